@@ -1,0 +1,41 @@
+"""mlotool: declarative gradient-based multilevel optimization."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlotool.config import compose
+    from mlotool.core import BoundModule, LossOutput, stop_gradient
+    from mlotool.hypergradient import (
+        ConjugateGradient,
+        Exact,
+        FirstOrder,
+        Identity,
+        Implicit,
+        Neumann,
+    )
+    from mlotool.program import Graph, Problem, Program, Schedule, Stream
+    from mlotool.runner import RunResult, load, run
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "mlotool.config": ("compose",),
+    "mlotool.core": ("BoundModule", "LossOutput", "stop_gradient"),
+    "mlotool.hypergradient": ("ConjugateGradient", "Exact", "FirstOrder", "Identity", "Implicit", "Neumann"),
+    "mlotool.program": ("Graph", "Problem", "Program", "Schedule", "Stream"),
+    "mlotool.runner": ("RunResult", "load", "run"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(["__version__", *_HOME_OF])
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy (PEP 562), so that the command line starts without torch.
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'mlotool' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__
