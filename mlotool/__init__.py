@@ -27,7 +27,27 @@ _HOMES = {
     "mlotool.runner": ("RunResult", "load", "run"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(["__version__", *_HOME_OF])
+__all__ = [
+    "BoundModule",
+    "ConjugateGradient",
+    "Exact",
+    "FirstOrder",
+    "Graph",
+    "Identity",
+    "Implicit",
+    "LossOutput",
+    "Neumann",
+    "Problem",
+    "Program",
+    "RunResult",
+    "Schedule",
+    "Stream",
+    "__version__",
+    "compose",
+    "load",
+    "run",
+    "stop_gradient",
+]
 
 
 def __getattr__(name: str) -> Any:

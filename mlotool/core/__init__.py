@@ -1,0 +1,19 @@
+"""What every other package shares: roles, loss outputs, the detach for finite differences, errors."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlotool.core.bound_module import BoundModule
+    from mlotool.core.loss_output import LossOutput
+    from mlotool.core.replay import stop_gradient
+
+_HOME_OF = {"BoundModule": "bound_module", "LossOutput": "loss_output", "stop_gradient": "replay"}
+__all__ = ["BoundModule", "LossOutput", "stop_gradient"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy (PEP 562): errors and suggestions are needed where torch must not be imported.
+    if name in _HOME_OF:
+        return getattr(import_module(f"mlotool.core.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'mlotool.core' has no attribute '{name}'")

@@ -1,0 +1,36 @@
+"""The inverse of a multiple of the identity."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.vector import scaled
+from mlotool.program.differentiation import Vector
+
+
+@dataclass
+class Identity(AbstractSolver):
+    """`q = step_size * v`: H is taken for the identity over `step_size`.
+
+    With the finite-difference product this is the update of DARTS (Liu et al. 2019, Eq. 7), which Betty calls
+    AID-FD; with the reverse product it is the one-step truncation T1-T2 (Luketina et al. 2016).
+
+    Args:
+        step_size: the factor; with a lower learning rate here it is the gradient through one SGD step.
+
+    Cost: no product.
+
+    Example:
+        >>> import torch
+        >>> Identity(0.5).solve(lambda u: u, [torch.ones(2)]).solution
+        [tensor([0.5000, 0.5000])]
+    """
+
+    step_size: float = 1.0
+    is_polynomial: ClassVar[bool] = True
+    needs_products: ClassVar[bool] = False
+
+    def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
+        """Return `step_size * v`."""
+        solution = list(vector) if self.step_size == 1.0 else scaled(vector, self.step_size)
+        return SolveResult(solution, Status.FIXED, 0)

@@ -1,0 +1,48 @@
+"""The truncated Neumann series."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.vector import add, scaled
+from mlotool.program.differentiation import Vector
+
+
+@dataclass
+class Neumann(AbstractSolver):
+    """`q = a * sum over k < num_terms of (I - a H)^k v`, with `a = step_size`.
+
+    Converges to `H^-1 v` for `0 < a < 2 / lambda_max(H)`; the error is `(I - a H)^num_terms H^-1 v`. Lorraine et
+    al. 2020 (arXiv 1911.02590), Eq. 8. `num_terms=1` is `Identity(step_size)`.
+
+    Args:
+        num_terms: terms of the series.
+        step_size: `a`; the lower learning rate is the usual choice.
+
+    Cost: `num_terms - 1` products; two vectors of memory.
+
+    Example:
+        >>> import torch
+        >>> Neumann(num_terms=60, step_size=0.5).solve(lambda u: [2.0 * u[0]], [torch.ones(1)]).solution
+        [tensor([0.5000])]
+    """
+
+    num_terms: int
+    step_size: float
+    is_polynomial: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.num_terms < 1 or self.step_size <= 0:
+            raise ConfigError(
+                f"Neumann: found num_terms={self.num_terms}, step_size={self.step_size}; expected num_terms >= 1 and "
+                "step_size > 0. Correct hypergradient.solver."
+            )
+
+    def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
+        """Return the truncated series."""
+        term = total = list(vector)
+        for _ in range(self.num_terms - 1):
+            term = add(term, matvec(term), -self.step_size)
+            total = add(total, term)
+        return SolveResult(scaled(total, self.step_size), Status.FIXED, self.num_terms - 1)

@@ -1,0 +1,196 @@
+"""The graph of a program: who shapes whom and who reads whose solution. No torch."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+
+Edges = Mapping[str, Iterable[str]]
+
+
+@dataclass(frozen=True)
+class ProblemNode:
+    """What validation needs to know of a problem.
+
+    Args:
+        roles: the problem's name by role of its loss.
+        other_uses: problems that it uses outside its loss (as its start or in its optimizer).
+    """
+
+    roles: Mapping[str, str]
+    other_uses: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Two kinds of edges between problems.
+
+    Args:
+        upper_to_lower: by upper problem, those whose solution its parameters shape.
+        lower_to_upper: by lower problem, those that read its solution.
+
+    Example:
+        >>> graph = Graph({"reweight": ["classifier"]}, {"classifier": ["reweight"]})
+        >>> graph.lowers("reweight"), graph.uppers("classifier"), graph.leaves(["reweight", "classifier"])
+        (('classifier',), ('reweight',), ('classifier',))
+    """
+
+    upper_to_lower: Edges = field(default_factory=dict)
+    lower_to_upper: Edges = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key in ("upper_to_lower", "lower_to_upper"):
+            edges = getattr(self, key) or {}
+            for start, ends in edges.items():
+                if isinstance(ends, str):
+                    raise ConfigError(
+                        f"graph.{key}.{start}: found the text '{ends}'; expected a list of problems. "
+                        f"Write graph.{key}.{start}: [{ends}]."
+                    )
+            object.__setattr__(self, key, {start: tuple(ends or ()) for start, ends in edges.items()})
+
+    def uppers(self, name: str) -> tuple[str, ...]:
+        """Return the problems whose parameters shape the solution of `name`."""
+        return tuple(upper for upper, lowers in self.upper_to_lower.items() if name in lowers)
+
+    def lowers(self, name: str) -> tuple[str, ...]:
+        """Return the problems whose solutions `name` reads."""
+        return tuple(lower for lower, uppers in self.lower_to_upper.items() if name in uppers)
+
+    def readers(self, name: str) -> tuple[str, ...]:
+        """Return the problems that read the solution of `name`."""
+        return tuple(self.lower_to_upper.get(name, ()))
+
+    def leaves(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those of `names` that read no other problem's solution."""
+        return tuple(name for name in names if not self.lowers(name))
+
+    def level(self, name: str) -> int:
+        """Return the longest chain of solutions below `name`; 0 for a leaf."""
+        order = self._reading_order()
+        levels: dict[str, int] = {}
+        for each in order:
+            levels[each] = max((levels[lower] + 1 for lower in self.lowers(each)), default=0)
+        return levels.get(name, 0)
+
+    def below(self, name: str) -> set[str]:
+        """Return every problem whose solution reaches `name` along lower_to_upper edges."""
+        found: set[str] = set()
+        stack = list(self.lowers(name))
+        while stack:
+            lower = stack.pop()
+            if lower not in found:
+                found.add(lower)
+                stack.extend(self.lowers(lower))
+        return found
+
+    def mermaid(self) -> str:
+        """Return the graph as mermaid text: solid edges shape, dashed ones carry a solution."""
+        lines = ["graph TD"]
+        lines += [f"    {upper} -->|shapes| {lower}" for upper, ends in self.upper_to_lower.items() for lower in ends]
+        lines += [
+            f"    {lower} -.->|solution| {upper}" for lower, ends in self.lower_to_upper.items() for upper in ends
+        ]
+        return "\n".join(lines) + "\n"
+
+    def validate(self, problems: Mapping[str, ProblemNode]) -> None:
+        """Check the graph against the problems.
+
+        Raises:
+            ConfigError: with every fault found, the YAML key it stands at and what to write.
+        """
+        faults = self._name_faults(problems) or [
+            *self._cycle_faults(),
+            *self._return_faults(),
+            *self._role_faults(problems),
+            *self._use_faults(problems),
+        ]
+        if faults:
+            raise ConfigError("\n".join(faults))
+
+    def _name_faults(self, problems: Iterable[str]) -> list[str]:
+        known = list(problems)
+        faults = []
+        for key in ("upper_to_lower", "lower_to_upper"):
+            for start, ends in getattr(self, key).items():
+                for name in dict.fromkeys((start, *ends)):
+                    if name not in known:
+                        faults.append(
+                            f"graph.{key}: unknown problem '{name}'; expected one of {', '.join(known)}."
+                            f"{did_you_mean(name, known)} Correct the name, or add problems.{name}."
+                        )
+                if start in ends:
+                    faults.append(
+                        f"graph.{key}.{start}: an edge from '{start}' to itself; expected another problem. "
+                        f"Remove '{start}' from the list (a problem may use its own module as a role without an edge)."
+                    )
+        return faults
+
+    def _cycle_faults(self) -> list[str]:
+        try:
+            self._reading_order()
+        except CycleError as error:
+            cycle = " -> ".join(reversed(error.args[1]))
+            return [
+                f"graph.lower_to_upper: a cycle {cycle}; expected that solutions flow upwards only. "
+                "Remove one of these edges; a problem that shapes a lower one stands in graph.upper_to_lower."
+            ]
+        return []
+
+    def _return_faults(self) -> list[str]:
+        faults = []
+        for upper, lowers in self.upper_to_lower.items():
+            for lower in lowers:
+                if lower not in self.below(upper):
+                    faults.append(
+                        f"graph.upper_to_lower.{upper}: '{upper}' shapes '{lower}', but no solution comes back from "
+                        f"'{lower}' to '{upper}'; expected a path of lower_to_upper edges. "
+                        f"Write graph.lower_to_upper.{lower}: [{upper}]."
+                    )
+        return faults
+
+    def _role_faults(self, problems: Mapping[str, ProblemNode]) -> list[str]:
+        faults = []
+        for name, node in problems.items():
+            linked = {*self.uppers(name), *self.lowers(name)}
+            for role, other in node.roles.items():
+                key = f"problems.{name}.loss.roles.{role}"
+                if other not in problems:
+                    faults.append(
+                        f"{key}: unknown problem '{other}'; expected one of {', '.join(problems)}."
+                        f"{did_you_mean(other, problems)} Correct the name, or add problems.{other}."
+                    )
+                elif other != name and other not in linked:
+                    faults.append(
+                        f"{key}: '{other}' plays a role in the loss of '{name}', but no edge joins them; expected one. "
+                        f"Write graph.lower_to_upper.{other}: [{name}] if '{name}' reads its solution, "
+                        f"or graph.upper_to_lower.{other}: [{name}] if '{other}' shapes '{name}'."
+                    )
+        return faults
+
+    def _use_faults(self, problems: Mapping[str, ProblemNode]) -> list[str]:
+        faults = []
+        for key in ("upper_to_lower", "lower_to_upper"):
+            for start, ends in getattr(self, key).items():
+                for end in ends:
+                    node = problems[end]
+                    if start not in node.roles.values() and start not in node.other_uses:
+                        faults.append(
+                            f"graph.{key}.{start}: nothing uses the edge to '{end}'; expected that the loss of '{end}' "
+                            f"has a role for '{start}'. Write problems.{end}.loss.roles.<role>: {start}, "
+                            "or remove the edge."
+                        )
+        return faults
+
+    def _reading_order(self) -> list[str]:
+        sorter: TopologicalSorter[str] = TopologicalSorter()
+        for upper, lowers in self.upper_to_lower.items():
+            sorter.add(upper)
+            for lower in lowers:
+                sorter.add(lower)
+        for lower, uppers in self.lower_to_upper.items():
+            for upper in uppers:
+                sorter.add(upper, lower)
+        return list(sorter.static_order())

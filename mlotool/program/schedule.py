@@ -1,0 +1,179 @@
+"""When each problem steps."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.loss_output import LossOutput
+from mlotool.program.problem import Problem
+from mlotool.program.program import Program
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step of a problem yields to log.
+
+    Args:
+        loss: 0-D, detached; the mean over accumulated batches.
+        metrics: 0-D tensors by name, detached; `gradient_norm` where the gradient is clipped.
+    """
+
+    loss: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+class Schedule:
+    """Steps the problems of a program: every leaf once a tick, and whatever that completes.
+
+    A problem above is due once each problem that it reads has taken its `unroll_steps` since the last time; one
+    that has finished goes on stepping while it waits. Problems that are due at the same moment all compute their
+    gradients before any of them steps, so the order of declaration does not matter.
+
+    Args:
+        program: the problems and their graph; every problem needs an optimizer.
+
+    Example:
+        Two steps of `classifier` for one of `reweight`, with `unroll_steps=2` on `classifier`::
+
+            schedule = Schedule(program)
+            for _ in range(100):
+                results = schedule.tick()
+    """
+
+    def __init__(self, program: Program) -> None:
+        for name, problem in program.problems.items():
+            if problem.optimizer is None:
+                raise ConfigError(
+                    f"problems.{name}.optimizer: nothing is set; expected an optimizer. "
+                    f"Write problems.{name}.optimizer: {{_target_: torch.optim.SGD, lr: 0.1}}."
+                )
+        self.program = program
+        self.num_ticks = 0
+        graph = program.graph
+        self._leaves = graph.leaves(program.problems)
+        self._lowers = {name: graph.lowers(name) for name in program.problems if graph.lowers(name)}
+        self._waited = {(upper, lower): 0 for upper, lowers in self._lowers.items() for lower in lowers}
+        self._snapshots: dict[str, dict[str, Any]] = {}
+
+    def tick(self) -> dict[str, StepResult]:
+        """Step every leaf problem and all that this completes.
+
+        Returns:
+            By name, the result of each problem that has stepped.
+        """
+        results: dict[str, StepResult] = {}
+        due = self._leaves
+        while due:
+            results.update(self._step_together(due))
+            self._count(due)
+            results.update(self._roll_back(due))
+            due = tuple(name for name in self._lowers if name not in results and self._is_due(name))
+        self.num_ticks += 1
+        return results
+
+    def cycle_length(self) -> int:
+        """Return the ticks after which, warm-up aside, every problem has stepped at least once."""
+        lengths: dict[str, int] = {}
+
+        def length(name: str) -> int:
+            if name not in lengths:
+                problems = self.program.problems
+                lowers = self._lowers.get(name, ())
+                lengths[name] = max((length(lower) * problems[lower].unroll_steps for lower in lowers), default=1)
+            return lengths[name]
+
+        return max(length(name) for name in self.program.problems)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters and look-ahead snapshots, in plain containers."""
+        return {
+            "num_ticks": self.num_ticks,
+            "waited": [[upper, lower, steps] for (upper, lower), steps in self._waited.items()],
+            "snapshots": self._snapshots,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state back."""
+        self.num_ticks = state["num_ticks"]
+        self._waited = {(upper, lower): steps for upper, lower, steps in state["waited"]}
+        self._snapshots = dict(state["snapshots"])
+
+    def _step_together(self, names: Iterable[str]) -> dict[str, StepResult]:
+        problems = [self.program.problems[name] for name in names]
+        for problem in problems:
+            if problem.roll_back and problem.name not in self._snapshots and self.program.graph.readers(problem.name):
+                self._snapshots[problem.name] = problem.snapshot()
+        found = [self._gradient(problem) for problem in problems]
+        results = {}
+        for problem, (output, gradient) in zip(problems, found, strict=True):
+            results[problem.name] = _result(output, problem.step(gradient))
+        return results
+
+    def _gradient(self, problem: Problem) -> tuple[LossOutput, list[Tensor | None]]:
+        stream, count = problem.stream, problem.accumulate_batches
+        if count == 1:
+            return self._gradient_on(problem, None if stream is None else stream.next())
+        outputs, total = [], None
+        for _ in range(count):
+            output, gradient = self._gradient_on(problem, None if stream is None else stream.next())
+            outputs.append(output)
+            total = gradient if total is None else [_add(a, b) for a, b in zip(total, gradient, strict=True)]
+        assert total is not None
+        return _mean_output(outputs), [None if tensor is None else tensor / count for tensor in total]
+
+    def _gradient_on(self, problem: Problem, batch: Any) -> tuple[LossOutput, list[Tensor | None]]:
+        output = self.program.live_loss(problem.name, batch)
+        return output, self.program.differentiate(problem.name, output.loss)
+
+    def _count(self, stepped: Iterable[str]) -> None:
+        problems = self.program.problems
+        for name in stepped:
+            for lower in self._lowers.get(name, ()):
+                self._waited[name, lower] = 0
+            if problems[name].num_steps > problems[name].warmup_steps:
+                for upper in self.program.graph.readers(name):
+                    self._waited[upper, name] += 1
+
+    def _is_due(self, name: str) -> bool:
+        problems = self.program.problems
+        return all(self._waited[name, lower] >= problems[lower].unroll_steps for lower in self._lowers[name])
+
+    def _roll_back(self, stepped: Iterable[str]) -> dict[str, StepResult]:
+        """Return the look-ahead problems below `stepped` to where they were, and let each take one real step."""
+        lowers = {lower: None for name in stepped for lower in self._lowers.get(name, ()) if lower in self._snapshots}
+        problems = [self.program.problems[lower] for lower in lowers]
+        for problem in problems:
+            problem.restore(self._snapshots.pop(problem.name))
+        found = [
+            self._gradient_on(problem, None if problem.stream is None else problem.stream.last())
+            for problem in problems
+        ]
+        return {
+            problem.name: _result(output, problem.step(gradient))
+            for problem, (output, gradient) in zip(problems, found, strict=True)
+        }
+
+
+def _result(output: LossOutput, norm: Tensor | None) -> StepResult:
+    metrics = {name: value.detach() for name, value in output.metrics.items()}
+    if norm is not None:
+        metrics["gradient_norm"] = norm.detach()
+    return StepResult(output.loss.detach(), metrics)
+
+
+def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def _mean_output(outputs: list[LossOutput]) -> LossOutput:
+    names = outputs[0].metrics
+    return LossOutput(
+        torch.stack([output.loss.detach() for output in outputs]).mean(),
+        {name: torch.stack([output.metrics[name].detach() for output in outputs]).mean() for name in names},
+    )

@@ -1,0 +1,192 @@
+"""An endless, resumable stream of batches."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+
+class SizedDataset(Protocol):
+    """A map-style dataset.
+
+    It may also have `__getitems__(indices)` that returns a whole batch, already collated, and may ask for a seed of
+    its own by `seeded = True` (`__getitems__(indices, seed=...)`).
+    """
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
+
+
+class Stream:
+    """Batches without end, shuffled anew each epoch; its whole state is `(epoch, batches_consumed)`.
+
+    The order of an epoch and the random numbers of a sample depend on `(seed, epoch, index)` alone, so the batches
+    are the same after a resume and with any number of workers.
+
+    Args:
+        dataset: map-style dataset.
+        batch_size: samples a batch.
+        seed: of the order and of random transforms.
+        shuffle: a new order each epoch.
+        drop_last: leave out an epoch's last batch if it is smaller (unless it is the only one).
+        num_workers: processes that load ahead; 0 loads in this one.
+
+    Example:
+        >>> stream = Stream(torch.arange(4), batch_size=2, shuffle=False)
+        >>> stream.next(), stream.next(), stream.state_dict()
+        (tensor([0, 1]), tensor([2, 3]), {'epoch': 0, 'batches_consumed': 2})
+    """
+
+    def __init__(
+        self,
+        dataset: SizedDataset,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        num_workers: int = 0,
+    ) -> None:
+        if batch_size < 1 or len(dataset) < 1:
+            raise ValueError(
+                f"A stream got batch_size={batch_size} and a dataset of {len(dataset)} samples; expected at least 1 of "
+                "each. Correct stream.batch_size or the sizes of the data."
+            )
+        self.dataset = dataset
+        self.batch_size = min(batch_size, len(dataset))
+        self.num_batches = len(dataset) // self.batch_size
+        if not drop_last and len(dataset) % self.batch_size:
+            self.num_batches += 1
+        self._fetcher = _Fetcher(dataset, seed)
+        self._shuffle = shuffle
+        self._num_workers = num_workers
+        self._device = torch.device("cpu")
+        self._epoch = 0
+        self._batches_consumed = 0
+        self._order: tuple[int, Tensor] | None = None
+        self._loader: Iterator[Any] | None = None
+        self._ahead: Any = None
+        self._last: Any = None
+
+    def next(self) -> Any:
+        """Return the next batch."""
+        batch = self.peek()
+        self._epoch, number = self._position()
+        self._batches_consumed = number + 1
+        self._last, self._ahead = batch, None
+        return batch
+
+    def peek(self) -> Any:
+        """Return the batch that `next` will return; the stream stays where it is."""
+        if self._ahead is None:
+            self._ahead = self._move(self._load(*self._position()))
+        return self._ahead
+
+    def last(self) -> Any:
+        """Return the batch that `next` returned last; before the first, the one it will return."""
+        if self._last is None:
+            if self._batches_consumed == 0:
+                return self.peek()
+            self._last = self._move(self._fetcher[self._key(self._epoch, self._batches_consumed - 1)])
+        return self._last
+
+    def to(self, device: torch.device | str) -> "Stream":
+        """Deliver batches on `device`."""
+        self._device = torch.device(device)
+        self._ahead = self._last = None
+        return self
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        return {"epoch": self._epoch, "batches_consumed": self._batches_consumed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go to a position."""
+        self._epoch, self._batches_consumed = state["epoch"], state["batches_consumed"]
+        self._order = self._loader = self._ahead = self._last = None
+
+    def _position(self) -> tuple[int, int]:
+        """Return epoch and number of the batch that comes next."""
+        if self._batches_consumed == self.num_batches:
+            return self._epoch + 1, 0
+        return self._epoch, self._batches_consumed
+
+    def _load(self, epoch: int, number: int) -> Any:
+        if self._num_workers == 0:
+            return self._fetcher[self._key(epoch, number)]
+        if self._loader is None or number == 0:
+            keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
+            self._loader = iter(
+                DataLoader(
+                    self._fetcher,  # type: ignore[arg-type]
+                    sampler=keys,  # type: ignore[arg-type]
+                    batch_size=None,
+                    num_workers=self._num_workers,
+                    collate_fn=_as_is,
+                )
+            )
+        return next(self._loader)
+
+    def _key(self, epoch: int, number: int) -> tuple[int, int, Tensor]:
+        start = number * self.batch_size
+        return epoch, number, self._epoch_order(epoch)[start : start + self.batch_size]
+
+    def _epoch_order(self, epoch: int) -> Tensor:
+        if self._order is None or self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(_mix(self._fetcher.seed, epoch))
+            size = len(self.dataset)
+            self._order = epoch, torch.randperm(size, generator=generator) if self._shuffle else torch.arange(size)
+        return self._order[1]
+
+    def _move(self, batch: Any) -> Any:
+        return batch if self._device.type == "cpu" else _to_device(batch, self._device)
+
+
+class _Fetcher:
+    """Makes a batch from `(epoch, number, indices)`; picklable, so that workers can."""
+
+    def __init__(self, dataset: SizedDataset, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, key: tuple[int, int, Tensor]) -> Any:
+        epoch, number, indices = key
+        if isinstance(self.dataset, Tensor):
+            return self.dataset[indices]
+        if hasattr(self.dataset, "__getitems__"):
+            if getattr(self.dataset, "seeded", False):
+                return self.dataset.__getitems__(indices, seed=_mix(self.seed, epoch, number))
+            return self.dataset.__getitems__(indices)
+        samples = []
+        with torch.random.fork_rng(devices=[]):
+            for index in indices.tolist():
+                torch.manual_seed(_mix(self.seed, epoch, index))
+                samples.append(self.dataset[index])
+        return default_collate(samples)
+
+
+def _mix(*numbers: int) -> int:
+    """Return one seed for several numbers, the same in every process."""
+    return random.Random("/".join(map(str, numbers))).getrandbits(63)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _to_device(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: _to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_to_device(value, device) for value in batch))
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return type(batch)(_to_device(value, device) for value in batch)  # type: ignore[call-arg]
+    return batch

@@ -1,0 +1,276 @@
+"""Small programs in float64 with a reference gradient from a plain autograd program of their own.
+
+The reference solves each level by Newton's method on a function written with torch alone, then takes differentiable
+Newton steps from the solution: each adds one order of exact derivatives.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program
+
+
+class Point(nn.Module):
+    """A parameter that is its own output."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.x = nn.Parameter(value.clone())
+
+    def forward(self) -> Tensor:
+        return self.x
+
+
+def newton(gradient: Callable[[Tensor], Tensor], start: Tensor, differentiable_steps: int = 4) -> Tensor:
+    """Return the root of `gradient`, differentiable with respect to whatever it closes over."""
+
+    def step(x: Tensor, create_graph: bool) -> Tensor:
+        with torch.enable_grad():
+            y = x if create_graph else x.detach()
+            y = y if y.requires_grad else y.requires_grad_()
+            value = gradient(y)
+            rows = [
+                torch.autograd.grad(value, y, row, retain_graph=True, create_graph=create_graph)[0]
+                for row in torch.eye(len(y), dtype=y.dtype)
+            ]
+            return y - torch.linalg.solve(torch.stack(rows), value)
+
+    x = start
+    for _ in range(40):
+        x = step(x, False).detach()
+    for _ in range(differentiable_steps):
+        x = step(x, True)
+    return x
+
+
+def matrix(seed: int, size: int = 3) -> Tensor:
+    return torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def definite(seed: int, size: int = 3) -> Tensor:
+    a = matrix(seed, size)
+    return a @ a.T / size + torch.eye(size, dtype=torch.float64)
+
+
+def vector(seed: int, size: int = 3) -> Tensor:
+    return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass
+class Case:
+    """A program, the problem whose gradient is asked for, and its reference."""
+
+    losses: dict[str, Callable[..., Tensor]]
+    upper_to_lower: dict[str, list[str]]
+    lower_to_upper: dict[str, list[str]]
+    solve: Callable[[Tensor], dict[str, Tensor]]
+    top: str
+    start: Tensor = field(default_factory=lambda: vector(99))
+
+    def reference(self) -> Tensor:
+        """Return the gradient of the top loss of the solved program."""
+        top = self.start.clone().requires_grad_()
+        values = {self.top: top, **self.solve(top)}
+        loss = self.losses[self.top](**{name: values[name] for name in self._roles(self.top)})
+        return torch.autograd.grad(loss, top)[0]
+
+    def program(self, make: Callable[[], AbstractHypergradient]) -> Program:
+        """Return the program at the solutions of all lower problems."""
+        values = {self.top: self.start, **self.solve(self.start.clone().requires_grad_())}
+        problems = []
+        for name, loss in self.losses.items():
+            roles = {role: role for role in self._roles(name)}
+            problems.append(
+                Problem(name, Point(values[name].detach()), _as_loss(loss), roles=roles, hypergradient=make())
+            )
+        return Program(problems, Graph(self.upper_to_lower, self.lower_to_upper))
+
+    def _roles(self, name: str) -> list[str]:
+        code = self.losses[name].__code__
+        return list(code.co_varnames[: code.co_argcount])
+
+
+def _as_loss(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda batch, **roles: loss(**{name: role() for name, role in roles.items()})
+
+
+def _quadratic(x: Tensor, hessian: Tensor, target: Tensor) -> Tensor:
+    return 0.5 * (x - target) @ hessian @ (x - target)
+
+
+def _minimise(loss: Callable[[Tensor], Tensor], start: Tensor | None = None) -> Tensor:
+    def gradient(x: Tensor) -> Tensor:
+        return torch.autograd.grad(loss(x), x, create_graph=True)[0]
+
+    return newton(gradient, torch.zeros(3, dtype=torch.float64) if start is None else start)
+
+
+def bilevel(cubic: float = 0.0) -> Case:
+    h, m, t = definite(1), matrix(2), vector(3)
+
+    def w(w: Tensor, lam: Tensor) -> Tensor:
+        return _quadratic(w, h, m @ lam) + cubic * (w**4).sum() + cubic * (w**2 * lam).sum()
+
+    def lam(lam: Tensor, w: Tensor) -> Tensor:
+        return _quadratic(w, h, t) + 0.1 * (lam**2).sum()
+
+    return Case(
+        {"w": w, "lam": lam}, {"lam": ["w"]}, {"w": ["lam"]}, lambda a: {"w": _minimise(lambda x: w(x, a))}, "lam"
+    )
+
+
+def trilevel(cubic: float = 0.0) -> Case:
+    """Domain adaptation's graph: top shapes pretrain, pretrain -> finetune -> top."""
+    h1, h2, m1, m2, t = definite(4), definite(5), matrix(6), matrix(7), vector(8)
+
+    def pretrain(pretrain: Tensor, top: Tensor) -> Tensor:
+        return _quadratic(pretrain, h1, m1 @ top) + cubic * (pretrain**4).sum()
+
+    def finetune(finetune: Tensor, pretrain: Tensor) -> Tensor:
+        return _quadratic(finetune, h2, m2 @ pretrain) + cubic * (finetune**4).sum()
+
+    def top(top: Tensor, finetune: Tensor) -> Tensor:
+        return _quadratic(finetune, h1, t) + (top**2).sum()
+
+    def solve(a: Tensor) -> dict[str, Tensor]:
+        p = _minimise(lambda x: pretrain(x, a))
+        return {"pretrain": p, "finetune": _minimise(lambda x: finetune(x, p))}
+
+    return Case(
+        {"pretrain": pretrain, "finetune": finetune, "top": top},
+        {"top": ["pretrain"]},
+        {"pretrain": ["finetune"], "finetune": ["top"]},
+        solve,
+        "top",
+    )
+
+
+def two_path(cubic: float = 0.0) -> Case:
+    """The three-level program with the extra edges: top shapes both, and reads both."""
+    h1, h2, m1, m2, m3, t = definite(9), definite(10), matrix(11), matrix(12), matrix(13), vector(14)
+
+    def low(low: Tensor, top: Tensor) -> Tensor:
+        return _quadratic(low, h1, m1 @ top) + cubic * (low**4).sum()
+
+    def mid(mid: Tensor, low: Tensor, top: Tensor) -> Tensor:
+        return _quadratic(mid, h2, m2 @ low + m3 @ top) + cubic * (mid**2 * top).sum() + cubic * (mid**4).sum()
+
+    def top(top: Tensor, mid: Tensor, low: Tensor) -> Tensor:
+        return _quadratic(mid, h1, t) + low @ mid + 0.3 * (top**2).sum()
+
+    def solve(a: Tensor) -> dict[str, Tensor]:
+        x = _minimise(lambda x: low(x, a))
+        return {"low": x, "mid": _minimise(lambda y: mid(y, x, a))}
+
+    return Case(
+        {"low": low, "mid": mid, "top": top},
+        {"top": ["low", "mid"]},
+        {"low": ["mid", "top"], "mid": ["top"]},
+        solve,
+        "top",
+    )
+
+
+def diamond(cubic: float = 0.0) -> Case:
+    h, m = [definite(20 + i) for i in range(4)], [matrix(30 + i) for i in range(5)]
+
+    def base(base: Tensor, top: Tensor) -> Tensor:
+        return _quadratic(base, h[0], m[0] @ top) + cubic * (base**4).sum()
+
+    def left(left: Tensor, base: Tensor) -> Tensor:
+        return _quadratic(left, h[1], m[1] @ base) + cubic * (left**4).sum()
+
+    def right(right: Tensor, base: Tensor) -> Tensor:
+        return _quadratic(right, h[2], m[2] @ base) + cubic * (right**2 * base).sum() + cubic * (right**4).sum()
+
+    def top(top: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return _quadratic(left, h[3], right) + 0.2 * (top**2).sum() + (left * right * top).sum()
+
+    def solve(a: Tensor) -> dict[str, Tensor]:
+        b = _minimise(lambda x: base(x, a))
+        return {"base": b, "left": _minimise(lambda x: left(x, b)), "right": _minimise(lambda x: right(x, b))}
+
+    return Case(
+        {"base": base, "left": left, "right": right, "top": top},
+        {"top": ["base"]},
+        {"base": ["left", "right"], "left": ["top"], "right": ["top"]},
+        solve,
+        "top",
+    )
+
+
+def nested(cubic: float = 0.0, shapes_both: bool = True) -> Case:
+    """The middle problem reads AND shapes the lower one; the top shapes the middle one, or both."""
+    h1, h2, m1, m2, m3, m4 = definite(40), definite(41), matrix(42), 0.3 * matrix(43), matrix(44), 0.3 * matrix(45)
+    both = 1.0 if shapes_both else 0.0
+
+    def low_value(low: Tensor, mid: Tensor, top: Tensor | float) -> Tensor:
+        shift = m3 @ top if isinstance(top, Tensor) else 0.0
+        return _quadratic(low, h1, m1 @ mid + both * shift) + cubic * (low**4).sum() + cubic * (low**2 * mid).sum()
+
+    def low3(low: Tensor, mid: Tensor, top: Tensor) -> Tensor:
+        return low_value(low, mid, top)
+
+    def low2(low: Tensor, mid: Tensor) -> Tensor:
+        return low_value(low, mid, 0.0)
+
+    def mid(mid: Tensor, low: Tensor, top: Tensor) -> Tensor:
+        return _quadratic(mid, h2, m4 @ top) + 0.5 * (low**2).sum() + low @ m2 @ mid + cubic * (mid**4).sum()
+
+    def top(top: Tensor, mid: Tensor, low: Tensor) -> Tensor:
+        return _quadratic(low, h2, mid) + 0.2 * (top**2).sum()
+
+    def solve_low(b: Tensor, a: Tensor) -> Tensor:
+        return _minimise(lambda x: low_value(x, b, a if shapes_both else 0.0))
+
+    def solve(a: Tensor) -> dict[str, Tensor]:
+        b = _minimise(lambda x: mid(x, solve_low(x, a), a))
+        return {"mid": b, "low": solve_low(b, a)}
+
+    return Case(
+        {"low": low3 if shapes_both else low2, "mid": mid, "top": top},
+        {"top": ["mid", "low"] if shapes_both else ["mid"], "mid": ["low"]},
+        {"low": ["mid", "top"], "mid": ["top"]},
+        solve,
+        "top",
+    )
+
+
+def doubly_nested(cubic: float = 0.0) -> Case:
+    """Three nested levels under a top: the pullback of a pullback is differentiated."""
+    h1, h2, h3 = definite(50), definite(51), definite(52)
+    m1, m2, m3, m4, m5 = (0.3 * matrix(53 + i) for i in range(5))
+
+    def low(low: Tensor, mid: Tensor) -> Tensor:
+        return _quadratic(low, h1, m1 @ mid) + cubic * (low**4).sum() + cubic * (low**2 * mid).sum()
+
+    def mid(mid: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        return _quadratic(mid, h2, m2 @ high) + 0.3 * (low**2).sum() + low @ m3 @ mid + cubic * (mid**4).sum()
+
+    def high(high: Tensor, mid: Tensor, top: Tensor) -> Tensor:
+        return _quadratic(high, h3, m4 @ top) + 0.3 * (mid**2).sum() + mid @ m5 @ high + cubic * (high**4).sum()
+
+    def top(top: Tensor, high: Tensor) -> Tensor:
+        return _quadratic(high, h1, top)
+
+    def solve_low(b: Tensor) -> Tensor:
+        return _minimise(lambda x: low(x, b))
+
+    def solve_mid(c: Tensor) -> Tensor:
+        return _minimise(lambda x: mid(x, solve_low(x), c))
+
+    def solve(a: Tensor) -> dict[str, Tensor]:
+        c = _minimise(lambda x: high(x, solve_mid(x), a))
+        b = solve_mid(c)
+        return {"high": c, "mid": b, "low": solve_low(b)}
+
+    return Case(
+        {"low": low, "mid": mid, "high": high, "top": top},
+        {"top": ["high"], "high": ["mid"], "mid": ["low"]},
+        {"low": ["mid"], "mid": ["high"], "high": ["top"]},
+        solve,
+        "top",
+    )
