@@ -1,0 +1,54 @@
+"""The options in conf/: they fit their targets, and what they write out as literals is true."""
+
+import inspect
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from mlotool.data import Digits
+
+CONF = Path(__file__).parents[2] / "conf"
+DATA_OPTIONS = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
+MODEL_OPTIONS = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+
+
+def _load(group: str, option: str) -> DictConfig:
+    config = OmegaConf.load(CONF / group / f"{option}.yaml")
+    assert isinstance(config, DictConfig)
+    bases = [_load(group, name) for name in config.pop("defaults", []) if name != "_self_"]
+    merged = OmegaConf.merge(*bases, config)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _resolve(group: str, option: str, data: str = "digits") -> tuple[Any, dict[str, Any]]:
+    root = OmegaConf.create({"seed": 0, "data": _load("data", data), "node": _load(group, option)})
+    keywords: Any = OmegaConf.to_container(root.node, resolve=True)
+    home, _, name = keywords.pop("_target_").rpartition(".")
+    return getattr(import_module(home), name), keywords
+
+
+@pytest.mark.parametrize("option", DATA_OPTIONS)
+def test_data_options_fit_their_targets(option: str) -> None:
+    target, keywords = _resolve("data", option)
+    inspect.signature(target).bind(**keywords)
+
+
+@pytest.mark.parametrize("option", MODEL_OPTIONS)
+def test_model_options_fit_their_targets(option: str) -> None:
+    target, keywords = _resolve("model", option)
+    inspect.signature(target).bind(**keywords)
+
+
+@pytest.mark.parametrize("option", [option for option in DATA_OPTIONS if option.startswith("digits")])
+def test_digits_options_build_what_they_say(option: str) -> None:
+    _, keywords = _resolve("data", option)
+    data = Digits(**keywords)
+    sizes = {name: len(data.split(name)) for name in data.splits}
+    if keywords["imbalance_factor"] is not None:
+        assert sizes.pop("train") == 339  # said in the option's header
+        keywords["sizes"].pop("train")
+    assert sizes == keywords["sizes"]

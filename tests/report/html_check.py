@@ -1,0 +1,65 @@
+"""Whether a page is well-formed and loads nothing."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Collects what a test asks about, and every fault of nesting."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.faults: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.handlers: list[str] = []
+        self._open: list[str] = []
+        self._words: list[str] = []
+        self.source = file.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.close()
+        self.faults += [f"<{tag}> is not closed" for tag in self._open]
+        self.text = " ".join(" ".join(self._words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "action", "data", "srcset"):
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+            if name.startswith("on"):
+                self.handlers.append(name)
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self._open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self._open or self._open[-1] != tag:
+            self.faults.append(f"</{tag}> closes {self._open[-1:]}")
+        else:
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] not in ("style", "script"):
+            self._words.append(data)
+
+
+def read_page(file: Path) -> Page:
+    """Parse a page and assert what every page must hold to."""
+    page = Page(file)
+    assert page.faults == []
+    assert all(link.startswith(("#", "data:image/")) for link in page.links), page.links
+    assert "script" not in page.tags
+    assert not page.handlers
+    assert "@import" not in page.source
+    assert len(page.ids) == len(set(page.ids)), "two elements share an id"
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    return page

@@ -1,0 +1,134 @@
+"""Run folders as a run would have left them."""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+
+def problem(target: str, lr: float, **settings: Any) -> dict[str, Any]:
+    return {
+        "module": {"_target_": f"mlotool.models.{target}"},
+        "loss": {"_target_": "mlotool.losses.cross_entropy", "roles": {}},
+        "optimizer": {"_target_": "torch.optim.SGD", "lr": lr},
+        "hypergradient": None,
+        "unroll_steps": 1,
+        **settings,
+    }
+
+
+def mwn_config() -> dict[str, Any]:
+    return {
+        "name": "mwn",
+        "seed": 0,
+        "hypergradient": {
+            "_target_": "mlotool.hypergradient.Implicit",
+            "solver": {"_target_": "mlotool.hypergradient.Identity"},
+            "product": "finite_difference",
+        },
+        "problems": {"reweight": problem("WeightNet", 1e-3), "classifier": problem("MLP", 0.1, unroll_steps=5)},
+        "graph": {"upper_to_lower": {"reweight": ["classifier"]}, "lower_to_upper": {"classifier": ["reweight"]}},
+        "evaluate": {"problem": "classifier", "metrics": ["accuracy"], "splits": {"val": 100, "test": "end"}},
+        "objective": "val/accuracy",
+        "objective_mode": "max",
+        "analyses": {
+            "weights": {
+                "_target_": "mlotool.losses.weight_against_loss",
+                "roles": {"model": "classifier", "weigher": "reweight"},
+            }
+        },
+    }
+
+
+def mwn_rows(num_ticks: int = 1000) -> list[tuple[int, str, float]]:
+    rng = np.random.default_rng(0)
+    rows: list[tuple[int, str, float]] = []
+    for tick in range(10, num_ticks + 1, 10):
+        rows.append((tick, "classifier/loss", 2.3 * np.exp(-tick / 250) + 0.25 + 0.08 * rng.normal()))
+        rows.append((tick, "classifier/lr", 0.05 * (1 + np.cos(np.pi * tick / num_ticks))))
+        rows.append((tick, "classifier/gradient_norm", 3 * np.exp(-tick / 300) * np.exp(0.3 * rng.normal())))
+        rows.append((tick, "reweight/loss", 1.9 * np.exp(-tick / 180) + 0.3 + 0.05 * rng.normal()))
+        rows.append((tick, "reweight/lr", 1e-3))
+        if tick % 100 == 0:
+            accuracy = 0.94 - 0.6 * np.exp(-tick / 150) - (0.02 if tick > 800 else 0)
+            rows.append((tick, "val/accuracy", accuracy))
+            rows.append((tick, "val/loss", 1.6 * np.exp(-tick / 220) + 0.2))
+    rows += [(num_ticks, "test/accuracy", 0.9127), (num_ticks, "test/loss", 0.3121)]
+    rows += [(num_ticks, "weights/wrong_label_auc", 0.9731)]
+    return rows
+
+
+def mwn_summary() -> dict[str, Any]:
+    return {
+        "status": "finished",
+        "objective": {"key": "val/accuracy", "value": 0.9371, "mode": "max"},
+        "metrics": {
+            "classifier/loss": 0.28731,
+            "classifier/lr": 0.0,
+            "reweight/loss": 0.3142,
+            "val/accuracy": 0.91924,
+            "test/accuracy": 0.9127,
+            "weights/wrong_label_auc": 0.9731,
+        },
+        "best": {"tick": 800, "metrics": {"val/accuracy": 0.9371, "val/loss": 0.2423}},
+        "error": None,
+        "num_ticks": 1000,
+        "training_s": 61.2,
+    }
+
+
+def provenance() -> dict[str, Any]:
+    return {
+        "command": "mlotool run +recipe=mwn seed=0 problems.classifier.optimizer.lr=0.1",
+        "recipe_path": "recipes/mwn.yaml",
+        "git": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": True},
+        "versions": {"mlotool": "0.1.0", "torch": "2.9.0", "pytorch-lightning": "2.5.1"},
+        "python": "3.12.3",
+        "platform": "Linux-6.8-x86_64",
+        "device": "cpu",
+        "seed": 0,
+        "started": "2025-01-31T10:00:00",
+        "finished": "2025-01-31T10:01:12",
+        "duration_s": 72.4,
+    }
+
+
+def weight_arrays(num: int = 1437) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    clean = rng.random(num) > 0.4
+    loss = np.where(clean, rng.gamma(1.5, 0.25, num), 2.2 + rng.gamma(3.0, 0.5, num))
+    weight = 1 / (1 + np.exp(2.2 * (loss - 1.6))) + 0.03 * rng.normal(size=num)
+    return {"loss": loss, "weight": np.clip(weight, 0, 1), "clean": clean}
+
+
+def write_metrics(folder: Path, rows: Iterable[tuple[int, str, float]]) -> None:
+    with (folder / "metrics.csv").open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(["tick", "key", "value"])
+        writer.writerows(rows)
+
+
+def write_run(
+    folder: Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    rows: Iterable[tuple[int, str, float]] | None = None,
+    summary: Mapping[str, Any] | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
+    recipe: str = "# @package _global_\nname: mwn\n",
+) -> Path:
+    """Write a run folder; what is not given is that of a finished Meta-Weight-Net, without its weights."""
+    (folder / "artifacts").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config or mwn_config()), sort_keys=False))
+    (folder / "recipe.yaml").write_text(recipe)
+    (folder / "overrides.txt").write_text("seed=0\nproblems.classifier.optimizer.lr=0.1\n")
+    (folder / "provenance.json").write_text(json.dumps(provenance()))
+    (folder / "summary.json").write_text(json.dumps(dict(summary or mwn_summary())))
+    write_metrics(folder, mwn_rows() if rows is None else rows)
+    if arrays is not None:
+        np.savez(folder / "artifacts" / "weights.npz", **arrays)
+    return folder

@@ -1,0 +1,30 @@
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlotool.runner
+from mlotool.runner import RunResult
+from tests.runner.tiny import make_built, make_config
+
+
+@pytest.fixture
+def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunResult]:
+    """Run the tiny program: `tiny_run({"runner.max_ticks": 5}, scheduler=...)`; the run folder is tmp_path/run."""
+
+    def run(changes: dict[str, Any] | None = None, *, folder: str = "run", **settings: Any) -> RunResult:
+        analyses = settings.pop("analyses", {})
+
+        def build(config: Any) -> Any:
+            built = make_built(**settings)
+            built.analyses.update(analyses)
+            return built
+
+        # The functions hide their files in the package, hence sys.modules.
+        for name in ("run", "load"):
+            monkeypatch.setattr(sys.modules[f"mlotool.runner.{name}"], "build", build)
+        return mlotool.runner.run(make_config(**(changes or {})), output_dir=tmp_path / folder)
+
+    return run

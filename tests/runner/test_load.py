@@ -1,0 +1,45 @@
+"""A finished run's modules and metrics."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.runner import RunResult, evaluate, load
+from mlotool.runner.checkpoint import read_checkpoint
+
+Run = Callable[..., RunResult]
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_load_gives_the_module_of_the_checkpoint(tiny_run: Run, which: str) -> None:
+    run_dir = tiny_run().output_dir
+    saved = read_checkpoint(run_dir / f"checkpoints/{which}.ckpt")["program"]["classifier"]["module"]
+    module = load(run_dir, "classifier", which)
+    assert not module.training
+    assert all(torch.equal(value, saved[key]) for key, value in module.state_dict().items())
+
+
+def test_evaluate_repeats_the_runs_numbers(tiny_run: Run) -> None:
+    result = tiny_run()
+    values = evaluate(result.output_dir, "test")
+    assert values == {key: result.metrics[key] for key in ("test/accuracy", "test/cross_entropy")}
+    assert set(evaluate(result.output_dir, "meta", "last")) == {"meta/accuracy", "meta/cross_entropy"}
+
+
+def test_wrong_names(tiny_run: Run) -> None:
+    run_dir = tiny_run({"debug.limit_ticks": 2, "objective": None}).output_dir
+    with pytest.raises(ConfigError, match="Unknown problem 'clasifier'.*Did you mean 'classifier'"):
+        load(run_dir, "clasifier", "last")
+    with pytest.raises(ConfigError, match=r"no checkpoint 'best'.*Use checkpoint=last"):
+        load(run_dir, "classifier")
+    with pytest.raises(ConfigError, match="Split 'tests'.*Did you mean 'test'"):
+        evaluate(run_dir, "tests", "last")
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}}, tmp_path / "best.ckpt")
+    with pytest.raises(RunError, match="is not a checkpoint of mlotool"):
+        read_checkpoint(tmp_path / "best.ckpt")

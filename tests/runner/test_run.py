@@ -1,0 +1,239 @@
+"""Whole runs of the tiny program: the files they leave, and how they end."""
+
+import csv
+import json
+import math
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool import LossOutput
+from mlotool.core.errors import ConfigError, NonFiniteLossError
+from mlotool.runner import RunResult
+from mlotool.runner.checkpoint import read_checkpoint
+from tests.runner.tiny import Analysis, lower_loss
+
+Run = Callable[..., RunResult]
+
+
+def read_metrics(run_dir: Path) -> list[tuple[int, str, float]]:
+    with (run_dir / "metrics.csv").open() as file:
+        return [(int(row["tick"]), row["key"], float(row["value"])) for row in csv.DictReader(file)]
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+class LossThat:
+    """The lower loss, which does something else at one of its evaluations in a step of its own."""
+
+    def __init__(self, at_step: int, act: Callable[[Tensor], Tensor]) -> None:
+        self.step = 0
+        self.at_step = at_step
+        self.act = act
+
+    def __call__(self, batch: Mapping[str, Tensor], *, model: Any, weigher: Any) -> LossOutput:
+        output = lower_loss(batch, model=model, weigher=weigher)
+        if next(iter(model.parameters())).requires_grad and torch.is_grad_enabled():
+            return LossOutput(self._maybe_act(output.loss, model), output.metrics)
+        return output
+
+    def _maybe_act(self, loss: Tensor, model: Any) -> Tensor:
+        # Its own step is the one that gives the model itself, not stand-ins for its parameters.
+        if isinstance(next(iter(model.parameters())), torch.nn.Parameter):
+            self.step += 1
+            if self.step == self.at_step:
+                return self.act(loss)
+        return loss
+
+
+def interrupt(loss: Tensor) -> Tensor:
+    raise KeyboardInterrupt
+
+
+def press_ctrl_c(loss: Tensor) -> Tensor:
+    os.kill(os.getpid(), signal.SIGINT)
+    return loss
+
+
+def weight_analysis(batches: Any, *, model: Any, weigher: Any) -> dict[str, Tensor]:
+    targets = torch.cat([batch["target"] for batch in batches])
+    return {"weight": weigher(targets), "mean_weight": weigher(targets).mean()}
+
+
+def test_a_run_leaves_all_its_files(tiny_run: Run) -> None:
+    analysis = Analysis(weight_analysis, {"model": "classifier", "weigher": "weights"})
+    result = tiny_run(analyses={"by_class": analysis})
+    names = {str(path.relative_to(result.output_dir)) for path in result.output_dir.rglob("*") if path.is_file()}
+    assert names >= {
+        "config.yaml",
+        "overrides.txt",
+        "provenance.json",
+        "graph.mmd",
+        "metrics.csv",
+        "summary.json",
+        "artifacts/by_class.npz",
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+    }
+    assert numpy.load(result.output_dir / "artifacts/by_class.npz")["weight"].shape == (40,)
+    assert result.metrics["by_class/mean_weight"] > 0
+    assert result.checkpoint == result.output_dir / "checkpoints/best.ckpt"
+
+
+def test_metrics_are_flushed_every_log_every_and_evaluated_on_time(tiny_run: Run) -> None:
+    rows = read_metrics(tiny_run().output_dir)
+    ticks: dict[str, list[int]] = {}
+    for tick, key, _ in rows:
+        ticks.setdefault(key, []).append(tick)
+    flushes = [5, 10, 15, 20, 25, 30]
+    for problem in ("classifier", "weights"):
+        for name in ("loss", "lr", "step"):
+            assert ticks[f"{problem}/{name}"] == flushes
+    assert ticks["classifier/accuracy"] == flushes
+    assert ticks["val/accuracy"] == ticks["val/cross_entropy"] == [10, 20, 30]
+    assert len(ticks["test/accuracy"]) == 1
+
+
+def test_end_splits_are_evaluated_at_the_best_checkpoint(tiny_run: Run) -> None:
+    result = tiny_run()
+    summary, rows = read_summary(result.output_dir), read_metrics(result.output_dir)
+    values = {tick: value for tick, key, value in rows if key == "val/accuracy"}
+    best_tick = max(values, key=lambda tick: (values[tick], -tick))
+    assert summary["best"]["tick"] == best_tick
+    assert [tick for tick, key, _ in rows if key == "test/accuracy"] == [best_tick]
+    assert summary["objective"] == {"key": "val/accuracy", "value": result.objective, "mode": "max"}
+    assert result.objective == pytest.approx(values[best_tick])
+    assert (summary["status"], summary["error"], summary["num_ticks"]) == ("finished", None, 30)
+
+
+def test_the_same_seed_gives_bit_identical_losses(tiny_run: Run) -> None:
+    first, second = tiny_run(folder="first"), tiny_run(folder="second")
+    assert read_metrics(first.output_dir) == read_metrics(second.output_dir)
+
+
+def test_chunks_do_not_change_a_run(tiny_run: Run) -> None:
+    first, second = tiny_run(folder="first"), tiny_run({"runner.ticks_per_chunk": 3}, folder="second")
+    assert read_metrics(first.output_dir) == read_metrics(second.output_dir)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_non_finite_loss_names_problem_and_tick_and_keeps_the_last_good_checkpoint(
+    tiny_run: Run, tmp_path: Path, value: float
+) -> None:
+    with pytest.raises(NonFiniteLossError, match=f"'classifier' became {value} at tick 13") as caught:
+        tiny_run(loss=LossThat(13, lambda loss: loss * value))
+    assert (caught.value.problem, caught.value.tick) == ("classifier", 13)
+    for name in ("last", "best"):
+        state = read_checkpoint(tmp_path / f"run/checkpoints/{name}.ckpt")
+        assert state["tick"] == 10
+        assert all(tensor.isfinite().all() for tensor in state["program"]["classifier"]["module"].values())
+    summary = read_summary(tmp_path / "run")
+    assert summary["status"] == "failed"
+    assert "'classifier'" in summary["error"]
+
+
+@pytest.mark.parametrize("how", [interrupt, press_ctrl_c])
+def test_ctrl_c_leaves_the_last_checkpoint(tiny_run: Run, tmp_path: Path, how: Callable[[Tensor], Tensor]) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        tiny_run(loss=LossThat(7, how))
+    assert signal.getsignal(signal.SIGINT) is handler
+    summary = read_summary(tmp_path / "run")
+    num_ticks = 7 if how is press_ctrl_c else 6
+    assert (summary["status"], summary["num_ticks"]) == ("interrupted", num_ticks)
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == num_ticks
+
+
+def test_an_error_of_the_users_code_is_passed_on(tiny_run: Run, tmp_path: Path) -> None:
+    def fail(loss: Tensor) -> Tensor:
+        raise KeyError("no such column")
+
+    with pytest.raises(KeyError, match="no such column"):
+        tiny_run(loss=LossThat(2, fail))
+    assert read_summary(tmp_path / "run")["error"] == "KeyError: 'no such column'"
+
+
+def test_early_stopping_counts_evaluations(tiny_run: Run) -> None:
+    # A learning rate of nearly nothing: the objective never improves after the first evaluation.
+    changes = {"runner.max_ticks": 200, "runner.early_stopping_patience": 2, "runner.ticks_per_chunk": 4}
+    result = tiny_run(changes, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-12))
+    summary = read_summary(result.output_dir)
+    assert (summary["status"], summary["num_ticks"]) == ("finished", 30)
+    assert summary["best"]["tick"] == 10
+
+
+def test_a_run_without_evaluation_and_objective(tiny_run: Run) -> None:
+    result = tiny_run({"evaluate": None, "objective": None})
+    assert result.objective is None
+    assert result.checkpoint is not None
+    assert result.checkpoint.name == "last.ckpt"
+    assert read_summary(result.output_dir)["best"] is None
+
+
+def test_a_training_loss_may_be_the_objective(tiny_run: Run) -> None:
+    result = tiny_run({"evaluate": None, "objective": "weights/loss", "objective_mode": "min"})
+    assert result.objective == result.metrics["weights/loss"]
+    assert result.checkpoint is not None
+    assert result.checkpoint.name == "best.ckpt"
+
+
+def test_no_checkpoints_where_none_are_asked_for(tiny_run: Run) -> None:
+    result = tiny_run({"runner.checkpoint": False})
+    assert result.checkpoint is None
+    assert not list((result.output_dir / "checkpoints").iterdir())
+    assert result.objective == result.metrics["val/accuracy"]
+
+
+def test_debug_limits_the_ticks(tiny_run: Run) -> None:
+    result = tiny_run({"debug.limit_ticks": 3})
+    assert read_summary(result.output_dir)["num_ticks"] == 3
+    assert {tick for tick, _, _ in read_metrics(result.output_dir)} == {3}
+
+
+def test_bf16_opens_autocast_around_the_losses_only(tiny_run: Run) -> None:
+    seen = []
+
+    def loss(batch: Mapping[str, Tensor], *, model: Any, weigher: Any) -> LossOutput:
+        seen.append(model(batch["input"]).dtype)
+        return lower_loss(batch, model=model, weigher=weigher)
+
+    result = tiny_run({"runner.precision": "bf16", "debug.limit_ticks": 3}, loss=loss)
+    assert set(seen) == {torch.bfloat16}
+    assert result.checkpoint is not None
+    weights = read_checkpoint(result.checkpoint)["program"]["classifier"]["module"]
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"objective": "val/acuracy"}, "objective: found 'val/acuracy'.*Did you mean 'val/accuracy'"),
+        ({"objective": "classifier/acuracy"}, "objective: found 'classifier/acuracy'.*Did you mean"),
+        ({"evaluate.metrics": ["accurac"]}, "evaluate.metrics: found 'accurac'.*Did you mean 'accuracy'"),
+        ({"evaluate.splits": {"vall": 10}, "objective": None}, "Split 'vall'.*Did you mean 'val'"),
+        ({"evaluate.problem": "clasifier"}, "evaluate.problem: found 'clasifier'.*Did you mean 'classifier'"),
+        ({"runner.devices": 2}, "runner.devices: found 2; expected 1"),
+        ({"runner.precision": "fp8"}, "runner.precision: found 'fp8'; expected one of fp32, bf16"),
+        ({"runner.accelerator": "tpu"}, "runner.accelerator: found 'tpu'"),
+        ({"logger.mode": "on"}, "logger.mode: found 'on'; expected one of offline"),
+        ({"runner.early_stopping_patience": 2, "objective": "test/accuracy"}, "early_stopping_patience: found 2"),
+    ],
+)
+def test_wrong_settings_are_config_errors(tiny_run: Run, changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        tiny_run(changes)
+
+
+def test_a_folder_with_a_run_is_refused(tiny_run: Run) -> None:
+    tiny_run({"debug.limit_ticks": 1})
+    with pytest.raises(ConfigError, match="holds a run already"):
+        tiny_run({"debug.limit_ticks": 1})

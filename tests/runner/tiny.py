@@ -1,0 +1,149 @@
+"""A two-level program of a few hundred parameters, and the config that goes with it."""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlotool import Graph, Identity, Implicit, LossOutput, Problem, Program, Stream
+
+NUM_CLASSES, NUM_FEATURES = 3, 4
+
+
+class Blobs:
+    """Samples of three Gaussian blobs, with an integer target."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.target = torch.randint(NUM_CLASSES, (size,), generator=generator)
+        centers = torch.eye(NUM_CLASSES, NUM_FEATURES) * 2
+        self.input = centers[self.target] + torch.randn(size, NUM_FEATURES, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input": self.input[index], "target": self.target[index]}
+
+    def __getitems__(self, indices: Any) -> dict[str, Tensor]:
+        return {"input": self.input[indices], "target": self.target[indices]}
+
+
+class Data:
+    splits = ("train", "meta", "val", "test")
+    num_classes = NUM_CLASSES
+
+    def __init__(self) -> None:
+        sizes = {"train": 40, "meta": 16, "val": 20, "test": 24}
+        self._splits = {name: Blobs(size, seed) for seed, (name, size) in enumerate(sizes.items())}
+
+    def split(self, name: str) -> Blobs:
+        return self._splits[name]
+
+
+class ClassWeights(nn.Module):
+    """One weight a class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(NUM_CLASSES))
+
+    def forward(self, target: Tensor) -> Tensor:
+        return torch.sigmoid(self.logits)[target]
+
+
+def upper_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    return functional.cross_entropy(model(batch["input"]), batch["target"])
+
+
+def lower_loss(batch: Mapping[str, Tensor], *, model: Any, weigher: Any) -> LossOutput:
+    logits = model(batch["input"])
+    losses = functional.cross_entropy(logits, batch["target"], reduction="none")
+    correct = (logits.argmax(1) == batch["target"]).float().mean()
+    return LossOutput((losses * weigher(batch["target"])).mean(), {"accuracy": correct})
+
+
+@dataclass
+class Analysis:
+    function: Callable[..., dict[str, Tensor]]
+    roles: dict[str, str]
+    split: str = "train"
+    batch_size: int = 16
+
+
+@dataclass
+class Built:
+    program: Program
+    data: Any
+    analyses: dict[str, Analysis] = field(default_factory=dict)
+
+
+def make_built(loss: Callable[..., Any] = lower_loss, **settings: Any) -> Built:
+    """Build the program; `settings` go to the lower problem."""
+    data = Data()
+    torch.manual_seed(0)
+    classifier = nn.Sequential(nn.Linear(NUM_FEATURES, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, NUM_CLASSES))
+    lower = Problem(
+        "classifier",
+        classifier,
+        loss,
+        roles={"model": "classifier", "weigher": "weights"},
+        stream=Stream(data.split("train"), 8, seed=1),
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        hypergradient=Implicit(Identity(), product="finite_difference"),
+        **settings,
+    )
+    upper = Problem(
+        "weights",
+        ClassWeights(),
+        upper_loss,
+        roles={"model": "classifier"},
+        stream=Stream(data.split("meta"), 8, seed=2),
+        optimizer=partial(torch.optim.Adam, lr=0.01),
+    )
+    graph = Graph(upper_to_lower={"weights": ["classifier"]}, lower_to_upper={"classifier": ["weights"]})
+    return Built(Program([upper, lower], graph), data)
+
+
+CONFIG: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 0,
+    "problems": {"weights": {}, "classifier": {}},
+    "evaluate": {
+        "problem": "classifier",
+        "metrics": ["accuracy", "cross_entropy"],
+        "splits": {"val": 10, "test": "end"},
+        "batch_size": 7,
+    },
+    "objective": "val/accuracy",
+    "objective_mode": "max",
+    "runner": {
+        "max_ticks": 30,
+        "ticks_per_chunk": 8,
+        "log_every": 5,
+        "accelerator": "cpu",
+        "precision": "fp32",
+        "deterministic": True,
+        "num_threads": None,
+        "checkpoint": True,
+        "early_stopping_patience": None,
+        "progress_bar": False,
+        "report": False,
+    },
+    "logger": {"mode": "offline", "wandb": False, "tensorboard": False, "project": "mlotool"},
+    "debug": {"limit_ticks": None, "limit_samples": None},
+}
+
+
+def make_config(**changes: Any) -> Any:
+    """Return the config with dotted keys changed: `make_config(**{"runner.max_ticks": 5})`."""
+    config = OmegaConf.create(deepcopy(CONFIG))
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value, merge=False)
+    return config
