@@ -20,6 +20,7 @@ class BoundModule:
         parameters: tensors by parameter name, or None for the module's own. Names that are left out
             (frozen parameters) keep the module's.
         training: train or eval mode for this role; None leaves the module's mode.
+        has_tied_weights: False promises that no parameter has two names, which saves a search in each call.
 
     Example:
         >>> import torch
@@ -28,14 +29,20 @@ class BoundModule:
         tensor([3., 3.])
     """
 
-    __slots__ = ("_module", "_parameters", "_tensors", "_training")
+    __slots__ = ("_has_tied_weights", "_module", "_parameters", "_tensors", "_training")
 
     def __init__(
-        self, module: nn.Module, parameters: Mapping[str, Tensor] | None = None, *, training: bool | None = None
+        self,
+        module: nn.Module,
+        parameters: Mapping[str, Tensor] | None = None,
+        *,
+        training: bool | None = None,
+        has_tied_weights: bool = True,
     ) -> None:
         self._module = module
         self._parameters = parameters
         self._training = None if training is module.training else training
+        self._has_tied_weights = has_tied_weights
         self._tensors: dict[str, Tensor] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +73,7 @@ class BoundModule:
             # One copy for the whole evaluation: a module that is called twice sees its own update of a buffer.
             self._tensors = dict(self._parameters)
             self._tensors.update((name, buffer.clone()) for name, buffer in self._module.named_buffers())
-        return functional_call(self._module, self._tensors, args, kwargs)
+        return functional_call(self._module, self._tensors, args, kwargs, tie_weights=self._has_tied_weights)
 
     def _prefixed(self) -> dict[str, Tensor] | None:
         if self._parameters is None:

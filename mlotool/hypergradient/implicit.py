@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -113,11 +113,8 @@ class _ImplicitPullback:
     def __init__(self, settings: Implicit, lower_loss: LowerLoss) -> None:
         self.settings = settings
         self.solver = settings.solver
-        self._raw_loss = lower_loss
-        self._random: RandomState | None = None
-        self.lower_loss = LowerLoss(
-            lower_loss.problem, lower_loss.theta, self._paired, lower_loss.is_nested, lower_loss.reduce
-        )
+        self._unpaired = lower_loss
+        self.lower_loss = replace(lower_loss, function=_Paired(lower_loss))
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return `-M^T H^-1 v` for the wanted inputs."""
@@ -131,7 +128,7 @@ class _ImplicitPullback:
 
     def _product(self, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
-            return FiniteDifferenceProduct(self._raw_loss, theta, inputs, wanted, self.settings.radius)
+            return FiniteDifferenceProduct(self._unpaired, theta, inputs, wanted, self.settings.radius)
         return ReverseProduct(self.lower_loss, theta, inputs, wanted)
 
     def _solve(self, product: AbstractProduct, vector: Vector) -> list[Tensor]:
@@ -140,9 +137,17 @@ class _ImplicitPullback:
         self.settings.record(self.lower_loss.problem, result)
         return result.solution
 
-    def _paired(self, theta: Vector, inputs: Vector) -> Tensor:
+
+class _Paired:
+    """A loss that draws the same random numbers each time."""
+
+    def __init__(self, lower_loss: LowerLoss) -> None:
+        self._loss = lower_loss
+        self._random: RandomState | None = None
+
+    def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         if self._random is None:
-            self._random = RandomState(self._raw_loss.devices)
+            self._random = RandomState(self._loss.devices)
         else:
             self._random.restore()
-        return self._raw_loss(theta, inputs)
+        return self._loss(theta, inputs)

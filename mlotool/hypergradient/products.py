@@ -85,11 +85,11 @@ class FiniteDifferenceProduct(AbstractProduct):
         radius: float | None = None,
     ) -> None:
         self._loss = lower_loss
-        self._theta = [tensor.detach() for tensor in theta]
-        self._inputs = [tensor.detach() for tensor in inputs]
+        self._theta = point = [tensor.detach() for tensor in theta]
+        self._inputs = values = [tensor.detach() for tensor in inputs]
         self._wanted = wanted
         self._radius = radius or DEFAULT_RADIUS.get(theta[0].dtype, DEFAULT_RADIUS[torch.float32])
-        self._replay = Replay(lambda: [lower_loss(self._theta, self._inputs)], lower_loss.devices)
+        self._replay = Replay(lambda: [lower_loss(point, values)], lower_loss.devices)
 
     def hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""

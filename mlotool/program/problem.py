@@ -106,6 +106,8 @@ class Problem:
             scheduler_interval,
             "'step' or 'evaluation'",
         )
+        names = [key for key, _ in module.named_parameters(remove_duplicate=False)]
+        self.has_tied_weights = len(names) > len(list(module.parameters()))
         built = optimizer if isinstance(optimizer, Optimizer) or optimizer is None else optimizer(self.theta.values())
         self.optimizer: Optimizer | None = built
         self.scheduler: Any = scheduler(built) if scheduler is not None and built is not None else None

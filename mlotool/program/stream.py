@@ -125,7 +125,7 @@ class Stream:
             self._loader = iter(
                 DataLoader(
                     self._fetcher,  # type: ignore[arg-type]
-                    sampler=keys,  # type: ignore[arg-type]
+                    sampler=keys,
                     batch_size=None,
                     num_workers=self._num_workers,
                     collate_fn=_as_is,

@@ -68,6 +68,10 @@ def test_long_tail_of_cifar10_is_the_published_one() -> None:
     assert counts.sum() == 12406
 
 
+def test_long_tail_counts_that_are_whole_stay_whole_in_floating_point() -> None:
+    assert long_tail_counts(torch.full((11,), 1024), 1024.0).tolist() == [2**power for power in range(10, -1, -1)]
+
+
 def test_long_tail_of_unequal_classes_asks_for_no_more_than_there_is() -> None:
     available = torch.tensor([100, 40, 100])
     counts = long_tail_counts(available, 4.0)

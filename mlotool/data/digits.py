@@ -1,0 +1,52 @@
+"""The handwritten digits that come with scikit-learn: real data without a network."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
+from mlotool.data.in_memory import Normalization
+
+
+class Digits(AbstractImageData):
+    """1,797 handwritten digits of 8 x 8 pixels with 17 grey levels; 174 to 183 a class, no published test part.
+
+    Args:
+        sizes: see `SplitOptions`, as for all keywords; all splits are drawn from the 1,797.
+        num_classes: 10.
+        image_shape: (1, 8, 8).
+        seed: of splits and noise.
+        imbalance_factor: of the long tail of `train`, or None.
+        label_noise: of `train`, or None.
+
+    Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (UCI), the test part of it.
+
+    Example:
+        >>> data = Digits({"train": 1000, "meta": 100, "val": 200, "test": 497})
+        >>> len(data.split("train")), data.split("meta")[0]["input"].shape
+        (1000, torch.Size([1, 8, 8]))
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        num_classes: int = 10,
+        image_shape: Sequence[int] = (1, 8, 8),
+        seed: int = 0,
+        imbalance_factor: float | None = None,
+        label_noise: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            _read(),
+            None,
+            SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
+            Normalization(mean=[0.3053], std=[0.3760], max_value=16.0),
+        )
+
+
+def _read() -> Part:
+    from sklearn.datasets import load_digits  # takes most of a second to import
+
+    digits = load_digits()
+    return Part(torch.from_numpy(digits.images).to(torch.uint8)[:, None], torch.from_numpy(digits.target).long())

@@ -1,0 +1,113 @@
+"""The dataset class of all embedded data: it hands out whole batches, already collated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from mlotool.data.augmentation import CropAndFlip
+from mlotool.data.image_files import ImageFiles
+
+# n: samples, b: batch, c: channels, h, w: height and width
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """`(pixel / max_value - mean) / std`, with one mean and std a channel.
+
+    Args:
+        mean: of `pixel / max_value`, one a channel.
+        std: of `pixel / max_value`, one a channel.
+        max_value: the value of a white pixel.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+    max_value: float = 255.0
+
+
+class InMemoryDataset(Dataset[dict[str, Tensor]]):
+    """One split: images as they were read, labels, and what is done to a batch on its way out.
+
+    Batches are `{"input": (b, c, h, w) float32, "target": (b,) int64, "index": (b,) int64}`, where `index` is the
+    sample's position in this split, and `"clean_target": (b,) int64` where labels were corrupted.
+
+    Randomness: where `seeded` is true (there is an augmentation), pass `seed` to `__getitems__`, one that depends on
+    the run's seed, the epoch and the batch's number: the same seed gives the same batch, on any worker and after a
+    resume. Without it the augmentation draws from torch's global generator.
+
+    Args:
+        images: (n, c, h, w), kept in their own dtype: uint8 takes a quarter of the memory of float32. Or files that
+            are decoded batch by batch.
+        target: (n,) int64.
+        normalization: applied to each batch, after the augmentation.
+        clean_target: (n,) int64, the labels before they were corrupted; None: they were not.
+        augmentation: applied to each batch; None: none.
+
+    Example:
+        >>> dataset = InMemoryDataset(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 2]), Normalization([0.5], [0.5]))
+        >>> dataset.__getitems__([2, 0])["target"]
+        tensor([2, 0])
+    """
+
+    def __init__(
+        self,
+        images: Tensor | ImageFiles,
+        target: Tensor,
+        normalization: Normalization,
+        *,
+        clean_target: Tensor | None = None,
+        augmentation: CropAndFlip | None = None,
+    ) -> None:
+        assert images.shape[0] == len(target), (images.shape, target.shape)
+        self.images = images
+        self.target = target
+        self.clean_target = clean_target
+        self.normalization = normalization
+        self.augmentation = augmentation
+        mean, std = torch.tensor(normalization.mean), torch.tensor(normalization.std)
+        self._scale = (1 / (normalization.max_value * std))[:, None, None]
+        self._shift = (-mean / std)[:, None, None]
+
+    @property
+    def seeded(self) -> bool:
+        """Whether `__getitems__` makes use of a seed."""
+        return self.augmentation is not None
+
+    def without_augmentation(self) -> "InMemoryDataset":
+        """Return the same samples as they are: for evaluations and analyses of a train split."""
+        return InMemoryDataset(self.images, self.target, self.normalization, clean_target=self.clean_target)
+
+    def load(self) -> None:
+        """Decode images that are files, once and for all."""
+        if isinstance(self.images, ImageFiles):
+            self.images = self.images.load()
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return one sample, without the batch's axis."""
+        return {name: values[0] for name, values in self.__getitems__([index]).items()}
+
+    def __getitems__(self, indices: Sequence[int] | Tensor, seed: int | None = None) -> dict[str, Tensor]:
+        """Return a collated batch.
+
+        Args:
+            indices: (b,) positions in this split.
+            seed: of the augmentation; None: torch's global generator.
+        """
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        batch = {"input": self._inputs(index, seed), "target": self.target[index], "index": index}
+        if self.clean_target is not None:
+            batch["clean_target"] = self.clean_target[index]
+        return batch
+
+    def _inputs(self, index: Tensor, seed: int | None) -> Tensor:
+        images = self.images[index]
+        if self.augmentation is not None:
+            generator = None if seed is None else torch.Generator().manual_seed(seed)
+            images = self.augmentation(images, generator)
+        return images.to(torch.float32).mul_(self._scale).add_(self._shift)

@@ -1,0 +1,61 @@
+"""MNIST, from the files that it was published in."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlotool.core.errors import ConfigError
+from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
+from mlotool.data.in_memory import Normalization
+
+
+class MNIST(AbstractImageData):
+    """60,000 + 10,000 handwritten digits of 28 x 28 pixels, read from `root/MNIST/raw`.
+
+    Args:
+        root: the folder that holds `MNIST/`.
+        sizes: see `SplitOptions`, as for the other keywords up to `label_noise`.
+        num_classes: 10.
+        image_shape: (1, 28, 28).
+        seed: of splits and noise.
+        imbalance_factor: of the long tail of `train`, or None.
+        label_noise: of `train`, or None.
+        download: fetch the files into `root` where they are missing.
+
+    Raises:
+        ConfigError: the files are not there; the options do not fit the data.
+
+    Source: LeCun et al. 1998, Gradient-Based Learning Applied to Document Recognition.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        sizes: Mapping[str, int],
+        num_classes: int = 10,
+        image_shape: Sequence[int] = (1, 28, 28),
+        seed: int = 0,
+        imbalance_factor: float | None = None,
+        label_noise: Mapping[str, Any] | None = None,
+        download: bool = False,
+    ) -> None:
+        super().__init__(
+            _read(root, is_train=True, download=download),
+            _read(root, is_train=False, download=download),
+            SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
+            Normalization(mean=[0.1307], std=[0.3081]),
+        )
+
+
+def _read(root: str, *, is_train: bool, download: bool) -> Part:
+    from torchvision import datasets  # takes a second to import
+
+    try:
+        reader = datasets.MNIST(Path(root).expanduser(), train=is_train, download=download)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"data.root={root}: MNIST could not be read from {Path(root) / 'MNIST' / 'raw'} ({error}); expected the "
+            "four unpacked files train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
+            "t10k-labels-idx1-ubyte there. Set data.root to the folder that holds MNIST/, or data.download=true."
+        ) from error
+    return Part(reader.data[:, None], reader.targets.long())

@@ -1,0 +1,62 @@
+"""Modules that weigh samples: as a function of the loss, or one weight for each sample."""
+
+from math import log
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+
+# b: batch
+
+
+class WeightNet(nn.Module):
+    """The Meta-Weight-Net: loss -> weight in (0, 1), a 1-hidden-1 network.
+
+        w = sigmoid(W_2 relu(W_1 l + b_1) + b_2)
+
+    Args:
+        hidden: width of the hidden layer.
+
+    Source: Shu et al. 2019, Meta-Weight-Net, section 2.1.
+
+    Example:
+        >>> WeightNet()(torch.ones(5, 1)).shape
+        torch.Size([5, 1])
+    """
+
+    def __init__(self, hidden: int = 100) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(1, hidden)
+        self.output = nn.Linear(hidden, 1)
+
+    def forward(self, losses: Tensor) -> Tensor:
+        """Return weights (b, 1) of losses (b, 1)."""
+        return torch.sigmoid(self.output(torch.relu(self.hidden(losses))))
+
+
+class SampleWeights(nn.Module):
+    """One weight in (0, 1) for each sample of a split.
+
+        w_i = sigmoid(logits_i)
+
+    Args:
+        num_samples: of the split; more than it has does no harm.
+        initial: the weight that all of them start with, strictly between 0 and 1.
+
+    Source: Franceschi et al. 2017, Forward and Reverse Gradient-Based Hyperparameter Optimization, section 5.1.
+
+    Example:
+        >>> SampleWeights(3, initial=0.5)(torch.tensor([2, 0]))
+        tensor([0.5000, 0.5000], grad_fn=<SigmoidBackward0>)
+    """
+
+    def __init__(self, num_samples: int, initial: float = 0.5) -> None:
+        super().__init__()
+        if not 0 < initial < 1:
+            raise ConfigError(f"SampleWeights: initial={initial}; expected 0 < initial < 1. Set initial=0.5.")
+        self.logits = nn.Parameter(torch.full((num_samples,), log(initial / (1 - initial))))
+
+    def forward(self, index: Tensor) -> Tensor:
+        """Return weights (b,) of the samples at `index` (b,)."""
+        return torch.sigmoid(self.logits[index])

@@ -1,0 +1,23 @@
+"""Pictures and the page of a finished run, read from its folder alone; no torch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlotool.report.sweep import SweepRow, sweep_rows, write_sweep_summary
+    from mlotool.report.write import write_report
+
+_HOME_OF = {
+    "SweepRow": "sweep",
+    "sweep_rows": "sweep",
+    "write_sweep_summary": "sweep",
+    "write_report": "write",
+}
+__all__ = ["SweepRow", "sweep_rows", "write_report", "write_sweep_summary"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy (PEP 562): a table of a sweep needs no matplotlib.
+    if name in _HOME_OF:
+        return getattr(import_module(f"mlotool.report.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'mlotool.report' has no attribute '{name}'")

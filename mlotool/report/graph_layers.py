@@ -1,0 +1,164 @@
+"""Boxes in layers by level, the upper problems on top, with few crossings. Geometry only."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+Pair = tuple[str, str]
+
+BOX_HEIGHT = 78.0
+TAB_HEIGHT = 22.0
+LAYER_GAP = 62.0
+BOX_GAP = 44.0
+MARGIN = 14.0
+LANE_WIDTH = 30.0
+
+
+@dataclass
+class Box:
+    """A problem, or (`is_lane`) the place where wires pass a layer.
+
+    Args:
+        name: the problem.
+        layer: counted from the bottom.
+        width: in pixels.
+        tab: width of the tab on top from which its solution leaves.
+        x: centre.
+        y: top edge.
+    """
+
+    name: str
+    layer: int
+    width: float
+    tab: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    is_lane: bool = False
+
+
+@dataclass
+class Grid:
+    """The layers from the bottom up, and the boxes and lanes that each (upper, lower) pair passes, downwards."""
+
+    layers: list[list[Box]]
+    chains: dict[Pair, list[Box]] = field(default_factory=dict)
+
+    def neighbours(self, box: Box, step: int) -> list[Box]:
+        """Return what the wires of `box` lead to one layer above (step 1) or below it (step -1)."""
+        found = []
+        for chain in self.chains.values():
+            for high, low in pairwise(chain):
+                near, far = (low, high) if step > 0 else (high, low)
+                if near is box:
+                    found.append(far)
+        return found
+
+
+def layered(
+    names: Sequence[str], pairs: Sequence[Pair], widths: Mapping[str, float], tabs: Mapping[str, float]
+) -> Grid:
+    """Return the boxes of all problems in their places; the layers hold lanes for the wires that pass them."""
+    levels = _levels(names, pairs)
+    boxes = {name: Box(name, levels[name], widths[name], tabs.get(name, 0.0)) for name in names}
+    grid = Grid([[] for _ in range(max(levels.values(), default=-1) + 1)])
+    for box in boxes.values():
+        grid.layers[box.layer].append(box)
+    for upper, lower in pairs:
+        # An edge that does not go down belongs to a graph that validation refuses; the page shows the rest.
+        if levels[upper] > levels[lower]:
+            grid.chains[upper, lower] = _chain(grid, boxes[upper], boxes[lower])
+    _order(grid)
+    _place(grid)
+    _stack(grid)
+    return grid
+
+
+def _levels(names: Sequence[str], pairs: Sequence[Pair]) -> dict[str, int]:
+    levels = dict.fromkeys(names, 0)
+    for _ in names:
+        for upper, lower in pairs:
+            # Capped, so that a cycle ends too.
+            levels[upper] = min(max(levels[upper], levels[lower] + 1), len(names) - 1)
+    ranks = {level: rank for rank, level in enumerate(sorted(set(levels.values())))}
+    return {name: ranks[level] for name, level in levels.items()}
+
+
+def _chain(grid: Grid, upper: Box, lower: Box) -> list[Box]:
+    lanes = []
+    for layer in range(upper.layer - 1, lower.layer, -1):
+        lane = Box(f"{upper.name}/{lower.name}", layer, LANE_WIDTH, is_lane=True)
+        grid.layers[layer].append(lane)
+        lanes.append(lane)
+    return [upper, *lanes, lower]
+
+
+def _order(grid: Grid) -> None:
+    """Order each layer so that few wires cross: the barycentre rule, the best of some sweeps."""
+    best, fewest = [list(layer) for layer in grid.layers], _num_crossings(grid)
+    for sweep in range(8):
+        step = -1 if sweep % 2 else 1
+        for layer in grid.layers[::step]:
+            place = {id(box): _middle_rank(grid, box, step) for box in layer}
+            layer.sort(key=lambda box, place=place: place[id(box)])  # type: ignore[misc]
+        crossings = _num_crossings(grid)
+        if crossings < fewest:
+            best, fewest = [list(layer) for layer in grid.layers], crossings
+    grid.layers = best
+
+
+def _rank(grid: Grid, box: Box) -> float:
+    # Relative to the layer's middle, so that layers of different sizes compare.
+    layer = grid.layers[box.layer]
+    return next(i for i, other in enumerate(layer) if other is box) - (len(layer) - 1) / 2
+
+
+def _middle_rank(grid: Grid, box: Box, step: int) -> float:
+    ranks = [_rank(grid, other) for other in grid.neighbours(box, -step)]
+    return sum(ranks) / len(ranks) if ranks else _rank(grid, box)
+
+
+def _num_crossings(grid: Grid) -> int:
+    links = [link for chain in grid.chains.values() for link in pairwise(chain)]
+    spots = [(high.layer, _rank(grid, high), _rank(grid, low)) for high, low in links]
+    return sum(
+        layer == other and (a - c) * (b - d) < 0
+        for i, (layer, a, b) in enumerate(spots)
+        for other, c, d in spots[i + 1 :]
+    )
+
+
+def _place(grid: Grid) -> None:
+    """Give every box its x: near the mean of its neighbours, without overlaps, in the layer's order."""
+    for layer in grid.layers:
+        _spread(layer, [0.0] * len(layer))
+    for sweep in range(12):
+        step = -1 if sweep % 2 else 1
+        for layer in grid.layers[::step]:
+            wanted = []
+            for box in layer:
+                near = grid.neighbours(box, -step) or grid.neighbours(box, step)
+                wanted.append(sum(other.x for other in near) / len(near) if near else box.x)
+            _spread(layer, wanted)
+    left = min((box.x - box.width / 2 for layer in grid.layers for box in layer), default=0.0)
+    for layer in grid.layers:
+        for box in layer:
+            box.x += MARGIN - left
+
+
+def _spread(layer: list[Box], wanted: list[float]) -> None:
+    right = float("-inf")
+    for box, x in zip(layer, wanted, strict=True):
+        box.x = max(x, right + box.width / 2)
+        right = box.x + box.width / 2 + BOX_GAP
+    excess = sum(box.x - x for box, x in zip(layer, wanted, strict=True)) / max(1, len(layer))
+    for box in layer:
+        box.x -= excess
+
+
+def _stack(grid: Grid) -> None:
+    y = MARGIN
+    for layer in grid.layers[::-1]:
+        y += TAB_HEIGHT if any(box.tab for box in layer) else 0.0
+        for box in layer:
+            box.y = y
+        y += BOX_HEIGHT + LAYER_GAP

@@ -1,0 +1,138 @@
+"""The page's sections that are words and tables: header, final metrics, provenance."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlotool.report.formats import NONE, duration, number
+from mlotool.report.markup import Markup, details, element, join
+from mlotool.report.palette import variable
+from mlotool.report.run_folder import RunFolder, as_dict
+
+BADGES = {
+    "finished": ("✓", "finished"),
+    "failed": ("✕", "failed"),
+    "interrupted": ("❙❙", "interrupted"),
+    "unknown": ("?", "no summary: still running, or killed"),
+}
+
+
+def header(run: RunFolder) -> Markup:
+    """Name, status, error, and the facts one looks for first."""
+    sign, text = BADGES[run.status]
+    badge = element("span", element("span", sign, aria_hidden="true"), text, class_=f"badge {run.status}")
+    parts = [element("div", element("h1", run.name), badge, class_="head"), _tiles(run)]
+    if run.summary.get("error"):
+        tone = "card error soft" if run.status == "interrupted" else "card error"
+        error = element("pre", str(run.summary["error"]), class_="wrap")
+        parts.append(element("div", element("h3", "Why it stopped"), error, class_=tone))
+    if run.notes:
+        notes = [element("p", note, class_="muted") for note in run.notes]
+        parts.append(element("div", element("h3", "Notes on this folder"), *notes, class_="card error soft"))
+    return element("header", *parts)
+
+
+def _tiles(run: RunFolder) -> Markup:
+    objective, provenance = run.objective, run.provenance
+    key, mode = objective.get("key"), objective.get("mode")
+    modes = {"max": "larger is better", "min": "smaller is better"}
+    best = f"best checkpoint at tick {run.best_tick}" if run.best_tick is not None else "no best checkpoint"
+    below = "; ".join(part for part in (modes.get(str(mode), ""), best) if part)
+    label = f"objective {key}" if key else "objective"
+    tiles = [
+        _tile(label, number(objective.get("value")), below, "tile first"),
+        _tile("ticks", number(run.summary.get("num_ticks")), _started(provenance)),
+        _tile("duration", duration(provenance.get("duration_s")), _of_which(run.summary.get("training_s"))),
+        _tile("device", str(provenance.get("device") or NONE)),
+        _tile("seed", number(provenance.get("seed", run.config.get("seed")))),
+    ]
+    return element("dl", *tiles, class_="tiles")
+
+
+def _started(provenance: Mapping[str, Any]) -> str:
+    started = provenance.get("started")
+    return f"started {str(started)[:16].replace('T', ' ')}" if started else ""
+
+
+def _of_which(training: object) -> str:
+    text = duration(training)
+    return "" if text == NONE else f"training {text}"
+
+
+def _tile(label: str, value: str, below: str = "", class_: str = "tile") -> Markup:
+    small = [element("small", below)] if below else []
+    return element("div", element("dt", label), element("dd", value, *small), class_=class_)
+
+
+def final_table(run: RunFolder, colours: Mapping[str, str]) -> Markup:
+    """All last metrics and the best checkpoint's, grouped by who logged them."""
+    keys = list(dict.fromkeys([*run.metrics, *run.best_metrics]))
+    if not keys:
+        return element("p", "The run logged no metrics.", class_="muted card")
+    owners = dict.fromkeys(str(key).partition("/")[0] for key in keys)
+    ordered = [*(name for name in colours if name in owners), *(name for name in owners if name not in colours)]
+    rows: list[Markup] = []
+    for owner in ordered:
+        dot = (
+            [element("span", class_="dot", style=f"background:{variable(colours[owner])}")] if owner in colours else []
+        )
+        rows.append(element("tr", element("th", *dot, owner, colspan=3, scope="rowgroup"), class_="group"))
+        rows += [_metric_row(run, key) for key in keys if str(key).partition("/")[0] == owner]
+    best = "best checkpoint" if run.best_tick is None else f"best checkpoint (tick {run.best_tick})"
+    heads = [element("th", "metric", scope="col")]
+    heads += [element("th", text, scope="col", class_="number") for text in ("last", best)]
+    table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
+    return element("div", table, class_="card scroll")
+
+
+def _metric_row(run: RunFolder, key: Any) -> Markup:
+    name = str(key).partition("/")[2] or str(key)
+    marked = element("b", name, " ★") if key == run.objective.get("key") else name
+    cells = [
+        element("td", number(values.get(key)), class_="number", title=_exact(values.get(key)))
+        for values in (run.metrics, run.best_metrics)
+    ]
+    return element("tr", element("th", marked, scope="row"), *cells)
+
+
+def _exact(value: object) -> str | None:
+    return repr(value) if isinstance(value, float) else None
+
+
+def origin(run: RunFolder) -> Markup:
+    """The command, the overrides, where it ran, the config and the recipe."""
+    parts: list[Markup] = []
+    if run.provenance.get("command"):
+        command = element("pre", str(run.provenance["command"]), class_="command")
+        parts.append(element("p", "The exact command; one click selects it.", class_="muted"))
+        parts.append(command)
+    else:
+        parts.append(element("p", "The command was not recorded.", class_="muted"))
+    if run.overrides:
+        parts.append(element("p", "Overrides", class_="muted"))
+        parts.append(element("pre", "\n".join(run.overrides)))
+    facts = [element("tr", element("th", name, scope="row"), element("td", value)) for name, value in _facts(run)]
+    parts.append(element("table", element("tbody", *facts)))
+    blocks = [element("div", *parts, class_="card scroll")]
+    for summary, text in (("Resolved config", run.config_text), ("Recipe file", run.recipe_text)):
+        if text:
+            blocks.append(details(summary, element("pre", text)))
+    return join(blocks)
+
+
+def _facts(run: RunFolder) -> list[tuple[str, str]]:
+    provenance = run.provenance
+    git = as_dict(provenance.get("git"))
+    commit = str(git.get("commit") or "")
+    dirty = " with uncommitted changes" if git.get("dirty") else ""
+    versions = as_dict(provenance.get("versions"))
+    facts = {
+        "folder": run.path.resolve().name,
+        "recipe": provenance.get("recipe_path"),
+        "git commit": f"{commit}{dirty}" if commit else None,
+        "started": provenance.get("started"),
+        "finished": provenance.get("finished"),
+        "platform": provenance.get("platform"),
+        "python": provenance.get("python"),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    return [(name, str(value)) for name, value in facts.items() if value]

@@ -1,0 +1,146 @@
+"""What a reweighting net learned: the weight of each sample against its loss, and who got which weight."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlotool.report.figure import Card, Sketchbook, legend_above, plain_number, use_log_scale
+from mlotool.report.formats import number
+from mlotool.report.palette import light
+from mlotool.report.series import LARGEST, needs_log_scale
+
+# A page of some hundred kilobytes; as one picture of pixels the marks would not follow the reader's mode.
+MAX_POINTS = 1500
+NUM_BINS = 36
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """The arrays of one artifact.
+
+    Args:
+        name: of the artifact, weights of artifacts/weights.npz.
+        loss: per sample, finite, [n].
+        weight: per sample, finite, [n].
+        clean: whether the sample's label is right, [n]; None where nobody knows.
+    """
+
+    name: str
+    loss: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    clean: NDArray[np.bool_] | None
+
+    def groups(self, plain: str) -> list[tuple[str, str, NDArray[np.bool_]]]:
+        """Return (label, colour name, mask) of the samples to be told apart; no mask is empty."""
+        if self.clean is None:
+            return [("all samples", plain, np.ones(len(self.loss), dtype=bool))]
+        groups = [("right label", "right", self.clean), ("wrong label", "wrong", ~self.clean)]
+        return [group for group in groups if group[2].any()]
+
+
+def read_weightings(folder: Path) -> tuple[list[Weighting], list[str]]:
+    """Read every artifact that has arrays `loss` and `weight`.
+
+    Returns:
+        the weightings, and a note for each artifact that has them but cannot be drawn.
+    """
+    found, notes = [], []
+    for file in sorted(folder.glob("*.npz")):
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                if {"loss", "weight"} <= set(arrays.files):
+                    found.append(_weighting(file.stem, {name: arrays[name] for name in arrays.files}))
+        except (OSError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            notes.append(f"artifacts/{file.name} could not be drawn: {error}")
+    return found, notes
+
+
+def weighting_cards(book: Sketchbook, weighting: Weighting, metrics: Mapping[str, Any], colour: str) -> list[Card]:
+    """Draw the scatter and the histogram of one artifact."""
+    return [_scatter(book, weighting, colour), _histogram(book, weighting, colour, _facts(weighting, metrics))]
+
+
+def _weighting(name: str, arrays: dict[str, Any]) -> Weighting:
+    loss = np.asarray(arrays["loss"], dtype=np.float64).ravel()
+    weight = np.asarray(arrays["weight"], dtype=np.float64).ravel()
+    clean = np.asarray(arrays["clean"]).ravel().astype(bool) if "clean" in arrays else None
+    sizes = {len(loss), len(weight), len(loss if clean is None else clean)}
+    if len(sizes) > 1 or not len(loss):
+        raise ValueError(f"expected arrays of one length above 0, found {sorted(sizes)}")
+    known = (np.abs(loss) < LARGEST) & (np.abs(weight) < LARGEST)
+    if not known.any():
+        raise ValueError("no finite value in it")
+    return Weighting(name, loss[known], weight[known], None if clean is None else clean[known])
+
+
+def _scatter(book: Sketchbook, weighting: Weighting, colour: str) -> Card:
+    figure, axes = book.new()
+    chosen = np.zeros(len(weighting.loss), dtype=bool)
+    chosen[np.random.default_rng(0).permutation(len(weighting.loss))[:MAX_POINTS]] = True
+    for label, name, mask in weighting.groups(colour):
+        mark = "x" if name == "wrong" else "o"
+        style = {"linewidths": 0.9} if mark == "x" else {"linewidths": 0}
+        axes.scatter(
+            weighting.loss[mask & chosen],
+            weighting.weight[mask & chosen],
+            s=11,
+            marker=mark,
+            color=light(name),
+            alpha=0.55,
+            label=label,
+            **style,
+        )
+    axes.plot(*_medians(weighting), color=light("ink"), linewidth=1.3, label="median")
+    if needs_log_scale(weighting.loss):
+        use_log_scale(axes, "x")
+    axes.set_xlabel("loss of the sample")
+    axes.set_ylabel("weight")
+    axes.yaxis.set_major_formatter(plain_number())
+    legend_above(axes, *axes.get_legend_handles_labels())
+    shown = min(len(weighting.loss), MAX_POINTS)
+    note = f"{shown} of {len(weighting.loss)} samples, drawn at random." if shown < len(weighting.loss) else ""
+    return book.finish(figure, f"{weighting.name}-against-loss", f"{weighting.name}: weight against loss", note)
+
+
+def _medians(weighting: Weighting) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the median weight in up to 20 groups of equally many samples, ordered by loss."""
+    parts = np.array_split(np.argsort(weighting.loss, kind="stable"), min(20, len(weighting.loss)))
+    return (
+        np.array([np.median(weighting.loss[part]) for part in parts]),
+        np.array([np.median(weighting.weight[part]) for part in parts]),
+    )
+
+
+def _histogram(book: Sketchbook, weighting: Weighting, colour: str, note: str) -> Card:
+    figure, axes = book.new()
+    low, high = float(weighting.weight.min()), float(weighting.weight.max())
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        low, high = low - 0.5, high + 0.5
+    edges = np.linspace(low, high, NUM_BINS + 1)
+    for label, name, mask in weighting.groups(colour):
+        counts, _ = np.histogram(weighting.weight[mask], edges)
+        share = counts / mask.sum()
+        hatch = "////" if name == "wrong" else None
+        axes.stairs(share, edges, fill=True, color=light(name), alpha=0.28)
+        axes.stairs(share, edges, color=light(name), linewidth=1.4, label=f"{label} ({mask.sum()})", hatch=hatch)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("weight")
+    axes.set_ylabel("share of the group")
+    legend_above(axes, *axes.get_legend_handles_labels())
+    return book.finish(figure, f"{weighting.name}-histogram", f"{weighting.name}: who got which weight", note)
+
+
+def _facts(weighting: Weighting, metrics: Mapping[str, Any]) -> str:
+    facts = []
+    auc = metrics.get(f"{weighting.name}/wrong_label_auc")
+    if isinstance(auc, int | float):
+        facts.append(f"Wrong labels are found with AUC {number(auc)} (0.5 is chance, 1 is perfect).")
+    for label, _, mask in weighting.groups("ink"):
+        facts.append(f"Mean weight, {label}: {number(float(weighting.weight[mask].mean()))}.")
+    return " ".join(facts)

@@ -1,0 +1,133 @@
+"""One self-contained page of a run: report.html, and its figures as PNG files beside it."""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from mlotool.report.curves import Best, evaluation_cards, training_cards
+from mlotool.report.figure import Card, Sketchbook, report_style
+from mlotool.report.graph_picture import graph_picture
+from mlotool.report.markup import Markup, element, join
+from mlotool.report.palette import css_variables, problem_colours
+from mlotool.report.run_folder import RunFolder, as_dict, read_run_folder
+from mlotool.report.sections import final_table, header, origin
+from mlotool.report.series import SPLIT_NAMES, Series, problem_names, read_series
+from mlotool.report.weights import read_weightings, weighting_cards
+
+# A recipe is anybody's text: should any of it ever reach the page as markup, the browser still loads and runs nothing.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+MAX_SERIES = 100
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write report.html and report/*.png from what the run folder holds.
+
+    Args:
+        run_dir: the folder of a finished, failed or interrupted run; missing files leave their section out.
+
+    Returns:
+        the page.
+
+    Raises:
+        ConfigError: `run_dir` is not the folder of a run.
+
+    Example:
+        >>> from mlotool.report import write_report
+        >>> write_report(Path("outputs/mwn/2025-01-31_10-00-00"))  # doctest: +SKIP
+        PosixPath('outputs/mwn/2025-01-31_10-00-00/report.html')
+    """
+    run = read_run_folder(Path(run_dir))
+    book = Sketchbook(run.path / "report")
+    with report_style():
+        body = _body(run, book)
+    page = run.path / "report.html"
+    page.write_text(_page(run.name, body), encoding="utf-8", errors="xmlcharrefreplace")
+    return page
+
+
+def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
+    series, num_bad = read_series(run.path / "metrics.csv")
+    weightings, notes = read_weightings(run.path / "artifacts")
+    run.notes += notes
+    if num_bad:
+        run.notes.append(f"metrics.csv has {num_bad} line{'s' if num_bad > 1 else ''} that could not be read.")
+    if len(series) > MAX_SERIES:
+        run.notes.append(f"metrics.csv has {len(series)} keys; only the first {MAX_SERIES} are drawn.")
+        series = series[:MAX_SERIES]
+    splits = _splits(run, series)
+    colours = problem_colours(problem_names(run.problems, series, splits))
+    objective = run.objective
+    value = objective.get("value")
+    best = Best(run.best_tick, str(objective.get("key")), value if isinstance(value, int | float) else None)
+    evaluated = colours.get(str(as_dict(run.config.get("evaluate")).get("problem")), "ink")
+    curves = [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, series, colours)]
+    learned = [
+        card
+        for weighting in weightings
+        for card in weighting_cards(book, weighting, run.metrics, _weigher(run, weighting.name, colours))
+    ]
+    parts = [header(run), *_graph(run, colours), _section("Curves", _grid(curves) if curves else _no_curves())]
+    if learned:
+        parts.append(_section("What the weighting learned", _grid(learned)))
+    parts.append(_section("Final metrics", final_table(run, colours)))
+    parts.append(_section("How to get this again", origin(run)))
+    return parts
+
+
+def _splits(run: RunFolder, series: Sequence[Series]) -> list[str]:
+    """Return the evaluated splits: the recipe's first, then usual names that were logged as well."""
+    chosen = [str(name) for name in as_dict(as_dict(run.config.get("evaluate")).get("splits"))]
+    logged = [each.owner for each in series if each.owner in SPLIT_NAMES]
+    return [name for name in dict.fromkeys((*chosen, *logged)) if name not in run.problems]
+
+
+def _weigher(run: RunFolder, analysis: str, colours: Mapping[str, str]) -> str:
+    roles: Mapping[str, Any] = as_dict(as_dict(as_dict(run.config.get("analyses")).get(analysis)).get("roles"))
+    return colours.get(str(roles.get("weigher")), "ink")
+
+
+def _graph(run: RunFolder, colours: Mapping[str, str]) -> list[Markup]:
+    picture = graph_picture(run.config, colours)
+    if picture is None:
+        return []
+    key = []
+    if as_dict(run.config.get("graph")).get("upper_to_lower"):
+        key.append(element("span", element("i"), "its parameters shape the problem below"))
+    if as_dict(run.config.get("graph")).get("lower_to_upper"):
+        text = "its solution is read above, with the hypergradient on its tab"
+        key.append(element("span", element("i", class_="dashed"), text))
+    parts = [element("div", picture, class_="graph"), *([element("p", *key, class_="key muted")] if key else [])]
+    return [_section("Problems", element("div", *parts, class_="card"))]
+
+
+def _section(title: str, *children: Markup) -> Markup:
+    return element("section", element("h2", title), *children)
+
+
+def _no_curves() -> Markup:
+    return element("p", "metrics.csv holds no values: nothing was logged before the run ended.", class_="muted card")
+
+
+def _grid(cards: Sequence[Card]) -> Markup:
+    figures = []
+    for card in cards:
+        note = [element("figcaption", card.note)] if card.note else []
+        figures.append(element("figure", element("h3", card.title), card.svg, *note))
+    return element("div", *figures, class_="cards")
+
+
+def _page(title: str, body: Sequence[Markup]) -> str:
+    style = Markup(css_variables() + "\n" + files("mlotool.report").joinpath("page.css").read_text(encoding="utf-8"))
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", f"{title}: report"),
+        element("style", style),
+    )
+    foot = element("footer", "The figures are also PNG files, in report/ beside this page.", class_="muted")
+    content = element("body", element("main", join(body), foot))
+    return f"<!doctype html>\n{element('html', head, content, lang='en')}\n"
