@@ -84,7 +84,7 @@ class Built:
     analyses: dict[str, Analysis] = field(default_factory=dict)
 
 
-def make_built(loss: Callable[..., Any] = lower_loss, **settings: Any) -> Built:
+def make_built(loss: Callable[..., Any] = lower_loss, optimizer: Any = None, **settings: Any) -> Built:
     """Build the program; `settings` go to the lower problem."""
     data = Data()
     torch.manual_seed(0)
@@ -95,7 +95,7 @@ def make_built(loss: Callable[..., Any] = lower_loss, **settings: Any) -> Built:
         loss,
         roles={"model": "classifier", "weigher": "weights"},
         stream=Stream(data.split("train"), 8, seed=1),
-        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        optimizer=optimizer or partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         hypergradient=Implicit(Identity(), product="finite_difference"),
         **settings,
     )

@@ -1,0 +1,1 @@
+"""Benchmarks; not a part of the installed package."""

@@ -1,0 +1,105 @@
+"""Meta-Weight-Net in mlotool's plain torch engine."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.betty.rival import Rival
+from benchmarks.betty.task import (
+    BATCH_SIZE_LOWER,
+    BATCH_SIZE_UPPER,
+    LEARNING_RATE_LOWER,
+    LEARNING_RATE_UPPER,
+    MOMENTUM,
+    NUM_PRODUCTS,
+    RADIUS,
+    Batch,
+    CyclingBatches,
+    Task,
+    mean_loss,
+    sample_losses,
+)
+from mlotool.core import stop_gradient
+from mlotool.data import InMemoryDataset, Normalization
+from mlotool.hypergradient import ConjugateGradient, Identity, Implicit, Neumann
+from mlotool.program import Graph, Problem, Program, Schedule, Stream
+
+
+def build(task: Task, *, with_stop_gradient: bool = False, own_data: bool = False) -> Rival:
+    """Return mlotool's schedule on the task.
+
+    Args:
+        task: the comparison.
+        with_stop_gradient: the lower loss detaches by `stop_gradient`, as mlotool's own losses do; else by `detach`.
+        own_data: draw batches by `Stream`; else take those made beforehand.
+    """
+    schedule = _schedule(task, stop_gradient if with_stop_gradient else Tensor.detach, own_data)
+    problems = schedule.program.problems
+
+    def cycle() -> None:
+        schedule.tick()
+
+    return Rival(cycle, problems["classifier"].module, problems["reweight"].module)
+
+
+def num_products(task: Task, num_cycles: int) -> list[int]:
+    """Return the Hessian-vector products of each cycle: CG stops where the curvature turns negative."""
+    schedule = _schedule(task, Tensor.detach, own_data=False)
+    algorithm: Any = schedule.program.problems["classifier"].hypergradient
+    counts = []
+    for _ in range(num_cycles):
+        schedule.tick()
+        counts.append(algorithm.last.num_products)
+    return counts
+
+
+def _schedule(task: Task, detach: Callable[[Tensor], Tensor], own_data: bool) -> Schedule:
+    def weighted_loss(batch: Batch, *, classifier: Any, reweight: Any) -> Tensor:
+        losses = sample_losses(classifier(batch["input"]), batch)
+        return (reweight(detach(losses)) * losses).mean()
+
+    def meta_loss(batch: Batch, *, classifier: Any) -> Tensor:
+        return mean_loss(classifier(batch["input"]), batch)
+
+    train, meta = _streams(task, own_data)
+    problems = [
+        Problem(
+            "reweight",
+            task.make_weight_net(),
+            meta_loss,
+            roles={"classifier": "classifier"},
+            stream=meta,
+            optimizer=partial(torch.optim.Adam, lr=LEARNING_RATE_UPPER),
+        ),
+        Problem(
+            "classifier",
+            task.make_classifier(),
+            weighted_loss,
+            roles={"classifier": "classifier", "reweight": "reweight"},
+            stream=train,
+            optimizer=partial(torch.optim.SGD, lr=LEARNING_RATE_LOWER, momentum=MOMENTUM),
+            hypergradient=_algorithm(task),
+        ),
+    ]
+    graph = Graph(upper_to_lower={"reweight": ["classifier"]}, lower_to_upper={"classifier": ["reweight"]})
+    return Schedule(Program(problems, graph))
+
+
+def _algorithm(task: Task) -> Implicit:
+    if task.algorithm == "fd":
+        return Implicit(Identity(), "finite_difference", radius=RADIUS)
+    if task.algorithm == "neumann":
+        # The identity is a term, and takes no product.
+        return Implicit(Neumann(num_terms=NUM_PRODUCTS + 1, step_size=LEARNING_RATE_LOWER))
+    return Implicit(ConjugateGradient(max_iterations=NUM_PRODUCTS, tolerance=0.0))
+
+
+def _streams(task: Task, own_data: bool) -> tuple[Any, Any]:
+    if not own_data:
+        train, meta = task.batches()
+        return CyclingBatches(train), CyclingBatches(meta)
+    splits = [InMemoryDataset(*each.tensors, Normalization([0.0], [1.0], 1.0)) for each in task.datasets()]
+    return Stream(splits[0], BATCH_SIZE_LOWER), Stream(splits[1], BATCH_SIZE_UPPER)

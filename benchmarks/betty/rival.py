@@ -1,0 +1,26 @@
+"""What a rival is."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from benchmarks.harness.rounds import Cycle
+
+
+@dataclass(frozen=True)
+class Rival:
+    """One program under test, ready to run.
+
+    Args:
+        cycle: takes one lower and one upper step.
+        classifier: the lower model.
+        weight_net: the upper model.
+    """
+
+    cycle: Cycle
+    classifier: nn.Module
+    weight_net: nn.Module
+
+    def parameters(self) -> list[Tensor]:
+        """Return all parameters, detached."""
+        return [tensor.detach() for module in (self.classifier, self.weight_net) for tensor in module.parameters()]

@@ -1,0 +1,148 @@
+"""What all rivals share: the data, the models and the settings of Meta-Weight-Net on long-tailed digits."""
+
+from dataclasses import dataclass
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+BATCH_SIZE_LOWER, BATCH_SIZE_UPPER = 64, 50
+LEARNING_RATE_LOWER, MOMENTUM, LEARNING_RATE_UPPER = 0.1, 0.9, 1e-3
+RADIUS = 0.01
+"""Norm of a finite difference's perturbation; Betty's default."""
+NUM_PRODUCTS = 3
+"""Hessian-vector products of Neumann and CG: Betty's K."""
+MODELS = ("mlp", "resnet")
+ALGORITHMS = ("fd", "neumann", "cg")
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One comparison.
+
+    Args:
+        model: one of MODELS.
+        algorithm: one of ALGORITHMS.
+        device: where everything lives.
+        dtype: of parameters and inputs.
+    """
+
+    model: str
+    algorithm: str
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+
+    def make_classifier(self) -> nn.Module:
+        """Return the lower problem's model, the same at every call."""
+        torch.manual_seed(0)
+        return (_Mlp() if self.model == "mlp" else _ResNet()).to(self.device, self.dtype)
+
+    def make_weight_net(self) -> nn.Module:
+        """Return the upper problem's model, the same at every call: a sample's loss (b, 1) in, its weight out."""
+        torch.manual_seed(1)
+        net = nn.Sequential(nn.Linear(1, 100), nn.ReLU(), nn.Linear(100, 1), nn.Sigmoid())
+        return net.to(self.device, self.dtype)
+
+    def datasets(self) -> tuple[TensorDataset, TensorDataset]:
+        """Return the long-tailed train split of 347 images and a balanced meta split of 100."""
+        images, target = load_digits(return_X_y=True)
+        inputs = torch.tensor(images, dtype=self.dtype).view(-1, 1, 8, 8).div(16).to(self.device)
+        labels = torch.tensor(target)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        counts = [round(124 * 50 ** (-label / 9)) for label in range(10)]
+        by_class = [order[labels[order] == label] for label in range(10)]
+        meta = torch.cat([indices[:10] for indices in by_class])
+        train = torch.cat([indices[10 : 10 + count] for indices, count in zip(by_class, counts, strict=True)])
+        assert len(train) == 347, len(train)
+        labels = labels.to(self.device)
+        return tuple(TensorDataset(inputs[part], labels[part]) for part in (train, meta))
+
+    def batches(self) -> tuple[list[Batch], list[Batch]]:
+        """Return batches made beforehand for the lower and the upper problem: four epochs of the train split."""
+        train, meta = self.datasets()
+        return _epochs(train, BATCH_SIZE_LOWER, 4), _epochs(meta, BATCH_SIZE_UPPER, 10)
+
+
+def sample_losses(logits: Tensor, batch: Batch) -> Tensor:
+    """Return (b, 1) cross entropies."""
+    return functional.cross_entropy(logits, batch["target"], reduction="none").unsqueeze(1)
+
+
+def mean_loss(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the mean cross entropy."""
+    return functional.cross_entropy(logits, batch["target"])
+
+
+class CyclingBatches:
+    """Batches made beforehand, without end, with the interface of a stream."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+        self._position = 0
+
+    def next(self) -> Batch:
+        """Return the next batch."""
+        batch = self.peek()
+        self._position += 1
+        return batch
+
+    def peek(self) -> Batch:
+        """Return the batch that `next` will return."""
+        return self._batches[self._position % len(self._batches)]
+
+    def last(self) -> Batch:
+        """Return the batch that `next` returned last."""
+        return self._batches[(self._position - 1) % len(self._batches)]
+
+
+class _Mlp(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+        )
+
+
+class _ResNet(nn.Sequential):
+    """19,514 parameters: a stem, one block of 16 channels at 8x8, one of 32 at 4x4."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            _Block(16, 16, 1),
+            _Block(16, 32, 2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(32, 10),
+        )
+
+
+class _Block(nn.Module):
+    def __init__(self, num_in: int, num_out: int, stride: int) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            nn.Conv2d(num_in, num_out, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(num_out),
+            nn.ReLU(),
+            nn.Conv2d(num_out, num_out, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(num_out),
+        )
+        self.shortcut = nn.Conv2d(num_in, num_out, 1, stride, bias=False) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.path(x) + self.shortcut(x))
+
+
+def _epochs(dataset: TensorDataset, batch_size: int, num_epochs: int) -> list[Batch]:
+    inputs, target = dataset.tensors
+    batches = []
+    for epoch in range(num_epochs):
+        order = torch.randperm(len(target), generator=torch.Generator().manual_seed(epoch)).to(target.device)
+        parts = order.split(batch_size)
+        batches += [{"input": inputs[part], "target": target[part]} for part in parts if len(part) == batch_size]
+    return batches

@@ -1,0 +1,86 @@
+"""`mlotool doctor`: what this machine has, and what a run would miss."""
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from mlotool import __version__
+from mlotool.cli.arguments import VerbParser
+
+REQUIRED = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "hydra-core", "omegaconf", "wandb", "rich",
+            "scikit-learn", "matplotlib")  # fmt: skip
+OPTIONAL = {"tensorboard": "logger=tensorboard; pip install mlotool[tensorboard]"}
+GOOD, NOTE, BAD = "ok", "note", "FAULT"
+Finding = tuple[str, str, str]
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the findings; 1 where a run could not work."""
+    VerbParser("doctor", "Versions, devices, writable folders, W&B and optional extras.").parse(words)
+    faults = 0
+    for status, name, text in _findings():
+        print(f"{status:<6} {name:<18} {text}")
+        faults += status == BAD
+    print(f"\n{faults} fault(s)" if faults else "\nnothing is missing")
+    return 1 if faults else 0
+
+
+def _findings() -> Iterator[Finding]:
+    yield GOOD, "mlotool", f"{__version__} at {Path(__file__).parents[1]}"
+    yield GOOD, "python", f"{platform.python_version()} at {sys.executable}"
+    yield GOOD, "platform", f"{platform.platform()}, {os.cpu_count()} CPUs"
+    for name in REQUIRED:
+        yield _package(name, None)
+    for name, purpose in OPTIONAL.items():
+        yield _package(name, purpose)
+    yield from _devices()
+    yield _folder("outputs", Path("outputs"))
+    yield _folder("temporary files", Path(tempfile.gettempdir()))
+    yield _wandb()
+
+
+def _package(name: str, purpose: str | None) -> Finding:
+    try:
+        return GOOD, name, version(name)
+    except PackageNotFoundError:
+        if purpose is not None:
+            return NOTE, name, f"not installed; for {purpose}"
+        return BAD, name, f"not installed; run: {sys.executable} -m pip install {name}"
+
+
+def _devices() -> Iterator[Finding]:
+    try:
+        import torch
+    except Exception as error:
+        yield BAD, "torch", f"cannot be imported: {error}; install it again"
+        return
+    yield GOOD, "cpu", f"{torch.get_num_threads()} threads"
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            yield GOOD, f"cuda:{index}", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    elif torch.backends.mps.is_available():
+        yield GOOD, "mps", "Apple GPU"
+    else:
+        yield NOTE, "gpu", "none; runs use the CPU"
+
+
+def _folder(name: str, folder: Path) -> Finding:
+    # The nearest parent that exists decides: a run makes the rest.
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing):
+            return GOOD, name, f"{folder.absolute()} is writable"
+    except OSError as error:
+        return BAD, name, f"{folder.absolute()} is not writable ({error.strerror}); work in another folder"
+
+
+def _wandb() -> Finding:
+    mode = os.environ.get("WANDB_MODE")
+    if mode is None:
+        return GOOD, "W&B", "offline unless logger.mode=online; needs no account"
+    return GOOD, "W&B", f"WANDB_MODE={mode}"

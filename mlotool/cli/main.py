@@ -1,0 +1,113 @@
+"""Entry point: finds the verb, and turns what it raises into a message and an exit code."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.suggest import did_you_mean
+
+# The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
+VERBS = {
+    "run": "train what a recipe describes; all of Hydra: overrides, -m, --cfg job",
+    "list": "the recipes there are, with a line each",
+    "show": "a recipe as it will run: resolved YAML and its graph",
+    "validate": "check a recipe without running it",
+    "copy": "take a built-in recipe as the start of one of yours",
+    "evaluate": "the metrics of a finished run on any split",
+    "report": "write the page and the pictures of a finished run again",
+    "doctor": "versions, devices, folders and optional extras of this machine",
+}
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+HELP = """usage: mlotool VERB [arguments]
+
+Declarative multilevel optimization: a YAML recipe in, a trained run folder out.
+
+verbs:
+{verbs}
+
+options (of every verb):
+  -h, --help   what a verb does and accepts
+  --debug      show the traceback of an error
+  --version    the version
+
+examples:
+  mlotool run +recipe=mwn                                  train a built-in recipe
+  mlotool run +recipe=mwn hypergradient=cg seed=1          with other settings
+  mlotool run -m +recipe=mwn seed=0,1,2                    a sweep, one folder a job
+  mlotool copy mwn && mlotool run recipes/mwn.yaml         your own recipe
+
+exit codes: 0 done, 1 a run failed, 2 wrong usage or configuration, 130 Ctrl-C
+completion: eval "$(mlotool -sc install=bash)"
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Args:
+        arguments: without the program's name; None reads `sys.argv`.
+
+    Returns:
+        the exit code.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        return _dispatch([word for word in words if word != "--debug"])
+    except SystemExit as exit_:  # argparse, after --help
+        return exit_.code if isinstance(exit_.code, int) else EXIT_FAILURE
+    except KeyboardInterrupt:
+        _say("interrupted.", debug=debug)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone. Python would complain again when it flushes stdout at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except MlotoolError as error:
+        _say(f"error: {error}", debug=debug)
+        return error.exit_code
+    except Exception as error:
+        _say(f"error: {type(error).__name__}: {error}", debug=debug)
+        if not debug:
+            print("mlotool: this was not foreseen; the same command with --debug shows where it was.", file=sys.stderr)
+        return EXIT_FAILURE
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP.format(verbs="\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())), end="")
+        return 0 if words else EXIT_USAGE
+    if words[0] == "--version":
+        from mlotool import __version__
+
+        print(f"mlotool {__version__}")
+        return 0
+    # What Hydra's completion scripts call has no verb; `mlotool run -sc` is what its help says.
+    without_verb = words[1:] if words[0] == "run" else words
+    if without_verb[:1] in (["-sc"], ["--shell-completion"]):
+        return _call("completion", without_verb[1:])
+    if words[0] not in VERBS:
+        raise ConfigError(_unknown_verb(words[0]))
+    return _call(words[0], words[1:])
+
+
+def _call(name: str, words: list[str]) -> int:
+    code: int = import_module(f"mlotool.cli.{name}").main(words)
+    return code
+
+
+def _unknown_verb(word: str) -> str:
+    if "=" in word or word.endswith((".yaml", ".yml")) or word in ("-m", "--multirun"):
+        return f"Found '{word}' where a verb was expected. Write: mlotool run {word} ..."
+    return f"Unknown verb '{word}'; expected one of {', '.join(VERBS)}.{did_you_mean(word, VERBS)} See mlotool --help."
+
+
+def _say(text: str, *, debug: bool) -> None:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"mlotool: {text}", file=sys.stderr)

@@ -1,0 +1,123 @@
+"""Where logged numbers go: metrics.csv always, W&B and TensorBoard by choice."""
+
+import csv
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from pytorch_lightning.loggers import Logger
+
+from mlotool.core.errors import ConfigError
+from mlotool.runner.folder import plain
+
+if TYPE_CHECKING:
+    from wandb.sdk.wandb_run import Run
+
+MODES = ("offline", "online", "disabled")
+
+
+class MetricLog:
+    """Writes `tick,key,value` lines and passes the same numbers on to the loggers.
+
+    Args:
+        path: of metrics.csv; lines are appended.
+        loggers: Lightning's loggers.
+    """
+
+    def __init__(self, path: Path, loggers: Iterable[Logger] = ()) -> None:
+        self.last: dict[str, float] = {}
+        self._loggers = list(loggers)
+        is_new = not path.exists() or path.stat().st_size == 0
+        self._file: TextIO = path.open("a", newline="")
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        if is_new:
+            self._writer.writerow(("tick", "key", "value"))
+
+    def log(self, tick: int, values: Mapping[str, float]) -> None:
+        """Log `values` at `tick`."""
+        if not values:
+            return
+        self.last.update(values)
+        # Nine digits give a float32 back exactly.
+        self._writer.writerows((tick, key, f"{value:.9g}") for key, value in values.items())
+        self._file.flush()
+        for logger in self._loggers:
+            logger.log_metrics(dict(values), step=tick)
+
+    def close(self) -> None:
+        """Close metrics.csv."""
+        self._file.close()
+
+
+@contextmanager
+def open_loggers(config: Any, run_dir: Path, problems: Iterable[str]) -> Iterator[list[Logger]]:
+    """Open the loggers that the config asks for; finish them in any case.
+
+    Args:
+        config: the whole config; its `logger` node chooses.
+        run_dir: the run folder.
+        problems: names of the problems: each gets an axis of its own in W&B, its steps.
+    """
+    settings = config.logger
+    if settings.mode not in MODES:
+        raise ConfigError(f"logger.mode: found '{settings.mode}'; expected one of {', '.join(MODES)}. Correct it.")
+    loggers: list[Logger] = []
+    run: Run | None = None
+    is_success = False
+    try:
+        if settings.wandb and settings.mode != "disabled":
+            run = _start_wandb(config, run_dir, problems)
+            loggers.append(_wandb_logger(run))
+        if settings.tensorboard:
+            loggers.append(_tensorboard_logger(run_dir))
+        yield loggers
+        is_success = True
+    finally:
+        for logger in loggers:
+            logger.finalize("success" if is_success else "failed")
+        if run is not None:
+            run.finish(exit_code=0 if is_success else 1)
+
+
+def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
+    # Imported here: it takes a second, and runs without W&B need not have it.
+    import wandb
+
+    run = wandb.init(
+        project=config.logger.project,
+        name=f"{config.name}/{run_dir.name}",
+        group=config.name,
+        dir=str(run_dir),
+        mode=config.logger.mode,
+        config=plain(config),
+        # A run that the user's own code has open is left alone.
+        reinit="create_new",
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    for name in problems:
+        run.define_metric(f"{name}/step")
+        run.define_metric(f"{name}/*", step_metric=f"{name}/step")
+    return run
+
+
+def _wandb_logger(run: "Run") -> Logger:
+    from pytorch_lightning.loggers import WandbLogger
+
+    # Not WandbLogger(offline=True): it sets WANDB_MODE for the whole process.
+    return WandbLogger(experiment=run, save_dir=os.fspath(run.settings.wandb_dir))
+
+
+def _tensorboard_logger(run_dir: Path) -> Logger:
+    from pytorch_lightning.loggers import TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(run_dir, name="tensorboard", version="")
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "logger.tensorboard: found true, but the package tensorboard is not installed; "
+            "run `pip install mlotool[tensorboard]`, or set logger.tensorboard=false."
+        ) from error

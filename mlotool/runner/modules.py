@@ -1,0 +1,220 @@
+"""The LightningModules: one a problem, and the root that drives the schedule."""
+
+from typing import Any
+
+from pytorch_lightning import LightningModule
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from mlotool.core.errors import ConfigError
+from mlotool.program import Problem, Program, Schedule
+from mlotool.runner.checkpoint import STATE_KEY
+from mlotool.runner.evaluation import Evaluator
+from mlotool.runner.logging import MetricLog
+from mlotool.runner.objective import Objective
+from mlotool.runner.plan import ChunkLoader, TickPlan
+from mlotool.runner.progress import ProgressDisplay, advance_clock
+from mlotool.runner.random_state import random_state, restore_random_state
+from mlotool.runner.surroundings import Interrupt
+from mlotool.runner.window import Window
+
+
+class ProblemModule(LightningModule):
+    """A problem as a LightningModule: callbacks and summaries find its module, optimizer and scheduler here.
+
+    Args:
+        problem: the problem; it stays in charge of its steps.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.module = problem.module
+        self.problem = problem
+
+    def optimizer_config(self) -> dict[str, Any]:
+        """Return what `configure_optimizers` returns for this problem."""
+        config: dict[str, Any] = {"optimizer": self.problem.optimizer}
+        if self.problem.scheduler is not None:
+            config["lr_scheduler"] = {"scheduler": self.problem.scheduler, "name": f"{self.problem.name}/lr"}
+        return config
+
+    def values(self) -> dict[str, float]:
+        """Return the step count and learning rate, as logged."""
+        problem = self.problem
+        values = {f"{problem.name}/step": float(problem.num_steps)}
+        if problem.optimizer is not None:
+            values[f"{problem.name}/lr"] = float(problem.optimizer.param_groups[0]["lr"])
+        return values
+
+    def step_scheduler(self, objective: float | None) -> None:
+        """Advance a scheduler whose interval is the evaluation.
+
+        Args:
+            objective: the objective's last value, for ReduceLROnPlateau.
+        """
+        problem = self.problem
+        if problem.scheduler is None or problem.scheduler_interval != "evaluation":
+            return
+        if not isinstance(problem.scheduler, ReduceLROnPlateau):
+            problem.scheduler.step()
+        elif objective is not None:
+            problem.scheduler.step(objective)
+
+
+class ProgramModule(LightningModule):
+    """The root: its training step is a chunk of ticks, its epoch a round that ends with the objective's evaluation.
+
+    Args:
+        program: the problems and their graph.
+        schedule: steps them.
+        plan: where chunks and rounds end.
+        metric_log: takes the numbers.
+        objective: what is monitored.
+        evaluator: evaluates the splits of the plan; None where there are none.
+        display: shows progress.
+        interrupt: set from outside to stop after the tick at hand.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        plan: TickPlan,
+        metric_log: MetricLog,
+        objective: Objective,
+        *,
+        evaluator: Evaluator | None = None,
+        display: ProgressDisplay | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.program = program
+        self.schedule = schedule
+        self.plan = plan
+        self.metric_log = metric_log
+        self.objective = objective
+        self.evaluator = evaluator
+        self.display = display or ProgressDisplay(program.problems, plan.max_ticks, enabled=False)
+        self.interrupt = interrupt or Interrupt()
+        self.window = Window(schedule.num_ticks)
+        self._random_state: dict[str, Any] | None = None
+        for name, problem in program.problems.items():
+            # Direct attributes: children in a ModuleDict get no trainer.
+            setattr(self, f"problem_{name}", ProblemModule(problem))
+            _check_scheduler(problem, objective)
+
+    @property
+    def problem_modules(self) -> list[ProblemModule]:
+        """The problems' modules, in their order."""
+        return [getattr(self, f"problem_{name}") for name in self.program.problems]
+
+    def train_dataloader(self) -> ChunkLoader:
+        """Return the chunks of the next round."""
+        return ChunkLoader(self.plan, self.schedule)
+
+    def configure_optimizers(self) -> Any:
+        """Return the problems' optimizers and schedulers: not for Lightning to step, but to save and to watch."""
+        return [module.optimizer_config() for module in self.problem_modules]
+
+    def training_step(self, chunk: tuple[int, int], batch_idx: int) -> None:
+        """Run the ticks of a chunk, flush and evaluate where the plan says so."""
+        begin, end = chunk
+        try:
+            while self.schedule.num_ticks < end and not self.interrupt.requested:
+                self._run_ticks(self.plan.flush_end(self.schedule.num_ticks, end))
+                if self.plan.is_flush(self.schedule.num_ticks):
+                    self._flush()
+            for split in [] if self.interrupt.requested else self.plan.due_splits(end):
+                self._evaluate(split)
+        except KeyboardInterrupt:
+            self.interrupt.requested = True
+        advance_clock(self.trainer, self.schedule.num_ticks - begin)
+        if self.interrupt.requested:
+            self.trainer.should_stop = True
+
+    def on_train_start(self) -> None:
+        """Begin the window at the (resumed) schedule's tick; random states come last."""
+        self.window.restart(self.schedule.num_ticks)
+        self.display.start(self.schedule.num_ticks)
+        if self._random_state is not None:
+            restore_random_state(self._random_state)
+            self._random_state = None
+
+    def on_train_epoch_end(self) -> None:
+        """End a round: hand the objective to the callbacks, which save and stop after this."""
+        self.window.check()
+        if self.interrupt.requested:
+            self._flush()
+            return
+        values = self.metric_log.last
+        self.objective.check_logged(values)
+        value = None if self.objective.monitor is None else values[self.objective.monitor]
+        for module in self.problem_modules:
+            module.step_scheduler(value)
+        if self.objective.monitor is not None and value is not None:
+            self.log(self.objective.monitor, value, logger=False)
+        if self.schedule.num_ticks >= self.plan.max_ticks:
+            self.trainer.should_stop = True
+
+    def on_train_end(self) -> None:
+        """Log what came after the last flush (early stopping), and leave the last picture."""
+        self._flush()
+        self.display.update(self.schedule.num_ticks, self.metric_log.last, is_last=True)
+        self.display.stop()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add everything that a bit-identical resume needs, in plain containers."""
+        checkpoint[STATE_KEY] = {
+            "program": self.program.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "random_state": random_state(),
+            "tick": self.schedule.num_ticks,
+            "metrics": dict(self.metric_log.last),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take it back."""
+        state = checkpoint[STATE_KEY]
+        self.program.load_state_dict(state["program"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.metric_log.last.update(state["metrics"])
+        self._random_state = state["random_state"]
+
+    def _run_ticks(self, end: int) -> None:
+        # The hot path: nothing is read from the device, logged or written here.
+        tick, keep, interrupt = self.schedule.tick, self.window.append, self.interrupt
+        for _ in range(end - self.schedule.num_ticks):
+            keep(tick())
+            if interrupt.requested:
+                break
+
+    def _flush(self) -> None:
+        values = self.window.flush()
+        if not values:
+            return
+        for module in self.problem_modules:
+            values.update(module.values())
+        values.update(self.program.statistics())
+        self.metric_log.log(self.schedule.num_ticks, values)
+        self.display.update(self.schedule.num_ticks, self.metric_log.last)
+
+    def _evaluate(self, split: str) -> None:
+        # A NaN must not reach the schedulers and the best checkpoint.
+        self.window.check()
+        assert self.evaluator is not None
+        values = self.evaluator.evaluate(split)
+        self.metric_log.log(self.schedule.num_ticks, values)
+        self.display.note(self.schedule.num_ticks, values)
+
+
+def _check_scheduler(problem: Problem, objective: Objective) -> None:
+    if not isinstance(problem.scheduler, ReduceLROnPlateau):
+        return
+    if problem.scheduler_interval == "evaluation" and objective.monitor is not None:
+        return
+    raise ConfigError(
+        f"problems.{problem.name}.scheduler: found ReduceLROnPlateau with scheduler_interval="
+        f"{problem.scheduler_interval} and objective={objective.key}; expected scheduler_interval=evaluation and an "
+        f"objective that is evaluated during training. Set problems.{problem.name}.scheduler_interval=evaluation and "
+        "give evaluate.splits a number of ticks for the objective's split."
+    )

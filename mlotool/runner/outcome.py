@@ -1,0 +1,69 @@
+"""How a run ended: what summary.json says."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlotool.core.errors import MlotoolError
+from mlotool.runner.checkpoint import read_checkpoint
+from mlotool.runner.objective import Objective
+
+
+class Outcome:
+    """Filled in while a run goes on.
+
+    Args:
+        objective: the run's objective.
+
+    Attributes:
+        status: "finished", "failed" or "interrupted".
+        error: the error's text.
+        metrics: the last value of every key.
+        best: tick and metrics of the best checkpoint.
+        num_ticks: ticks done.
+        training_s: wall-clock seconds of training, with its evaluations and checkpoints.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self.status = "failed"
+        self.error: str | None = None
+        self.metrics: dict[str, float] = {}
+        self.best: dict[str, Any] | None = None
+        self.num_ticks = 0
+        self.training_s = 0.0
+
+    def fail(self, exception: BaseException) -> None:
+        """Note an error."""
+        self.status = "failed"
+        text = str(exception)
+        self.error = text if isinstance(exception, MlotoolError) else f"{type(exception).__name__}: {text}"
+
+    def complete(self, metrics: Mapping[str, float], num_ticks: int, best_checkpoint: Path) -> None:
+        """Note what the run has reached."""
+        self.metrics = dict(metrics)
+        self.num_ticks = num_ticks
+        if best_checkpoint.is_file():
+            state = read_checkpoint(best_checkpoint)
+            self.best = {"tick": state["tick"], "metrics": state["metrics"]}
+
+    @property
+    def objective(self) -> float | None:
+        """The objective's value at the best checkpoint, else its last one."""
+        if self._objective.key is None:
+            return None
+        best = {} if self.best is None else self.best["metrics"]
+        return best.get(self._objective.key, self.metrics.get(self._objective.key))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the contents of summary.json."""
+        key, mode = self._objective.key, self._objective.mode
+        return {
+            "status": self.status,
+            "objective": {"key": key, "value": self.objective, "mode": mode},
+            "metrics": self.metrics,
+            "best": self.best,
+            "error": self.error,
+            "num_ticks": self.num_ticks,
+            "training_s": self.training_s,
+        }

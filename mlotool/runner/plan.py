@@ -1,0 +1,91 @@
+"""Which ticks belong together: flushes, chunks and rounds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mlotool.program import Schedule
+
+# Rounds (and with them checkpoints) of a run whose objective is not evaluated at an interval.
+CHUNKS_PER_ROUND = 20
+
+
+@dataclass(frozen=True)
+class TickPlan:
+    """The stops of a run, in ticks.
+
+    A chunk is one `training_step`; it also ends where a split is evaluated. A round is one epoch of the trainer: it
+    ends where the objective is evaluated, and checkpoints are written and early stopping is decided at its end.
+
+    Args:
+        max_ticks: ticks of the whole run.
+        ticks_per_chunk: the longest chunk; Lightning costs 0.3-0.6 ms a chunk.
+        log_every: ticks between two flushes of the losses.
+        evaluation_intervals: ticks between two evaluations, by split.
+        round_ticks: ticks of a round.
+
+    Example:
+        >>> plan = TickPlan(100, 50, 50, {"val": 40}, 40)
+        >>> plan.chunk_end(0), plan.chunk_end(40), plan.round_end(80), plan.due_splits(40)
+        (40, 80, 100, ['val'])
+    """
+
+    max_ticks: int
+    ticks_per_chunk: int
+    log_every: int
+    evaluation_intervals: dict[str, int]
+    round_ticks: int
+
+    def round_end(self, tick: int) -> int:
+        """Return where the round ends that goes on after `tick`."""
+        return min(_next_multiple(tick, self.round_ticks), self.max_ticks)
+
+    def chunk_end(self, tick: int) -> int:
+        """Return where the chunk ends that begins after `tick`."""
+        evaluations = (_next_multiple(tick, interval) for interval in self.evaluation_intervals.values())
+        return min(tick + self.ticks_per_chunk, self.round_end(tick), *evaluations)
+
+    def flush_end(self, tick: int, chunk_end: int) -> int:
+        """Return where losses are flushed next, or the chunk's end where that comes first."""
+        return min(_next_multiple(tick, self.log_every), chunk_end)
+
+    def is_flush(self, tick: int) -> bool:
+        """Say whether losses are flushed at `tick`."""
+        return tick % self.log_every == 0 or tick == self.max_ticks
+
+    def due_splits(self, tick: int) -> list[str]:
+        """Return the splits to evaluate at `tick`; at the last tick, all that have an interval."""
+        return [
+            split
+            for split, interval in self.evaluation_intervals.items()
+            if tick % interval == 0 or tick == self.max_ticks
+        ]
+
+
+class ChunkLoader:
+    """What the trainer iterates over: the chunks `(begin, end)` of one round.
+
+    It has no state of its own: an iteration begins at the schedule's tick, so a resumed schedule resumes it, and a
+    second epoch is not empty.
+
+    Args:
+        plan: where chunks and rounds end.
+        schedule: counts the ticks.
+    """
+
+    def __init__(self, plan: TickPlan, schedule: Schedule) -> None:
+        self._plan = plan
+        self._schedule = schedule
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield the chunks of the round that begins now."""
+        # Lightning fetches one chunk ahead, so only the first may ask the schedule.
+        begin = self._schedule.num_ticks
+        round_end = self._plan.round_end(begin)
+        while begin < round_end:
+            end = self._plan.chunk_end(begin)
+            yield begin, end
+            begin = end
+
+
+def _next_multiple(tick: int, interval: int) -> int:
+    return (tick // interval + 1) * interval

@@ -1,0 +1,95 @@
+"""What a user watches: the trainer's clock, in ticks, and the progress bar."""
+
+import time
+from collections.abc import Iterable, Mapping
+
+from pytorch_lightning import Trainer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+SECONDS_BETWEEN_REFRESHES = 0.25
+
+
+def advance_clock(trainer: Trainer, num_ticks: int) -> None:
+    """Make `trainer.global_step` count ticks.
+
+    With raw optimizers Lightning counts nothing, and ModelCheckpoint, which compares steps, would never save. The
+    counter is private API; a test holds the contract.
+    """
+    trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.increment_by(num_ticks)
+
+
+class ProgressDisplay:
+    """One line a problem with its loss, steps and the run's ticks a second; refreshed at flushes.
+
+    On a terminal it is a live display; elsewhere (a log file, a cluster's output) one line an evaluation.
+
+    Args:
+        problems: names of the problems.
+        max_ticks: ticks of the run.
+        enabled: False shows nothing.
+        console: where it is shown.
+    """
+
+    def __init__(
+        self, problems: Iterable[str], max_ticks: int, *, enabled: bool = True, console: Console | None = None
+    ) -> None:
+        self._problems = list(problems)
+        self._max_ticks = max_ticks
+        self._enabled = enabled
+        self._console = console or Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("ticks"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(), console=self._console,
+        )  # fmt: skip
+        self._task = self._bar.add_task("ticks", total=max_ticks, rate="")
+        self._live: Live | None = None
+        self._shown_at = 0.0
+        self._started: tuple[float, int] | None = None
+
+    def start(self, tick: int) -> None:
+        """Begin to show progress, from `tick` on."""
+        self._started = time.monotonic(), tick
+        if self._enabled and self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+
+    def update(self, tick: int, values: Mapping[str, float], *, is_last: bool = False) -> None:
+        """Show the last logged values; it costs a millisecond, so not more often than four times a second."""
+        now = time.monotonic()
+        if self._live is None or (now - self._shown_at < SECONDS_BETWEEN_REFRESHES and not is_last):
+            return
+        self._shown_at = now
+        self._bar.update(self._task, completed=tick, rate=f"{self._rate(tick):.0f} ticks/s")
+        self._live.update(Group(self._bar, self._table(values)), refresh=True)
+
+    def note(self, tick: int, values: Mapping[str, float]) -> None:
+        """Tell of an evaluation, where there is no live display."""
+        if self._enabled and self._live is None:
+            text = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
+            line = f"tick {tick}/{self._max_ticks}  {text}  {self._rate(tick):.0f} ticks/s"
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Leave the last picture and give the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _rate(self, tick: int) -> float:
+        if self._started is None:
+            return 0.0
+        began, first = self._started
+        return (tick - first) / max(time.monotonic() - began, 1e-9)
+
+    def _table(self, values: Mapping[str, float]) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for name in self._problems:
+            loss, steps = values.get(f"{name}/loss"), values.get(f"{name}/step", 0)
+            table.add_row(name, "" if loss is None else f"loss {loss:.4g}", f"{steps:.0f} steps")
+        others = {key: value for key, value in values.items() if key.split("/")[0] not in self._problems}
+        for key, value in others.items():
+            table.add_row(key, f"{value:.4g}", "")
+        return table

@@ -1,0 +1,30 @@
+"""The state of all random number generators, as plain containers that load with `weights_only=True`."""
+
+import random
+from typing import Any
+
+import numpy
+import torch
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of torch's, CUDA's, numpy's and Python's global generators."""
+    kind, keys, position, has_gauss, cached_gaussian = numpy.random.get_state()
+    version, internal, gauss_next = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [kind, torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached_gaussian)],
+        "python": [version, torch.tensor(internal), gauss_next],
+    }
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Take the states back; CUDA's only where the number of devices is the same."""
+    kind, keys, position, has_gauss, cached_gaussian = state["numpy"]
+    numpy.random.set_state((kind, keys.numpy().astype("uint32"), position, has_gauss, cached_gaussian))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss_next))
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([value.cpu() for value in state["cuda"]])
+    torch.set_rng_state(state["torch"].cpu())

@@ -1,0 +1,73 @@
+"""The steps of the ticks since the last flush: nothing is read from the device in between."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import NonFiniteLossError
+from mlotool.program import StepResult
+
+Steps = Mapping[str, StepResult]
+
+
+class Window:
+    """Collects what ticks return, as tensors; turns it into numbers at a flush.
+
+    Args:
+        num_ticks: ticks that lie before the window.
+
+    Cost: a list append a tick; at a flush a few stacks and two transfers from the device.
+
+    Example:
+        >>> from mlotool.program import StepResult
+        >>> window = Window()
+        >>> window.append({"line": StepResult(torch.tensor(1.0), {})})
+        >>> window.append({"line": StepResult(torch.tensor(3.0), {})})
+        >>> window.flush()
+        {'line/loss': 2.0}
+    """
+
+    def __init__(self, num_ticks: int = 0) -> None:
+        self._ticks: list[Steps] = []
+        self._num_ticks_before = num_ticks
+        self._num_checked = 0
+        self.append = self._ticks.append
+
+    def restart(self, num_ticks: int) -> None:
+        """Forget the collected steps; the next one belongs to tick `num_ticks + 1`."""
+        self._ticks.clear()
+        self._num_ticks_before = num_ticks
+        self._num_checked = 0
+
+    def check(self) -> None:
+        """Raise NonFiniteLossError, with the first bad tick, if a loss since the last check is NaN or infinite."""
+        fresh = self._ticks[self._num_checked :]
+        losses = [step.loss for steps in fresh for step in steps.values()]
+        # One transfer for all; the search runs only when it is needed.
+        if losses and not bool(torch.stack(losses).isfinite().all()):
+            self._raise_first_bad(fresh, self._num_ticks_before + self._num_checked)
+        self._num_checked = len(self._ticks)
+
+    def flush(self) -> dict[str, float]:
+        """Check the losses, return the mean of each `<problem>/<metric>` over the window and begin the next one."""
+        self.check()
+        collected: dict[str, list[Tensor]] = {}
+        for steps in self._ticks:
+            for problem, step in steps.items():
+                collected.setdefault(f"{problem}/loss", []).append(step.loss)
+                for name, value in step.metrics.items():
+                    collected.setdefault(f"{problem}/{name}", []).append(value)
+        self.restart(self._num_ticks_before + len(self._ticks))
+        if not collected:
+            return {}
+        means = torch.stack([torch.stack(values).double().mean() for values in collected.values()])
+        return dict(zip(collected, means.tolist(), strict=True))
+
+    @staticmethod
+    def _raise_first_bad(fresh: list[Steps], num_ticks_before: int) -> None:
+        for tick, steps in enumerate(fresh, start=num_ticks_before + 1):
+            for problem, step in steps.items():
+                value = float(step.loss)
+                if not torch.isfinite(step.loss):
+                    raise NonFiniteLossError(problem, tick, value)

@@ -1,0 +1,63 @@
+"""Metrics against their definitions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from mlotool.core.errors import ConfigError
+from mlotool.runner.evaluation import METRIC_NAMES, Evaluator, build_metric, whole_batches
+from tests.runner.tiny import NUM_CLASSES, NUM_FEATURES, Data
+
+
+class Items:
+    """A data set without `__getitems__`."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, index: int) -> object:
+        return self._inner[index]
+
+
+def test_metrics_are_those_of_the_whole_split() -> None:
+    data, module = Data(), nn.Linear(NUM_FEATURES, NUM_CLASSES)
+    split = data.split("test")
+    values = Evaluator(module, data, ["accuracy", "cross_entropy", "recall"], batch_size=7).evaluate("test")
+    with torch.no_grad():
+        logits = module(split.input)
+    correct = logits.argmax(1) == split.target
+    assert values["test/accuracy"] == pytest.approx(correct.float().mean().item())
+    assert values["test/cross_entropy"] == pytest.approx(functional.cross_entropy(logits, split.target).item())
+    recalls = [correct[split.target == label].float().mean().item() for label in range(NUM_CLASSES)]
+    assert values["test/recall"] == pytest.approx(sum(recalls) / NUM_CLASSES)
+
+
+def test_evaluation_is_in_eval_mode_and_leaves_the_mode_and_random_numbers_alone() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(NUM_FEATURES), nn.Dropout(0.5), nn.Linear(NUM_FEATURES, NUM_CLASSES))
+    module[0].eval()
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    evaluator, state = Evaluator(module, Data(), ["cross_entropy"], batch_size=8), torch.get_rng_state()
+    assert evaluator.evaluate("val") == evaluator.evaluate("val")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [child.training for child in module] == [False, True, True]
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in module.named_buffers())
+
+
+def test_a_data_set_of_single_items_gives_the_same_batches() -> None:
+    split = Data().split("val")
+    for one, other in zip(whole_batches(split, 6), whole_batches(Items(split), 6), strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in ("input", "target"))
+
+
+@pytest.mark.parametrize("name", METRIC_NAMES)
+def test_every_metric_can_be_built(name: str) -> None:
+    assert build_metric(name, 3) is not None
+
+
+def test_a_classification_metric_needs_classes() -> None:
+    with pytest.raises(ConfigError, match="needs classes"):
+        build_metric("accuracy", None)

@@ -1,0 +1,89 @@
+"""W&B, offline, and TensorBoard."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlotool.runner import RunResult
+
+Run = Callable[..., RunResult]
+SHORT = {"debug.limit_ticks": 5, "runner.checkpoint": False}
+
+
+class FakeRun:
+    """Stands in for a W&B run where the service is not needed."""
+
+    def __init__(self) -> None:
+        self.defined: dict[str, Any] = {}
+        self.logged: list[dict[str, float]] = []
+        self.exit_code: int | None = None
+
+    def define_metric(self, name: str, **settings: Any) -> None:
+        self.defined[name] = settings.get("step_metric")
+
+    def log(self, values: dict[str, float]) -> None:
+        self.logged.append(values)
+
+    def finish(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeRun, dict[str, Any]]:
+    run, settings = FakeRun(), {}
+
+    def init(**given: Any) -> FakeRun:
+        settings.update(given)
+        return run
+
+    import wandb
+
+    monkeypatch.setattr(wandb, "init", init)
+    return run, settings
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_an_offline_run_of_wandb_is_made_and_finished(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    result = tiny_run({**SHORT, "logger.wandb": True})
+    assert list((result.output_dir / "wandb").glob("offline-run-*/*.wandb"))
+    assert wandb.run is None
+    assert "WANDB_MODE" not in os.environ
+
+
+def test_each_problem_has_its_own_axis_in_wandb(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:
+    run, settings = fake_wandb
+    result = tiny_run({**SHORT, "logger.wandb": True})
+    assert run.defined["classifier/*"] == "classifier/step"
+    assert run.defined["weights/*"] == "weights/step"
+    assert run.exit_code == 0
+    assert {key for row in run.logged for key in row} >= {"classifier/loss", "val/accuracy", "trainer/global_step"}
+    assert type(settings["config"]["runner"]) is dict
+    assert (settings["mode"], settings["dir"]) == ("offline", str(result.output_dir))
+
+
+def test_wandb_is_finished_when_a_run_fails(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:
+    def fail(batch: Any, *, model: Any, weigher: Any) -> Any:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        tiny_run({**SHORT, "logger.wandb": True}, loss=fail)
+    assert fake_wandb[0].exit_code == 1
+
+
+def test_a_disabled_logger_starts_nothing(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:
+    tiny_run({**SHORT, "logger.wandb": True, "logger.mode": "disabled"})
+    assert fake_wandb[0].exit_code is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_by_choice(tiny_run: Run) -> None:
+    pytest.importorskip("tensorboard")
+    result = tiny_run({**SHORT, "logger.tensorboard": True})
+    files: list[Path] = list((result.output_dir / "tensorboard").glob("events.out.*"))
+    assert len(files) == 1
