@@ -80,7 +80,6 @@ def _folder(name: str, folder: Path) -> Finding:
 
 
 def _wandb() -> Finding:
-    mode = os.environ.get("WANDB_MODE")
-    if mode is None:
-        return GOOD, "W&B", "offline unless logger.mode=online; needs no account"
-    return GOOD, "W&B", f"WANDB_MODE={mode}"
+    if os.environ.get("WANDB_API_KEY"):
+        return GOOD, "W&B", "offline unless logger.mode=online; WANDB_API_KEY is set"
+    return GOOD, "W&B", "offline unless logger.mode=online, which needs `wandb login`; offline needs no account"

@@ -27,6 +27,13 @@ class Request:
     file: Path | None
     overrides: tuple[str, ...]
 
+    def recipe_names(self) -> list[str]:
+        """Return the recipes by name: several in a sweep (`a,b`), none where Hydra has to work them out (`glob(*)`)."""
+        if self.file is not None:
+            return [self.file.stem]
+        text = self.recipe or ""
+        return [] if "(" in text else [name for name in re.split(r"[\s,\[\]'\"]+", text) if name]
+
     def hydra_words(self) -> list[str]:
         """Return the overrides as Hydra wants them."""
         first = [] if self.recipe is None else [f"+recipe={self.recipe}"]
@@ -56,7 +63,7 @@ def read_request(words: Sequence[str]) -> Request:
         found = " and ".join(f"'{name}'" for name, _ in recipes)
         raise ConfigError(f"Found two recipes, {found}; expected one. Write an override as key=value.")
     recipe, file_ = recipes[0] if recipes else (None, None)
-    return Request(recipe, file_, tuple(overrides))
+    return Request(recipe or None, file_, tuple(overrides))
 
 
 def is_path(word: str) -> bool:

@@ -1,7 +1,6 @@
 """Where logged numbers go: metrics.csv always, W&B and TensorBoard by choice."""
 
 import csv
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +68,7 @@ def open_loggers(config: Any, run_dir: Path, problems: Iterable[str]) -> Iterato
     try:
         if settings.wandb and settings.mode != "disabled":
             run = _start_wandb(config, run_dir, problems)
-            loggers.append(_wandb_logger(run))
+            loggers.append(_wandb_logger(run, run_dir))
         if settings.tensorboard:
             loggers.append(_tensorboard_logger(run_dir))
         yield loggers
@@ -104,11 +103,11 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
     return run
 
 
-def _wandb_logger(run: "Run") -> Logger:
+def _wandb_logger(run: "Run", run_dir: Path) -> Logger:
     from pytorch_lightning.loggers import WandbLogger
 
     # Not WandbLogger(offline=True): it sets WANDB_MODE for the whole process.
-    return WandbLogger(experiment=run, save_dir=os.fspath(run.settings.wandb_dir))
+    return WandbLogger(experiment=run, save_dir=run_dir)
 
 
 def _tensorboard_logger(run_dir: Path) -> Logger:

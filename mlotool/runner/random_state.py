@@ -9,12 +9,18 @@ import torch
 
 def random_state() -> dict[str, Any]:
     """Return the states of torch's, CUDA's, numpy's and Python's global generators."""
-    kind, keys, position, has_gauss, cached_gaussian = numpy.random.get_state()
+    kind, keys, position, has_gauss, cached_gaussian = numpy.random.get_state(legacy=True)
     version, internal, gauss_next = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [kind, torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached_gaussian)],
+        "numpy": [
+            kind,
+            torch.from_numpy(numpy.asarray(keys, dtype="int64")),
+            int(position),
+            int(has_gauss),
+            float(cached_gaussian),
+        ],
         "python": [version, torch.tensor(internal), gauss_next],
     }
 

@@ -95,7 +95,7 @@ class Session:
         began = time.perf_counter()
         try:
             with graceful_interrupt(interrupt):
-                resume = {} if resume_from is None else {"ckpt_path": resume_from, "weights_only": True}
+                resume: dict[str, Any] = {} if resume_from is None else {"ckpt_path": resume_from, "weights_only": True}
                 trainer.fit(module, **resume)
         finally:
             outcome.training_s = time.perf_counter() - began

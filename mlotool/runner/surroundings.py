@@ -44,21 +44,17 @@ def torch_settings(*, num_threads: int | None, deterministic: bool) -> Iterator[
     """Set the number of CPU threads (None keeps it) and deterministic algorithms; put both back."""
     threads, was_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     if deterministic:
         # cuBLAS reads it when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
-    # It would write every empty tensor once, to find reads of unset memory: a debugging aid that costs time.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[assignment]
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(was_deterministic, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
 class Interrupt:

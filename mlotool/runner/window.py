@@ -43,7 +43,7 @@ class Window:
     def check(self) -> None:
         """Raise NonFiniteLossError, with the first bad tick, if a loss since the last check is NaN or infinite."""
         fresh = self._ticks[self._num_checked :]
-        losses = [step.loss for steps in fresh for step in steps.values()]
+        losses = [_scalar(step.loss) for steps in fresh for step in steps.values()]
         # One transfer for all; the search runs only when it is needed.
         if losses and not bool(torch.stack(losses).isfinite().all()):
             self._raise_first_bad(fresh, self._num_ticks_before + self._num_checked)
@@ -55,7 +55,7 @@ class Window:
         collected: dict[str, list[Tensor]] = {}
         for steps in self._ticks:
             for problem, step in steps.items():
-                collected.setdefault(f"{problem}/loss", []).append(step.loss)
+                collected.setdefault(f"{problem}/loss", []).append(_scalar(step.loss))
                 for name, value in step.metrics.items():
                     collected.setdefault(f"{problem}/{name}", []).append(value)
         self.restart(self._num_ticks_before + len(self._ticks))
@@ -71,3 +71,8 @@ class Window:
                 value = float(step.loss)
                 if not torch.isfinite(step.loss):
                     raise NonFiniteLossError(problem, tick, value)
+
+
+def _scalar(loss: Tensor) -> Tensor:
+    # A loss of one element is as good; reshaping each of them would cost as much as the stack.
+    return loss if loss.dim() == 0 else loss.reshape(())

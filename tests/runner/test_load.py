@@ -31,15 +31,15 @@ def test_evaluate_repeats_the_runs_numbers(tiny_run: Run) -> None:
 
 def test_wrong_names(tiny_run: Run) -> None:
     run_dir = tiny_run({"debug.limit_ticks": 2, "objective": None}).output_dir
-    with pytest.raises(ConfigError, match="Unknown problem 'clasifier'.*Did you mean 'classifier'"):
+    with pytest.raises(ConfigError, match=r"Unknown problem 'clasifier'.*Did you mean 'classifier'"):
         load(run_dir, "clasifier", "last")
     with pytest.raises(ConfigError, match=r"no checkpoint 'best'.*Use checkpoint=last"):
         load(run_dir, "classifier")
-    with pytest.raises(ConfigError, match="Split 'tests'.*Did you mean 'test'"):
+    with pytest.raises(ConfigError, match=r"Split 'tests'.*Did you mean 'test'"):
         evaluate(run_dir, "tests", "last")
 
 
 def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "best.ckpt")
-    with pytest.raises(RunError, match="is not a checkpoint of mlotool"):
+    with pytest.raises(RunError, match=r"is not a checkpoint of mlotool"):
         read_checkpoint(tmp_path / "best.ckpt")

@@ -20,7 +20,7 @@ from tests.runner.tiny import make_built, make_config
 def train(path: Path, resume_from: Path | None = None, **changes: Any) -> RunFolder:
     config = make_config(**changes)
     torch.manual_seed(5 if resume_from else 0)
-    folder = RunFolder.create(config, path)
+    folder = RunFolder(path) if resume_from else RunFolder.create(config, path)
     with quiet_lightning():
         session = Session(
             config,
@@ -34,12 +34,11 @@ def train(path: Path, resume_from: Path | None = None, **changes: Any) -> RunFol
 @pytest.mark.parametrize("stop", [10, 20, 25])
 def test_a_resumed_run_is_bit_identical(tmp_path: Path, stop: int) -> None:
     whole = train(tmp_path / "whole", **{"runner.max_ticks": 40})
-    first = train(tmp_path / "first", **{"runner.max_ticks": stop})
-    second = train(tmp_path / "second", first.checkpoint("last"), **{"runner.max_ticks": 40})
-    expected, found = read_metrics(whole.path), read_metrics(second.path)
-    # Training after the stop; the final evaluation belongs to whichever checkpoint was the best.
+    parts = train(tmp_path / "parts", **{"runner.max_ticks": stop})
+    train(parts.path, parts.checkpoint("last"), **{"runner.max_ticks": 40})
+    expected, found = read_metrics(whole.path), read_metrics(parts.path)
     assert [row for row in found if row[0] > stop] == [row for row in expected if row[0] > stop]
-    a, b = (read_checkpoint(folder.checkpoint("last")) for folder in (whole, second))
+    a, b = (read_checkpoint(folder.checkpoint("last")) for folder in (whole, parts))
     assert a["tick"] == b["tick"] == 40
     for problem, state in a["program"].items():
         for key, tensor in state["module"].items():

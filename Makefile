@@ -1,0 +1,51 @@
+# Everything from a fresh machine that has Python and make: `make run`, `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+RECIPE ?= mwn
+ARGS ?=
+# The recipe's name, or the path of its file.
+RECIPE_WORD = $(if $(findstring /,$(RECIPE))$(filter %.yaml,$(RECIPE)),$(RECIPE),+recipe=$(RECIPE))
+BIN = $(VENV)/bin
+
+.PHONY: run test test-all lint benchmark clean help
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1: /'
+
+run: $(VENV)/installed  ## train a recipe: make run RECIPE=mwn ARGS="seed=1 hypergradient=cg"
+	$(BIN)/mlotool run $(RECIPE_WORD) $(ARGS)
+
+test: $(VENV)/installed-dev  ## the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+test-all: $(VENV)/installed-dev  ## the tests, slow ones included
+	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+
+lint: $(VENV)/installed-dev  ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+benchmark: $(VENV)/installed-dev  ## startup times of the command line
+	$(BIN)/python -m benchmarks.cli_startup
+
+clean:  ## everything that these targets made, runs excepted
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps make a second call start at once; a changed pyproject.toml installs again.
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "mlotool needs Python 3.11 or newer, but this is " + sys.version.split()[0] + "; run: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV); PyTorch is large, this takes minutes the first time"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/installed-dev: pyproject.toml | $(BIN)/python
+	@echo "installing into $(VENV); PyTorch is large, this takes minutes the first time"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@ $(VENV)/installed

@@ -1,0 +1,73 @@
+"""Wall time of the command line's verbs that must not wait for torch, the interpreter's own start included.
+
+    python -m benchmarks.cli_startup
+
+Each command runs in a new process; the median of `--rounds` is kept. Rounds interleave the commands, after one round
+that fills the disk cache and is not counted.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.harness import record
+
+COMMANDS = {
+    "--help": ["--help"],
+    "completion of a verb": ["-sc", "query=bash"],
+    "completion of a recipe": ["-sc", "query=bash"],
+    "completion of a group": ["-sc", "query=bash"],
+    "list": ["list"],
+    "show": ["show", "mwn"],
+    "validate": ["validate", "mwn"],
+}
+LINES = {
+    "completion of a verb": "mlotool sh",
+    "completion of a recipe": "mlotool run +recipe=",
+    "completion of a group": "mlotool run +recipe=mwn hypergradient=",
+}
+LIMITS = {"--help": 0.3, "show": 1.5, "validate": 1.5, **dict.fromkeys(LINES, 0.3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds + 1):
+            for name in COMMANDS:
+                elapsed = _time(name, folder)
+                if number:
+                    seconds[name].append(elapsed)
+    medians = {name: round(statistics.median(each), 3) for name, each in seconds.items()}
+    rows = {
+        name: {"median_s": medians[name], "max_s": round(max(seconds[name]), 3), "limit_s": LIMITS.get(name)}
+        for name in COMMANDS
+    }
+    path = record.write("cli_startup", {**record.surroundings(("hydra-core", "omegaconf")), "rows": rows})
+    for name, row in rows.items():
+        limit = "" if row["limit_s"] is None else f"limit {row['limit_s']} s"
+        print(f"{name:<24} median {row['median_s']:.3f} s  max {row['max_s']:.3f} s  {limit}")
+    print(path)
+
+
+def _time(name: str, folder: str) -> float:
+    environment = dict(
+        os.environ, PYTHONPATH=os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
+    )
+    if name in LINES:
+        environment |= {"COMP_LINE": LINES[name], "COMP_POINT": str(len(LINES[name]))}
+    command = [sys.executable, "-m", "mlotool", *COMMANDS[name]]
+    start = time.perf_counter()
+    subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""`mlotool -sc query=bash`: what could stand where the cursor is; `-sc install=bash`: the script that asks."""
+
+import os
+from collections.abc import Sequence
+
+from mlotool.cli.main import VERBS
+from mlotool.cli.request import Request, is_path, read_request
+from mlotool.core.errors import ConfigError
+
+WITH_OVERRIDES = ("run", "show", "validate")
+WITH_RECIPE = (*WITH_OVERRIDES, "copy")
+SHELLS = ("bash", "zsh", "fish")
+
+
+def main(words: Sequence[str]) -> int:
+    """Answer a shell."""
+    command, _, shell = (words[0] if words else "").partition("=")
+    if len(words) != 1 or command not in ("install", "uninstall", "query") or shell not in SHELLS:
+        raise ConfigError(
+            f"Found '-sc {' '.join(words)}'; expected install=SHELL or uninstall=SHELL with {', '.join(SHELLS)}. "
+            'Write: eval "$(mlotool -sc install=bash)"'
+        )
+    if command != "query":
+        _ask_hydra(words, Request(None, None, ()), "")
+        return 0
+    line = os.environ.get("COMP_LINE", "")
+    before, current = _split(line)
+    if not before:
+        print(" ".join(verb for verb in VERBS if verb.startswith(current)))
+    elif before[0] in WITH_RECIPE:
+        _complete_recipe(words, before[0], before[1:], current)
+    return 0
+
+
+def _split(line: str) -> tuple[list[str], str]:
+    """Return the words behind the program's name that are complete, and the one at the cursor."""
+    words = line.split()[1:]
+    current = "" if not words or line[-1].isspace() else words.pop()
+    # Of the options, -m alone changes what Hydra offers.
+    return [word for word in words if not word.startswith("-") or word in ("-m", "--multirun")], current
+
+
+def _complete_recipe(words: Sequence[str], verb: str, before: list[str], current: str) -> None:
+    flags = [word for word in before if word.startswith("-")]
+    try:
+        request = read_request([word for word in before if word not in flags])
+    except ConfigError:
+        return  # a line that would fail has no completions; its error comes when it is run
+    if request.recipe is None and not is_path(current) and "=" not in current:
+        from mlotool import config
+
+        print(" ".join(info.name for info in config.list_recipes() if info.name.startswith(current)))
+    if verb in WITH_OVERRIDES and not current.startswith("-"):
+        _ask_hydra(words, request, " ".join([*flags, *request.hydra_words(), current]))
+
+
+def _ask_hydra(words: Sequence[str], request: Request, line: str) -> None:
+    from mlotool import config
+    from mlotool.cli.hydra_app import call_hydra, never
+
+    config.register_sources([] if request.file is None else [request.file.parent])
+    # Hydra's plugin knows no verbs, and strips the program's name by itself.
+    os.environ["COMP_LINE"] = f"mlotool {line}"
+    call_hydra(["-sc", *words], never)

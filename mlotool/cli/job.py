@@ -1,0 +1,120 @@
+"""One job of `mlotool run`: check, train, report. Hydra calls it, once or for every job of a sweep."""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlotool import config as configuration
+from mlotool.cli.show_result import nearby, show_result
+from mlotool.core.errors import RunError
+
+if TYPE_CHECKING:
+    from mlotool.runner import RunResult
+
+
+@dataclass
+class Job:
+    """What Hydra calls with each composed config.
+
+    Errors are kept in `errors`, not raised: Hydra would announce them in its own words, and stop a sweep's summary.
+
+    Args:
+        command: the command line, for provenance.json.
+        recipe_file: of a recipe that was given by its path.
+        trusted: packages of the user's that recipes may use.
+
+    Attributes:
+        errors: those of all jobs, in order.
+        sweep_dir: the folder of the sweep; None in a single run.
+    """
+
+    command: str
+    recipe_file: Path | None = None
+    trusted: tuple[str, ...] = ()
+    errors: list[Exception] = field(default_factory=list)
+    sweep_dir: Path | None = None
+
+    def __call__(self, config: Any) -> float | None:
+        """Run one job; return its objective, or NaN where it failed."""
+        from hydra.core.hydra_config import HydraConfig
+        from hydra.types import RunMode
+
+        # A launcher may have carried this object into another process.
+        for package in self.trusted:
+            configuration.trust(package)
+        hydra = HydraConfig.get()
+        run_dir = Path(hydra.runtime.output_dir)
+        overrides = tuple(hydra.overrides.task)
+        if hydra.mode == RunMode.MULTIRUN:
+            self.sweep_dir = Path(hydra.sweep.dir).absolute()
+        try:
+            recipe = self._recipe_path(hydra.runtime.choices)
+            if self.sweep_dir is None and recipe is not None:
+                print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)
+            origin = configuration.Origin(self.command, overrides, recipe)
+            result = train(config, run_dir, origin)
+        except Exception as error:
+            self.errors.append(error)
+            if self.sweep_dir is None:
+                _remove_if_empty(run_dir)
+            else:
+                _note_failure(run_dir, overrides, error)
+                print(f"mlotool: job {run_dir.name} failed: {error}", file=sys.stderr)
+            return float("nan")
+        if self.sweep_dir is None:
+            show_result(config, result)
+        return result.objective
+
+    def _recipe_path(self, choices: Any) -> Path | None:
+        recipe = choices.get("recipe")
+        if not isinstance(recipe, str):
+            return None
+        if self.recipe_file is not None and self.recipe_file.stem == recipe:
+            return self.recipe_file
+        return configuration.find_recipe(recipe)
+
+
+def train(config: Any, run_dir: Path, origin: configuration.Origin) -> "RunResult":
+    """Check a config, run it and write its report, also that of a run that failed half-way."""
+    for warning in configuration.check(config, targets=True):
+        print(f"mlotool: warning: {warning}", file=sys.stderr)
+    from mlotool import runner
+
+    try:
+        result = runner.run(config, output_dir=run_dir, origin=origin)
+    except RunError:
+        write_report(config, run_dir)
+        raise
+    write_report(config, run_dir)
+    return result
+
+
+def write_report(config: Any, run_dir: Path) -> None:
+    """Write the report where the recipe wants one; a failure is a warning, for the run itself is done."""
+    if not config.runner.report:
+        return
+    from mlotool.report import write_report as write
+
+    try:
+        write(run_dir)
+    except Exception as error:
+        text = f"the report could not be written ({type(error).__name__}: {error})"
+        print(f"mlotool: warning: {text}; try again: mlotool report {run_dir} --debug", file=sys.stderr)
+
+
+def _remove_if_empty(run_dir: Path) -> None:
+    # Hydra makes the folder before it calls us; a config that is refused must not leave one.
+    if run_dir.is_dir() and not any(run_dir.iterdir()):
+        run_dir.rmdir()
+
+
+def _note_failure(run_dir: Path, overrides: tuple[str, ...], error: Exception) -> None:
+    # The table of a sweep is read from the folders; a job that was refused has none of the runner's files.
+    summary, listing = run_dir / "summary.json", run_dir / "overrides.txt"
+    if not summary.exists():
+        content = {"status": "failed", "objective": None, "metrics": {}, "best": None, "error": str(error)}
+        summary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if not listing.exists():
+        listing.write_text("".join(f"{line}\n" for line in overrides), encoding="utf-8")

@@ -1,0 +1,32 @@
+"""Recipes by name: what to say where none was given, and the composed config of one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlotool import config
+from mlotool.cli.hydra_app import open_sources
+from mlotool.cli.request import Request, read_request
+from mlotool.core.errors import ConfigError
+
+
+def compose_request(words: Sequence[str], verb: str, trusted: Sequence[str] = ()) -> tuple[Request, Any]:
+    """Return the request that `words` make, and its composed config.
+
+    Raises:
+        ConfigError: no recipe, several, or one that does not compose.
+    """
+    request = read_request(words)
+    require_recipe(request, verb)
+    open_sources(request, trusted)
+    return request, config.compose(request.recipe, request.overrides)
+
+
+def require_recipe(request: Request, verb: str) -> None:
+    """Raise a ConfigError that lists the recipes where a request names none."""
+    if request.recipe is not None:
+        return
+    names = [info.name for info in config.list_recipes()]
+    raise ConfigError(
+        f"`mlotool {verb}` needs a recipe, but none was given; expected one of {', '.join(names) or '(none found)'}, "
+        f"or a path to a file. Write: mlotool {verb} {names[0] if names else 'path/to/recipe.yaml'}"
+    )

@@ -1,0 +1,23 @@
+"""`mlotool report`: the page of a finished run, or the table of a sweep."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlotool.cli.arguments import VerbParser
+
+
+def main(words: Sequence[str]) -> int:
+    """Write the report again from what the folder holds."""
+    parser = VerbParser("report", "Write report.html and its pictures of a run, or sweep.csv of a sweep, again.")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run or of a sweep")
+    arguments = parser.parse(words)
+    from mlotool.cli.show_result import nearby, show_sweep
+    from mlotool.report.run_folder import is_run_folder
+
+    if (arguments.run / "multirun.yaml").is_file() and not is_run_folder(arguments.run):
+        show_sweep(arguments.run)
+        return 0
+    from mlotool.report import write_report
+
+    print(nearby(write_report(arguments.run)))
+    return 0

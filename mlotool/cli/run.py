@@ -1,0 +1,96 @@
+"""`mlotool run`: every job that a command line describes, through Hydra."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+
+from mlotool.cli.arguments import recipe_parser
+from mlotool.cli.hydra_app import call_hydra, never, open_sources
+from mlotool.cli.job import Job
+from mlotool.cli.recipes import require_recipe
+from mlotool.cli.request import Request, read_request
+from mlotool.cli.show_result import show_sweep
+from mlotool.core.errors import ConfigError, RunError
+
+DESCRIPTION = """Train what a recipe describes. All of Hydra's command line works:
+
+  mlotool run +recipe=mwn                       a built-in recipe; `mlotool run mwn` is the same
+  mlotool run path/to/mine.yaml                 a recipe of yours; ./recipes/NAME.yaml is found by its name
+  mlotool run mwn seed=1 data=mnist             values, and options of the config groups
+  mlotool run -m mwn seed=0,1,2                 a sweep: a folder a job, a table at the end, sweep.csv
+  mlotool run mwn --cfg job                     the config, not run
+  mlotool run mwn --trust mypackage             a recipe that uses classes of your own package
+
+A run lies in outputs/<name>/<date>_<time>, a sweep in outputs/<name>/multirun/<date>_<time>/<job>.
+"""
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+def main(words: Sequence[str]) -> int:
+    """Run; 0 when every job finished."""
+    arguments = _parser().parse(words)
+    request = read_request(arguments.words)
+    hydra_flags = _hydra_flags(arguments)
+    shows_only = bool(arguments.cfg or arguments.info or arguments.hydra_help)
+    if not shows_only:
+        require_recipe(request, "run")
+    open_sources(request, arguments.trust)
+    if shows_only:
+        call_hydra([*request.hydra_words(), *hydra_flags], never)
+        return 0
+    command = shlex.join(["mlotool", "run", *words])
+    job = Job(command, request.file, tuple(arguments.trust))
+    try:
+        call_hydra([*request.hydra_words(), *_sweep_folder(request), *hydra_flags], job)
+    except KeyboardInterrupt:
+        _show_sweep(job)
+        raise
+    _show_sweep(job)
+    return _exit_code(job, is_sweep=arguments.multirun)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = recipe_parser("run", DESCRIPTION)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("-m", "--multirun", action="store_true", help="a sweep: key=a,b runs a job for each")
+    mode.add_argument("-c", "--cfg", choices=("job", "hydra", "all"), help="print the config instead of running")
+    mode.add_argument("-i", "--info", nargs="?", const="all", choices=INFO, help="print what Hydra found where")
+    mode.add_argument("--hydra-help", action="store_true", help="Hydra's own help")
+    parser.add_argument("-p", "--package", help="with --cfg: the part to print")
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: resolve interpolations")
+    parser.add_argument("-cd", "--config-dir", metavar="DIR", help="a folder of yours with config groups")
+    return parser
+
+
+def _hydra_flags(arguments: argparse.Namespace) -> list[str]:
+    if (arguments.resolve or arguments.package) and not arguments.cfg:
+        raise ConfigError("Found --resolve or --package without --cfg; they choose what --cfg prints. Add --cfg job.")
+    flags = [f"--{name.replace('_', '-')}" for name in ("multirun", "resolve", "hydra_help") if vars(arguments)[name]]
+    for name in ("cfg", "info", "package", "config_dir"):
+        if vars(arguments)[name] is not None:
+            flags += [f"--{name.replace('_', '-')}", vars(arguments)[name]]
+    return flags
+
+
+def _sweep_folder(request: Request) -> list[str]:
+    # Several recipes in one sweep have no common `name`, of which the default folder is made.
+    if len(request.recipe_names()) == 1 or any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
+        return []
+    return ["hydra.sweep.dir=outputs/recipes/multirun/${now:%Y-%m-%d_%H-%M-%S}"]
+
+
+def _show_sweep(job: Job) -> None:
+    if job.sweep_dir is not None:
+        show_sweep(job.sweep_dir)
+
+
+def _exit_code(job: Job, *, is_sweep: bool) -> int:
+    if job.errors and job.sweep_dir is None:
+        raise job.errors[0]
+    if job.errors:
+        raise RunError(f"{len(job.errors)} job(s) of the sweep failed; the first one: {job.errors[0]}")
+    if is_sweep and job.sweep_dir is None:
+        # A launcher ran the jobs in processes of its own.
+        print("mlotool: `mlotool report <the sweep's folder>` makes the table of its jobs.", file=sys.stderr)
+    return 0

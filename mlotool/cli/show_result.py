@@ -1,0 +1,64 @@
+"""What a run and a sweep say at their end."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from mlotool.runner import RunResult
+
+
+def show_result(config: Any, result: "RunResult", console: Console | None = None) -> None:
+    """Print objective, final metrics of the evaluated splits, and where everything lies."""
+    console = console or _plain_console()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    if config.objective is not None and result.objective is not None:
+        table.add_row(f"objective {config.objective}", f"{result.objective:.4g}")
+    evaluated = () if config.evaluate is None else config.evaluate.splits
+    for key, value in sorted(result.metrics.items()):
+        if key.split("/")[0] in evaluated:
+            table.add_row(key, f"{value:.4g}")
+    table.add_row("run folder", nearby(result.output_dir))
+    if result.checkpoint is not None:
+        table.add_row("checkpoint", nearby(result.checkpoint))
+    report = result.output_dir / "report.html"
+    if report.is_file():
+        table.add_row("report", nearby(report))
+    console.print()
+    # No wrapping where nobody watches: a path in a log file is to be copied.
+    console.print(table, soft_wrap=not console.is_terminal)
+
+
+def show_sweep(sweep_dir: Path, console: Console | None = None) -> None:
+    """Print one row a job, failed ones included, and write sweep.csv."""
+    from mlotool.report import sweep_rows, write_sweep_summary
+
+    console = console or _plain_console()
+    rows = sweep_rows(sweep_dir)
+    file = write_sweep_summary(sweep_dir)
+    objectives = {row.objective for row in rows if row.objective}
+    name = objectives.pop() if len(objectives) == 1 else "objective"
+    table = Table(box=None, pad_edge=False)
+    for title in ("job", "overrides", name, "status", "folder"):
+        table.add_column(title, overflow="fold", justify="right" if title == name else "left")
+    for row in rows:
+        value = "" if row.value is None else f"{row.value:.4g}"
+        table.add_row(row.job, row.overrides, value, row.status, nearby(row.folder))
+    console.print()
+    console.print(table, soft_wrap=not console.is_terminal)
+    console.print(f"\nsweep table  {nearby(file)}")
+
+
+def nearby(path: Path) -> str:
+    """Return a path as seen from the working directory, where it lies below."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _plain_console() -> Console:
+    # Overrides such as `a=[b]` are no markup.
+    return Console(highlight=False, markup=False, emoji=False)

@@ -1,0 +1,97 @@
+"""The recipes there are."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlotool.config.sources import GROUP, SUFFIX, recipe_file, recipe_folders
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+
+
+@dataclass(frozen=True)
+class RecipeInfo:
+    """A recipe that `+recipe=<name>` finds.
+
+    Args:
+        name: as in `+recipe=<name>`.
+        path: its file.
+        source: "built-in", "./recipes", or "file" for the folder of a file that was named by its path.
+        summary: the first line of its header.
+    """
+
+    name: str
+    path: Path
+    source: str
+    summary: str
+
+
+def list_recipes() -> list[RecipeInfo]:
+    """Return the recipes by name; one that is hidden by another of its name is left out."""
+    found: dict[str, RecipeInfo] = {}
+    for source, folder in recipe_folders():
+        for path in sorted(folder.rglob(f"*{SUFFIX}")):
+            name = path.relative_to(folder).with_suffix("").as_posix()
+            if not any(part.startswith((".", "_")) for part in name.split("/")):
+                found.setdefault(name, RecipeInfo(name, path, source, _summary(path)))
+    return sorted(found.values(), key=lambda recipe: recipe.name)
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file of recipe `name`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for _, folder in recipe_folders():
+        path = recipe_file(folder, name)
+        if path is not None:
+            return path
+    raise unknown_recipe(name)
+
+
+def unknown_recipe(name: str) -> ConfigError:
+    """Return the error for a recipe that is not there."""
+    names = [recipe.name for recipe in list_recipes()]
+    return ConfigError(
+        f"recipe: found '{name}'; expected one of {', '.join(names)}.{did_you_mean(name, names)} "
+        "Run `mlotool list`, or give the path of a file: mlotool run path/to/recipe.yaml."
+    )
+
+
+def recipe_argument(recipe: str | None) -> tuple[list[str], list[Path]]:
+    """Return what a recipe's name or path is as an override, and the folder to look in for it."""
+    if recipe is None:
+        return [], []
+    if not recipe.endswith((SUFFIX, ".yml")) and not Path(recipe).is_absolute():
+        find_recipe(recipe)
+        return [f"+{GROUP}={quoted(recipe)}"], []
+    path = Path(os.path.normpath(Path(recipe).expanduser().absolute()))
+    if path.suffix != SUFFIX or not path.is_file():
+        siblings = [str(other) for other in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
+        raise ConfigError(
+            f"recipe: found '{recipe}'; expected a file that is there and ends in {SUFFIX}."
+            f"{did_you_mean(str(path), siblings)} Correct the path, or run `mlotool list` for the names of recipes."
+        )
+    return [f"+{GROUP}={quoted(path.stem)}"], [path.parent]
+
+
+def quoted(value: str) -> str:
+    """Return a value as Hydra's grammar wants it: it reads spaces, commas and brackets."""
+    if all(character.isalnum() or character in "_-./" for character in value):
+        return value
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _summary(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            return ""
+        comment = line.lstrip("#").strip()
+        if comment and not comment.startswith("@"):
+            return comment
+    return ""

@@ -1,0 +1,162 @@
+"""The shape of the root config: what keys there are, with their types and defaults. No torch.
+
+Nodes of type Any hold a `_target_` and its settings; check.py compares them with the target's signature.
+"""
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from omegaconf import MISSING
+
+GROUPS = ("data", "model", "optimizer", "hypergradient", "runner", "logger", "debug", "recipe")
+"""The config groups that recipes and command lines choose from; `recipe` lives in recipes/, the others in conf/."""
+
+PRECISIONS = ("fp32", "bf16")
+ACCELERATORS = ("auto", "cpu", "gpu")
+SCHEDULER_INTERVALS = ("step", "evaluation")
+OBJECTIVE_MODES = ("min", "max")
+LOGGER_MODES = ("offline", "online", "disabled")
+METRIC_NAMES = (
+    "accuracy",
+    "balanced_accuracy",
+    "precision",
+    "recall",
+    "f1",
+    "auroc",
+    "average_precision",
+    "calibration_error",
+    "cohen_kappa",
+    "matthews_corrcoef",
+    "cross_entropy",
+    "mean_squared_error",
+    "mean_absolute_error",
+    "r2",
+)
+"""What `evaluate.metrics` may name; a test holds it equal to what the runner evaluates, which knows torch."""
+
+
+@dataclass
+class StreamConfig:
+    """Batches of one split, without end."""
+
+    split: str = MISSING
+    batch_size: int = 100
+    shuffle: bool = True
+    drop_last: bool = True
+    num_workers: int = 0
+
+
+@dataclass
+class ProblemConfig:
+    """One problem: `min over theta of C(theta; U, L; D)`."""
+
+    module: Any = MISSING
+    loss: Any = MISSING
+    stream: StreamConfig | None = None
+    optimizer: Any = MISSING
+    scheduler: Any = None
+    scheduler_interval: str = "step"
+    hypergradient: Any = None
+    unroll_steps: int = 1
+    warmup_steps: int = 0
+    roll_back: bool = False
+    gradient_clip_norm: float | None = None
+    accumulate_batches: int = 1
+
+
+@dataclass
+class GraphConfig:
+    """Who shapes whom, and who reads whose solution."""
+
+    upper_to_lower: dict[str, list[str]] = field(default_factory=dict)
+    lower_to_upper: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class EvaluateConfig:
+    """Metrics of one problem's module over whole splits; a split's value is the ticks between evaluations, or end."""
+
+    problem: str = MISSING
+    metrics: list[str] = field(default_factory=lambda: ["accuracy"])
+    splits: dict[str, Any] = field(default_factory=dict)
+    batch_size: int = 500
+
+
+@dataclass
+class RunnerConfig:
+    """How long and on what; conf/runner/default.yaml says what each key means."""
+
+    max_ticks: int = 1000
+    ticks_per_chunk: int = 50
+    log_every: int = 50
+    accelerator: str = "auto"
+    devices: int = 1
+    precision: str = "fp32"
+    deterministic: bool = True
+    num_threads: int | None = None
+    checkpoint: bool = True
+    early_stopping_patience: int | None = None
+    progress_bar: bool = True
+    report: bool = True
+
+
+@dataclass
+class LoggerConfig:
+    """Where numbers go beside metrics.csv."""
+
+    mode: str = "offline"
+    wandb: bool = True
+    tensorboard: bool = False
+    project: str = "mlotool"
+
+
+@dataclass
+class DebugConfig:
+    """Limits that win over what a recipe says."""
+
+    limit_ticks: int | None = None
+    limit_samples: int | None = None
+
+
+@dataclass
+class Config:
+    """The root."""
+
+    name: str = "unnamed"
+    seed: int = 0
+    data: Any = MISSING
+    hypergradient: Any = MISSING
+    problems: dict[str, ProblemConfig] = field(default_factory=dict)
+    graph: GraphConfig = field(default_factory=GraphConfig)
+    evaluate: EvaluateConfig | None = None
+    analyses: dict[str, Any] = field(default_factory=dict)
+    objective: str | None = None
+    objective_mode: str = "max"
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
+
+
+ROOT_KEYS = tuple(each.name for each in fields(Config))
+
+
+def keys_at(path: str) -> tuple[str, ...]:
+    """Return the keys that the schema knows below a dotted path; none where it leaves them open.
+
+    Example:
+        >>> keys_at("problems.classifier.stream")
+        ('split', 'batch_size', 'shuffle', 'drop_last', 'num_workers')
+    """
+    kind: Any = Config
+    for part in filter(None, path.split(".")):
+        kind = _child(kind, part)
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
+
+
+def _child(kind: Any, key: str) -> Any:
+    if is_dataclass(kind):
+        hint = get_type_hints(kind).get(key, Any)
+        # `StreamConfig | None`: the class is what has keys.
+        return next((each for each in get_args(hint) if is_dataclass(each)), hint)
+    arguments = get_args(kind)
+    return arguments[1] if len(arguments) == 2 else Any

@@ -1,0 +1,149 @@
+"""Makes recipes Hydra's config group `recipe`, and the schema its `mlotool_schema`; in this process only.
+
+A `hydra_plugins` package would alter every Hydra application of the machine, so both plugins are registered here.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from mlotool.config.paths import package_dir
+from mlotool.config.safety import check_text
+from mlotool.config.schema import Config
+
+GROUP = "recipe"
+SUFFIX = ".yaml"
+
+_log = logging.getLogger("mlotool")
+_extra: list[Path] = []
+_loaded: dict[Path, None] = {}
+_announced: set[Path] = set()
+
+
+def register_sources(extra: Sequence[Path] = ()) -> None:
+    """Let Hydra find recipes and schema; needed before `@hydra.main` starts, `compose` does it itself.
+
+    Args:
+        extra: folders of recipe files that were named by their path; they come first, and replace earlier ones.
+    """
+    _extra[:] = [Path(folder).absolute() for folder in extra]
+    _loaded.clear()
+    plugins = Plugins.instance()
+    plugins.register(RecipesSource)
+    plugins.register(RecipesSearchPath)
+    ConfigStore.instance().store(name="mlotool_schema", node=Config, provider="mlotool")
+
+
+@contextmanager
+def sources(extra: Sequence[Path] = ()) -> Iterator[None]:
+    """Register with other `extra` folders for the time of one composition."""
+    before = list(_extra)
+    register_sources([*extra, *before])
+    try:
+        yield
+    finally:
+        _extra[:] = before
+
+
+def recipe_folders() -> list[tuple[str, Path]]:
+    """Return where recipes are looked for, in that order, as `(source, folder)`."""
+    places = [("file", folder) for folder in _extra]
+    places += [("./recipes", Path.cwd() / "recipes"), ("built-in", package_dir("recipes"))]
+    known: dict[Path, str] = {}
+    for source, folder in places:
+        if folder.is_dir():
+            known.setdefault(folder, source)
+    return [(source, folder) for folder, source in known.items()]
+
+
+def recipe_file(folder: Path, name: str) -> Path | None:
+    """Return the file of recipe `name` in `folder`; None where there is none, or where it would lie outside."""
+    path = Path(os.path.normpath(folder / (name if name.endswith(SUFFIX) else name + SUFFIX)))
+    return path if path.is_relative_to(folder) and path.is_file() else None
+
+
+def loaded_recipes() -> list[Path]:
+    """Return the recipe files that went into the composition made last."""
+    return list(_loaded)
+
+
+class RecipesSource(ConfigSource):
+    """`recipes://<folder>`: its files as group `recipe`. Hydra calls these methods by keyword: keep their names."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Return `recipes`."""
+        return "recipes"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Read a recipe, after the refusals: no recipe reaches Hydra around them."""
+        file = self._file(config_path)
+        if file is None:
+            raise ConfigLoadError(f"Config not found : {self.full_path()}/{config_path}")
+        text = check_text(file)
+        self._announce(file)
+        _loaded.setdefault(file)
+        config = OmegaConf.create(text)
+        header = self._get_header_dict(text)
+        return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header=header)
+
+    def available(self) -> bool:
+        """Say whether the folder is there."""
+        return Path(self.path).is_dir()
+
+    def is_group(self, config_path: str) -> bool:
+        """Say whether the path is the root, `recipe`, or a folder below it."""
+        if config_path in ("", GROUP):
+            return self.available()
+        folder = self._below(config_path)
+        return folder is not None and (Path(self.path) / folder).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        """Say whether the path is a recipe."""
+        return self._file(config_path) is not None
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return recipes and folders of recipes."""
+        if config_path == "":
+            return [] if results_filter == ObjectType.CONFIG else [GROUP]
+        folder = Path(self.path) / (self._below(config_path) or "")
+        names: list[str] = []
+        for entry in sorted(folder.iterdir()):
+            if not entry.name.startswith((".", "_")):
+                self._list_add_result(names, f"{config_path}/{entry.name}", entry.name, results_filter)
+        return sorted(set(names))
+
+    def _file(self, config_path: str) -> Path | None:
+        name = self._below(config_path)
+        return None if not name else recipe_file(Path(self.path), name)
+
+    def _below(self, config_path: str) -> str | None:
+        group, _, name = config_path.partition("/")
+        return name if group == GROUP and ".." not in name.split("/") else None
+
+    def _announce(self, file: Path) -> None:
+        """Say so when a recipe of the user's hides a built-in one of that name."""
+        built_in = package_dir("recipes")
+        hidden = built_in / file.relative_to(self.path)
+        if Path(self.path) != built_in and hidden.is_file() and file not in _announced:
+            _announced.add(file)
+            _log.warning("Using %s, which hides the built-in recipe '%s'.", file, file.stem)
+
+
+class RecipesSearchPath(SearchPathPlugin):
+    """Appends the folders of recipes to Hydra's search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append them in the order in which they are looked through."""
+        for _, folder in recipe_folders():
+            search_path.append(provider="mlotool", path=f"recipes://{folder}")

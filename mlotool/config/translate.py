@@ -1,0 +1,3 @@
+from mlotool.core.errors import ConfigError
+def translate(error):
+    raise error
