@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ def _check_nodes(path: Path, root: yaml.Node | None) -> None:
                 raise ConfigError(
                     f"{path}: found the YAML tag '{node.tag}'{_line(node)}; expected plain values. Remove the tag."
                 )
+            _check_keys(path, node)
             below = above | {id(node)}
             sizes[id(node)] = 1 + sum(size(child, below) for child in _children(node))
         return sizes[id(node)]
@@ -126,6 +128,14 @@ def _check_nodes(path: Path, root: yaml.Node | None) -> None:
             f"{path}: its aliases expand to {sizes[id(root)]} values; expected at most {MAX_NODES}. Write less, or "
             "keep data in files of its own."
         )
+
+
+def _check_keys(path: Path, node: yaml.Node) -> None:
+    names = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+    for index, name in enumerate(names):
+        if isinstance(name, str) and name != "<<" and name in names[:index]:
+            line = _line(node.value[index][0])
+            raise ConfigError(f"{path}: found the key '{name}' twice, again{line}; expected it once. Remove one.")
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:
@@ -139,8 +149,10 @@ def _line(node: yaml.Node) -> str:
 
 
 def _header_faults(document: Document) -> Iterator[str]:
-    headers = [line.strip() for line in document.text.splitlines() if line.strip().replace(" ", "").startswith("#@")]
-    first = next((line.strip() for line in document.text.splitlines() if line.strip()), "")
+    lines = [line.strip() for line in document.text.splitlines() if line.strip()]
+    first = next(iter(lines), "")
+    # Hydra reads headers up to the first line that is none.
+    headers = list(takewhile(lambda line: line.lstrip("# ").startswith("@") and line.startswith("#"), lines))
     if first != PACKAGE_HEADER:
         yield (
             f"found '{first[:60]}' as the first line; expected '{PACKAGE_HEADER}', without which the keys would land "

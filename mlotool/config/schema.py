@@ -4,7 +4,8 @@ Nodes of type Any hold a `_target_` and its settings; check.py compares them wit
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING
 
@@ -150,13 +151,40 @@ def keys_at(path: str) -> tuple[str, ...]:
     kind: Any = Config
     for part in filter(None, path.split(".")):
         kind = _child(kind, part)
-    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else ()
+    kind = next((each for each in _members(kind) if is_dataclass(each)), None)
+    return () if kind is None else tuple(each.name for each in fields(kind))
+
+
+def describe_type(path: str) -> str:
+    """Return in words what the schema expects at a dotted path.
+
+    Example:
+        >>> describe_type("runner.num_threads"), describe_type("seed")
+        ('a whole number or null', 'a whole number')
+    """
+    kind: Any = Config
+    for part in filter(None, path.split(".")):
+        kind = _child(kind, part)
+    return " or ".join(_word(each) for each in _members(kind))
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
 def _child(kind: Any, key: str) -> Any:
+    # `StreamConfig | None`: the class is what has keys.
+    kind = next((each for each in _members(kind) if each is not NoneType), Any)
     if is_dataclass(kind):
-        hint = get_type_hints(kind).get(key, Any)
-        # `StreamConfig | None`: the class is what has keys.
-        return next((each for each in get_args(hint) if is_dataclass(each)), hint)
+        return get_type_hints(kind).get(key, Any)
     arguments = get_args(kind)
     return arguments[1] if len(arguments) == 2 else Any
+
+
+def _word(kind: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
+    if kind in words:
+        return words[kind]
+    if is_dataclass(kind):
+        return f"keys out of {', '.join(each.name for each in fields(kind))}"
+    return {dict: "a mapping", list: "a list"}.get(get_origin(kind), "a value")

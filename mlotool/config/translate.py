@@ -1,3 +1,199 @@
+"""Hydra's, OmegaConf's and YAML's errors in our words: what was found, what was expected, what to do."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationKeyError,
+    OmegaConfBaseException,
+)
+
+from mlotool.config.paths import package_dir
+from mlotool.config.recipes import unknown_recipe
+from mlotool.config.schema import GROUPS, ROOT_KEYS, describe_type, keys_at
 from mlotool.core.errors import ConfigError
-def translate(error):
-    raise error
+from mlotool.core.suggest import did_you_mean
+
+_ORIGIN = re.compile(r"^In '?(?P<origin>recipe/[^':]+)'?: ")
+
+
+def translate(error: BaseException) -> ConfigError:
+    """Return the ConfigError that says what an error of Hydra, OmegaConf or YAML means.
+
+    Args:
+        error: as it was caught; its causes are looked through.
+    """
+    own = next((each for each in _chain(error) if isinstance(each, ConfigError)), None)
+    if own is not None:
+        return own
+    origin = next((f"{found['origin']}: " for each in _chain(error) if (found := _ORIGIN.match(str(each)))), "")
+    if isinstance(error, MissingConfigException):
+        return _missing(error, origin)
+    if isinstance(error, OverrideParseException):
+        return ConfigError(
+            f"Found the override '{error.override}' ({_first_line(error, skip='Error parsing')}); expected key=value, "
+            f"or +key=value for a new key. Quote it for the shell, e.g. '{error.override.partition('=')[0]}=[1,2]'."
+        )
+    inner = next((each for each in _chain(error) if isinstance(each, OmegaConfBaseException)), None)
+    if inner is not None:
+        return ConfigError(origin + _node_error(inner))
+    return ConfigError(origin + _composition_error(_ORIGIN.sub("", str(error)).strip(), type(error).__name__))
+
+
+def unknown_key(path: str, options: Sequence[str], advice: str = "") -> str:
+    """Return the message for a key that nothing expects.
+
+    Args:
+        path: dotted, the key included.
+        options: the keys there are in its place.
+        advice: what to do; empty: correct it.
+    """
+    parent, _, key = path.rpartition(".")
+    place = f" in {parent}" if parent else ""
+    known = ", ".join(options) or "no key"
+    return (
+        f"{path}: unknown key '{key}'; expected one of {known}{place}.{did_you_mean(key, options)} "
+        f"{advice or 'Correct the key, or remove it.'}"
+    )
+
+
+def options_of(group: str) -> list[str]:
+    """Return the built-in options of a group."""
+    return sorted(path.stem for path in (package_dir("conf") / group).glob("*.yaml"))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _first_line(error: BaseException, skip: str = "") -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if not skip or not line.startswith(skip)), type(error).__name__)
+
+
+def _missing(error: MissingConfigException, origin: str) -> ConfigError:
+    group, _, option = (error.missing_cfg_file or "").partition("/")
+    if group == "recipe":
+        return ConfigError(f"{origin}{unknown_recipe(option)}")
+    if group not in GROUPS:
+        return ConfigError(
+            f"{origin}found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)} "
+            "Correct it."
+        )
+    options = list(error.options or options_of(group))
+    return ConfigError(
+        f"{origin}{group}: found '{option}'; expected one of {', '.join(options)}.{did_you_mean(option, options)} "
+        f"Write {group}=<one of them>."
+    )
+
+
+def _node_error(error: OmegaConfBaseException) -> str:
+    path = str(getattr(error, "full_key", None) or getattr(error, "key", None) or "")
+    if isinstance(error, InterpolationKeyError):
+        return (
+            f"{path}: {_first_line(error)}; expected a reference to a key there is, such as ${{data.num_classes}}. "
+            "Correct the reference."
+        )
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        return _key_error(path, error)
+    expected = describe_type(path) if path else "mappings, lists and values where the schema has them"
+    value = getattr(error, "value", None)
+    found = _first_line(error) if value is None else f"found {value!r}"
+    return f"{path or 'config'}: {found}; expected {expected}. Correct it."
+
+
+def _key_error(path: str, error: OmegaConfBaseException) -> str:
+    parent = path.rpartition(".")[0]
+    if not parent:
+        options = [*ROOT_KEYS, *(group for group in GROUPS if group not in ROOT_KEYS)]
+        return unknown_key(path, options, "Correct the key; everything else belongs under one of these.")
+    node: Any = getattr(error, "parent_node", None)
+    present = [str(key) for key in node] if isinstance(node, DictConfig) else []
+    schema = keys_at(parent)
+    advice = "" if schema else f"Correct the key, or write +{path}=.. to add a new one."
+    return unknown_key(path, schema or present, advice)
+
+
+def _composition_error(message: str, kind: str) -> str:
+    for pattern, describe in _PATTERNS:
+        match = re.search(pattern, message, re.DOTALL)
+        if match:
+            return describe(match)
+    text = " ".join(message.split("Config search path")[0].split()) or kind
+    return f"{text.rstrip('.')}; expected a recipe and overrides that compose. Correct the override or the recipe."
+
+
+def _not_in_defaults(match: re.Match[str]) -> str:
+    key = match["key"]
+    group, _, package = key.partition("@")
+    if group not in GROUPS:
+        return f"Found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)} Correct it."
+    if group == "recipe":
+        return "Found recipe=.. without a plus; expected +recipe=.., as no recipe is chosen yet. Add the plus."
+    chosen = re.findall(r"[\w/]+@[\w.]+", message_of(match).partition("one of")[2].partition("\n")[0])
+    known = f"expected one of {', '.join(chosen)}" if chosen else "expected a group that the recipe chooses from"
+    return (
+        f"Found the choice '{key}', which is not in the recipe's defaults list; {known}.{did_you_mean(key, chosen)} "
+        f"Correct what stands behind the @, or write +{group}@{package or 'problems.<name>.<key>'}=.. to add a choice."
+    )
+
+
+def message_of(match: re.Match[str]) -> str:
+    """Return the whole text that a match was found in."""
+    return match.string
+
+
+def _unknown_group(match: re.Match[str]) -> str:
+    group = match["group"]
+    return f"Found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)} Correct it."
+
+
+_PATTERNS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+    (r"^Could not override '(?P<key>[^']+)'", _not_in_defaults),
+    (r"config group '(?P<group>[^']+)' does not exist", _unknown_group),
+    (
+        r"Multiple values for (?P<key>\S+?)\. To override a value use 'override (?P<choice>[^']+)'",
+        lambda match: (
+            f"{match['key']}: found a second choice; expected one. Write {match['choice'].replace(': ', '=')} without "
+            f"a plus on the command line, or `- override /{match['choice']}` last in the recipe's defaults."
+        ),
+    ),
+    (
+        r"Ambiguous value for argument '(?P<word>[^']*)'|Sweep parameters '(?P<sweep>.*)' requires",
+        lambda match: (
+            f"Found several values, {match['word'] or match['sweep']}; expected one. Add -m to run them all, or write "
+            "[a,b] for a list."
+        ),
+    ),
+    (
+        r"Could not append to config\. An item is already at '(?P<key>[^']+)'",
+        lambda match: (
+            f"{match['key']}: found a plus for a key that is there already; expected it for new keys only. Write "
+            f"{match['key']}=.. without the plus."
+        ),
+    ),
+    (
+        r"Could not delete (?:from config\. )?'(?P<key>[^']+)'",
+        lambda match: (
+            f"Found ~{match['key']}, which there is not; expected a key or choice of the recipe. Run `mlotool show "
+            "<recipe>` to see them."
+        ),
+    ),
+    (
+        r"Override '(?P<choice>[^']+)' is defined before",
+        lambda match: (
+            f"defaults: found `override /{match['choice'].replace(' :', ':')}` before other entries; expected the "
+            "override lines last. Move it to the end of the list."
+        ),
+    ),
+)

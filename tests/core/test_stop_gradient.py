@@ -1,0 +1,103 @@
+"""`stop_gradient` and the replay of random numbers and constants."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.core import LossOutput, stop_gradient
+from mlotool.core.errors import ConfigError, MlotoolError, NonFiniteLossError, RunError
+from mlotool.core.replay import Replay
+from mlotool.core.suggest import did_you_mean
+
+
+def values(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def test_under_autograd_it_is_a_detach() -> None:
+    x = values(2.0).requires_grad_()
+    (found,) = torch.autograd.grad((stop_gradient(x**2) * x).sum(), x)
+    assert float(found) == 4.0
+    assert stop_gradient(x).data_ptr() == x.data_ptr()
+
+
+def test_in_a_replay_it_is_the_value_of_the_unperturbed_evaluation() -> None:
+    def evaluate(x: float) -> list[Tensor]:
+        return [stop_gradient(values(10 * x)) + stop_gradient(values(100 * x)) + x]
+
+    replay = Replay(lambda: evaluate(1.0))
+    assert [float(replay(lambda: evaluate(x))[0]) for x in (2.0, 3.0)] == [112.0, 113.0]
+    assert float(evaluate(2.0)[0]) == 222.0  # outside of it, a detach again
+
+
+def test_the_unperturbed_evaluation_is_run_once_and_only_where_it_is_needed() -> None:
+    calls = []
+
+    def base() -> list[Tensor]:
+        calls.append(torch.is_grad_enabled())
+        return [stop_gradient(values(1.0))]
+
+    plain = Replay(base)
+    plain(lambda: [values(1.0)])
+    assert calls == []
+    replay = Replay(base)
+    for _ in range(3):
+        replay(lambda: [stop_gradient(values(5.0))])
+    assert calls == [False]
+
+
+def test_every_evaluation_sees_the_same_random_numbers_also_after_a_recording() -> None:
+    def evaluate() -> list[Tensor]:
+        first = torch.rand(2)
+        return [first, stop_gradient(torch.rand(2)), torch.rand(2)]
+
+    torch.manual_seed(1)
+    expected = [torch.rand(2) for _ in range(3)]
+    torch.manual_seed(1)
+    replay = Replay(evaluate)
+    for _ in range(2):
+        assert all(torch.equal(a, b) for a, b in zip(replay(evaluate), expected, strict=True))
+
+
+def test_random_numbers_go_on_after_a_replay() -> None:
+    torch.manual_seed(1)
+    torch.rand(2)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    replay = Replay(lambda: [])
+    for _ in range(2):
+        replay(lambda: [torch.rand(2)])
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_the_tape_is_gone_after_an_error() -> None:
+    def fail() -> list[Tensor]:
+        raise KeyError("on purpose")
+
+    with pytest.raises(KeyError):
+        Replay(lambda: [])(fail)
+    x = values(3.0).requires_grad_()
+    assert float(stop_gradient(x)) == 3.0
+
+
+def test_a_bare_loss_is_wrapped_and_an_output_passes_through() -> None:
+    loss = values(1.0).sum()
+    output = LossOutput(loss, {"a": loss})
+    assert LossOutput.of(output) is output
+    assert LossOutput.of(loss).loss is loss
+    assert LossOutput.of(loss).metrics == {}
+
+
+def test_did_you_mean() -> None:
+    assert did_you_mean("clasifier", ["reweight", "classifier"]) == " Did you mean 'classifier'?"
+    assert did_you_mean("zzz", ["reweight", "classifier"]) == ""
+    assert did_you_mean("zzz", []) == ""
+
+
+def test_errors_have_their_exit_codes_and_builtin_bases() -> None:
+    assert issubclass(ConfigError, (MlotoolError, ValueError))
+    assert isinstance(RunError(""), RuntimeError)
+    assert (ConfigError.exit_code, RunError.exit_code, NonFiniteLossError.exit_code) == (2, 1, 1)
+    error = NonFiniteLossError("classifier", 7, float("nan"))
+    assert (error.problem, error.tick) == ("classifier", 7)
+    assert "problems.classifier.optimizer.lr" in str(error)
