@@ -63,7 +63,8 @@ def build(task: Task, *, frozen_constants: bool = False) -> Rival:
 
     def double_backward(batch: Batch, vector: Sequence[Tensor], solve: Solver) -> list[Tensor]:
         losses = sample_losses(classifier(batch["input"]), batch)
-        stationarity = grad((weight_net(losses.detach()) * losses).mean(), theta, create_graph=True)
+        loss = task.regularize((weight_net(losses.detach()) * losses).mean(), theta)
+        stationarity = grad(loss, theta, create_graph=True)
         solution = solve(list(stationarity), theta, vector)
         return list(torch._foreach_neg(grad(stationarity, phi, solution)))
 
@@ -78,7 +79,7 @@ def build(task: Task, *, frozen_constants: bool = False) -> Rival:
         losses = sample_losses(classifier(batch["input"]), batch)
         with torch.no_grad():
             weights = weight_net(losses)
-        _step(lower_optimizer, theta, grad((weights * losses).mean(), theta))
+        _step(lower_optimizer, theta, grad(task.regularize((weights * losses).mean(), theta), theta))
         batch = meta.next()
         vector = grad(mean_loss(classifier(batch["input"]), batch), theta)
         _step(upper_optimizer, phi, hypergradient(vector))

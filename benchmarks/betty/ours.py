@@ -59,7 +59,8 @@ def num_products(task: Task, num_cycles: int) -> list[int]:
 def _schedule(task: Task, detach: Callable[[Tensor], Tensor], own_data: bool) -> Schedule:
     def weighted_loss(batch: Batch, *, classifier: Any, reweight: Any) -> Tensor:
         losses = sample_losses(classifier(batch["input"]), batch)
-        return (reweight(detach(losses)) * losses).mean()
+        loss = (reweight(detach(losses)) * losses).mean()
+        return task.regularize(loss, classifier.parameters())
 
     def meta_loss(batch: Batch, *, classifier: Any) -> Tensor:
         return mean_loss(classifier(batch["input"]), batch)

@@ -40,7 +40,8 @@ def build(task: Task, *, own_data: bool = False) -> Rival:
         def training_step(self, batch: Any) -> torch.Tensor:
             batch = _as_dict(batch)
             losses = sample_losses(self(batch["input"]), batch)
-            return (self.reweight(losses.detach()) * losses).mean()
+            loss = (self.reweight(losses.detach()) * losses).mean()
+            return task.regularize(loss, self.module.parameters())
 
     class Reweight(problems.ImplicitProblem):
         """The upper problem."""

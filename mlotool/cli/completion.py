@@ -9,6 +9,7 @@ from mlotool.core.errors import ConfigError
 
 WITH_OVERRIDES = ("run", "show", "validate")
 WITH_RECIPE = (*WITH_OVERRIDES, "copy")
+OPTIONS_WITH_VALUE = ("--trust", "-cd", "--config-dir")
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -37,7 +38,12 @@ def _split(line: str) -> tuple[list[str], str]:
     words = line.split()[1:]
     current = "" if not words or line[-1].isspace() else words.pop()
     # Of the options, -m alone changes what Hydra offers.
-    return [word for word in words if not word.startswith("-") or word in ("-m", "--multirun")], current
+    before = [
+        word
+        for previous, word in zip(["", *words], words, strict=False)
+        if previous not in OPTIONS_WITH_VALUE and (not word.startswith("-") or word in ("-m", "--multirun"))
+    ]
+    return before, current
 
 
 def _complete_recipe(words: Sequence[str], verb: str, before: list[str], current: str) -> None:

@@ -23,11 +23,14 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse(words)
     from mlotool import config
     from mlotool.cli.request import read_request
+    from mlotool.config.sources import recipe_file
 
     request = read_request([arguments.recipe])
     if request.recipe is None:
         parser.error(f"'{arguments.recipe}' is an override, not a recipe")
-    source = request.file or config.find_recipe(request.recipe)
+    # The built-in one, also where a copy of it in ./recipes hides it already.
+    source = request.file or recipe_file(config.package_dir("recipes"), request.recipe)
+    source = source or config.find_recipe(request.recipe)
     config.check_recipe_file(source)
     target = _target_file(arguments.target, source)
     if target.exists() and not arguments.force:

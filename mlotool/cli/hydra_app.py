@@ -38,8 +38,10 @@ def call_hydra(words: Sequence[str], task: Task) -> None:
     """
     import hydra
 
+    from mlotool.config.compose import config_errors
+
     # Completion scripts are made for the program in argv[0].
-    with _argv(["mlotool", *words]), translated_errors():
+    with _argv(["mlotool", *words]), config_errors():
         folder = str(config.package_dir("conf"))
         hydra.main(config_path=folder, config_name="config", version_base="1.3")(task)()
 
@@ -47,18 +49,6 @@ def call_hydra(words: Sequence[str], task: Task) -> None:
 def never(config: Any) -> float | None:
     """Stand in for the task where Hydra runs no job."""
     raise AssertionError(f"only shown, not run: {config}")
-
-
-@contextmanager
-def translated_errors() -> Iterator[None]:
-    """Raise the errors of Hydra and OmegaConf as ConfigErrors."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException) as error:
-        raise config.translate(error) from error
 
 
 @contextmanager

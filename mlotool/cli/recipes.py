@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlotool import config
-from mlotool.cli.hydra_app import open_sources
 from mlotool.cli.request import Request, read_request
 from mlotool.core.errors import ConfigError
 
@@ -17,8 +16,10 @@ def compose_request(words: Sequence[str], verb: str, trusted: Sequence[str] = ()
     """
     request = read_request(words)
     require_recipe(request, verb)
-    open_sources(request, trusted)
-    return request, config.compose(request.recipe, request.overrides)
+    for package in trusted:
+        config.trust(package)
+    recipe = request.recipe if request.file is None else str(request.file)
+    return request, config.compose(recipe, request.overrides)
 
 
 def require_recipe(request: Request, verb: str) -> None:

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
 
-_RECIPE_KEY = re.compile(r"^\+{0,2}recipe(?P<package>@[^=]*)?=(?P<value>.*)$", re.DOTALL)
-_PLAIN_NAME = re.compile(r"^[\w/.-]+$")
-SUFFIXES = (".yaml", ".yml")
+_RECIPE_KEY = re.compile(r"^\+{0,2}recipe=(?P<value>.*)$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -50,41 +47,25 @@ def read_request(words: Sequence[str]) -> Request:
     overrides: list[str] = []
     for word in words:
         match = _RECIPE_KEY.match(word)
-        if match and not match["package"]:
-            recipes.append((match["value"], None))
-        elif "=" in word or word.startswith("~"):
+        if match is None and ("=" in word or word.startswith("~")):
             overrides.append(word)
-        elif is_path(word):
-            file = existing_recipe_file(word)
-            recipes.append((_quoted(file.stem), file))
-        else:
-            recipes.append((word, None))
+            continue
+        recipe = match["value"] if match else word
+        recipes.append(_from_path(recipe) if is_path(recipe) else (recipe, None))
     if len(recipes) > 1:
         found = " and ".join(f"'{name}'" for name, _ in recipes)
         raise ConfigError(f"Found two recipes, {found}; expected one. Write an override as key=value.")
-    recipe, file_ = recipes[0] if recipes else (None, None)
-    return Request(recipe or None, file_, tuple(overrides))
+    name, file = recipes[0] if recipes else (None, None)
+    return Request(name or None, file, tuple(overrides))
 
 
 def is_path(word: str) -> bool:
     """Say whether a word means a file, not a recipe's name."""
-    return word.endswith(SUFFIXES) or "/" in word or "\\" in word
+    return word.endswith((".yaml", ".yml"))
 
 
-def existing_recipe_file(word: str) -> Path:
-    """Return the absolute path of a recipe file; a ConfigError names the nearest file where there is none."""
-    file = Path(word).expanduser()
-    if file.suffix != ".yaml":
-        raise ConfigError(f"Found the recipe file '{word}'; expected a name that ends in .yaml. Rename the file.")
-    if not file.is_file():
-        siblings = [str(each) for each in file.parent.glob("*.yaml")] if file.parent.is_dir() else []
-        raise ConfigError(
-            f"There is no recipe file '{word}' (working directory {Path.cwd()}).{did_you_mean(str(file), siblings)} "
-            "Give a path to a .yaml file, or a name out of `mlotool list`."
-        )
-    return file.resolve()
+def _from_path(word: str) -> tuple[str, Path]:
+    from mlotool.config.recipes import recipe_argument
 
-
-def _quoted(name: str) -> str:
-    # Hydra's grammar reads spaces, commas and brackets in a value.
-    return name if _PLAIN_NAME.match(name) else "'" + name.replace("'", r"\'") + "'"
+    [argument], [folder] = recipe_argument(word)
+    return argument.partition("=")[2], folder / Path(word).name

@@ -4,14 +4,14 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mlotool.cli.arguments import recipe_parser
-from mlotool.cli.hydra_app import call_hydra, never, open_sources
-from mlotool.cli.job import Job
-from mlotool.cli.recipes import require_recipe
+from mlotool.cli.arguments import VerbParser, recipe_parser
 from mlotool.cli.request import Request, read_request
-from mlotool.cli.show_result import show_sweep
 from mlotool.core.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from mlotool.cli.job import Job
 
 DESCRIPTION = """Train what a recipe describes. All of Hydra's command line works:
 
@@ -30,6 +30,10 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 def main(words: Sequence[str]) -> int:
     """Run; 0 when every job finished."""
     arguments = _parser().parse(words)
+    from mlotool.cli.hydra_app import call_hydra, never, open_sources
+    from mlotool.cli.job import Job
+    from mlotool.cli.recipes import require_recipe
+
     request = read_request(arguments.words)
     hydra_flags = _hydra_flags(arguments)
     shows_only = bool(arguments.cfg or arguments.info or arguments.hydra_help)
@@ -50,7 +54,7 @@ def main(words: Sequence[str]) -> int:
     return _exit_code(job, is_sweep=arguments.multirun)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> VerbParser:
     parser = recipe_parser("run", DESCRIPTION)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("-m", "--multirun", action="store_true", help="a sweep: key=a,b runs a job for each")
@@ -80,12 +84,14 @@ def _sweep_folder(request: Request) -> list[str]:
     return ["hydra.sweep.dir=outputs/recipes/multirun/${now:%Y-%m-%d_%H-%M-%S}"]
 
 
-def _show_sweep(job: Job) -> None:
+def _show_sweep(job: "Job") -> None:
     if job.sweep_dir is not None:
+        from mlotool.cli.show_result import show_sweep
+
         show_sweep(job.sweep_dir)
 
 
-def _exit_code(job: Job, *, is_sweep: bool) -> int:
+def _exit_code(job: "Job", *, is_sweep: bool) -> int:
     if job.errors and job.sweep_dir is None:
         raise job.errors[0]
     if job.errors:

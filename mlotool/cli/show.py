@@ -27,9 +27,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     from omegaconf import OmegaConf
 
-    from mlotool.cli.hydra_app import translated_errors
+    from mlotool.config.compose import config_errors
 
-    with translated_errors():
+    with config_errors():
         print(OmegaConf.to_yaml(config, resolve=True))
     print("# graph:\n" + "\n".join(f"#   {line}" for line in graph.splitlines()))
     return 0

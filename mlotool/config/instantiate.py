@@ -1,0 +1,95 @@
+"""From nodes to objects: the only place that calls a target."""
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from mlotool.config.signatures import SPECIAL
+from mlotool.config.trust import resolve
+from mlotool.core.errors import ConfigError, MlotoolError
+
+Node = Mapping[str, Any]
+
+
+def instantiate(key: str, node: Any, **context: Any) -> Any:
+    """Build a node and everything inside it.
+
+    Args:
+        key: where the node stands in the config, for messages.
+        node: plain dicts, lists and scalars; a dict with `_target_` becomes what its target returns.
+        context: objects that are passed on to every target that has a parameter of that name.
+
+    Raises:
+        ConfigError: a target is not trusted, or does not accept its settings.
+    """
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            return _call(key, *_prepared(key, node, context))
+        return {name: instantiate(f"{key}.{name}", value, **context) for name, value in node.items()}
+    if isinstance(node, list):
+        return [instantiate(f"{key}[{index}]", value, **context) for index, value in enumerate(node)]
+    return node
+
+
+def bind(key: str, node: Node, without: Iterable[str]) -> Callable[..., Any]:
+    """Return a node's target with its settings bound: a loss or an analysis.
+
+    Args:
+        key: where the node stands.
+        node: has `_target_`.
+        without: keys that are ours, not the target's (`roles`, ...).
+    """
+    ours = set(without)
+    target, _, settings = _prepared(key, {name: value for name, value in node.items() if name not in ours}, {})
+    return partial(target, **settings)
+
+
+def optimizer_factory(key: str, node: Node) -> Callable[[Iterable[Any]], Any]:
+    """Return a function from parameters to the optimizer of a node."""
+    # YAML has no tuples, and `betas` must be one for some of torch's code paths.
+    fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in node.items()}
+    return lambda parameters: instantiate(key, fixed | {"params": list(parameters)})
+
+
+def scheduler_factory(key: str, node: Node) -> Callable[[Any], Any]:
+    """Return a function from an optimizer to the scheduler of a node; schedulers inside get the same optimizer."""
+    return lambda optimizer: instantiate(key, node, optimizer=optimizer)
+
+
+def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
+    target = resolve(key, node["_target_"])
+    settings = {name: value for name, value in node.items() if name not in SPECIAL}
+    built = {name: _plain_or_built(f"{key}.{name}", value, context) for name, value in settings.items()}
+    arguments = [instantiate(f"{key}._args_[{i}]", value, **context) for i, value in enumerate(node.get("_args_", ()))]
+    if context:
+        accepted = inspect.signature(target).parameters
+        built.update((name, value) for name, value in context.items() if name in accepted)
+    return target, arguments, built
+
+
+def _plain_or_built(key: str, value: Any, context: Mapping[str, Any]) -> Any:
+    # A list of parameters passes through: it is no part of the config.
+    return value if key.endswith(".params") else instantiate(key, value, **context)
+
+
+def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any]) -> Any:
+    try:
+        return target(*arguments, **settings)
+    except ConfigError as error:
+        # mlotool's own messages name the key where they know it.
+        raise error if key.partition(".")[0] in str(error).partition(":")[0] else ConfigError(f"{key}: {error}") from error
+    except MlotoolError:
+        raise
+    except Exception as error:
+        name = f"{target.__module__}.{target.__qualname__}"
+        raise ConfigError(
+            f"{key}: {name} does not accept its settings: {type(error).__name__}: {error}{_where(error)}. "
+            f"Correct the values under {key}."
+        ) from error
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    return f" (in {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -1,0 +1,191 @@
+"""Which targets a config may name. `_target_` is code, so trust is a list of exact names, never a prefix.
+
+`torchvision.datasets.folder.os.system` and `torch.nn.modules.module.torch.load` resolve: what a package's modules can
+reach is everything.
+"""
+
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mlotool.config.names import is_identifier
+from mlotool.config.source import package_file, public_names
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+
+# By kind of node, the packages whose public names fit there. Names of torch are written out: its `__all__` is not ours.
+OWN_HOMES = {
+    "module": ("mlotool.models",),
+    "loss": ("mlotool.losses",),
+    "analysis": ("mlotool.losses",),
+    "data": ("mlotool.data",),
+    "hypergradient": ("mlotool.hypergradient",),
+    "optimizer": (),
+    "scheduler": (),
+}
+# Without LBFGS, which steps by a closure, and SparseAdam, which wants sparse gradients.
+OPTIMIZERS = (
+    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD".split()
+)  # fmt: skip
+SCHEDULERS = (
+    "ChainedScheduler ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LinearLR "
+    "MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau SequentialLR StepLR"
+).split()
+MODULES = (
+    "AdaptiveAvgPool1d AdaptiveAvgPool2d AvgPool1d AvgPool2d BatchNorm1d BatchNorm2d Bilinear Conv1d Conv2d Conv3d "
+    "ConvTranspose1d ConvTranspose2d Dropout Dropout1d Dropout2d ELU Embedding EmbeddingBag Flatten GELU GLU GRU "
+    "GroupNorm Hardtanh Identity InstanceNorm1d InstanceNorm2d LSTM LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax "
+    "MaxPool1d MaxPool2d Mish MultiheadAttention PReLU RMSNorm RNN ReLU ReLU6 SELU Sequential SiLU Sigmoid Softmax "
+    "Softplus Softsign Tanh TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer "
+    "Unflatten Upsample ZeroPad2d "
+    "BCELoss BCEWithLogitsLoss CosineEmbeddingLoss CrossEntropyLoss GaussianNLLLoss HingeEmbeddingLoss HuberLoss "
+    "KLDivLoss L1Loss MSELoss MarginRankingLoss MultiLabelMarginLoss MultiMarginLoss NLLLoss PoissonNLLLoss "
+    "SmoothL1Loss SoftMarginLoss TripletMarginLoss"
+).split()
+_FOREIGN = {
+    "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
+    "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
+    "module": tuple(f"torch.nn.{name}" for name in MODULES),
+}
+_NEVER = {"mlotool", "torch", "torchvision", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
+_packages: set[str] = set()
+
+
+def trust(package: str) -> None:
+    """Let configs name whatever a package of the user's defines, for this process; the working directory is searched.
+
+    Only the command line or code calls this; a recipe cannot.
+
+    Args:
+        package: the name of a top-level package or module, such as `mymodels`.
+
+    Raises:
+        ConfigError: there is no such package, or it is not the user's to trust (`os`, `torch`, ...).
+    """
+    if not is_identifier(package) or package in _NEVER or package in sys.stdlib_module_names:
+        raise ConfigError(
+            f"--trust {package}: expected a package of yours, by the name of its folder or file. Write --trust "
+            f"{'mymodels' if not package.partition('.')[0].isidentifier() else package.partition('.')[0]!s} for "
+            "mymodels/ or mymodels.py in the working directory; what torch and mlotool offer needs no trust."
+            if not _is_own_part(package)
+            else f"--trust {package}: expected the top-level name. Write --trust {package.partition('.')[0]}."
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    if package_file(package) is None and package not in sys.modules:
+        siblings = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or path.is_dir()]
+        raise ConfigError(
+            f"--trust {package}: there is no such package in {here} or on the import path; expected a folder with an "
+            f"__init__.py, or a .py file.{did_you_mean(package, siblings)} Correct the name, or change the directory."
+        )
+    _packages.add(package)
+
+
+def trusted_packages() -> tuple[str, ...]:
+    """Return the user's packages that this process trusts."""
+    return tuple(sorted(_packages))
+
+
+@lru_cache(maxsize=16)
+def trusted_names(kind: str | None = None) -> tuple[str, ...]:
+    """Return the names that may stand as `_target_`; of one kind of node, or of all."""
+    if kind is None:
+        return tuple(dict.fromkeys(name for each in OWN_HOMES for name in trusted_names(each)))
+    own = [f"{home}.{name}" for home in OWN_HOMES[kind] for name in public_names(home)]
+    return (*own, *_FOREIGN.get(kind, ()))
+
+
+def is_own(name: str) -> bool:
+    """Say whether a target's source may be read instead of importing it: mlotool's, or a trusted package's."""
+    return name.partition(".")[0] in {"mlotool", *_packages}
+
+
+def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
+    """Return what is wrong with a target's name, or None. Nothing is imported.
+
+    Args:
+        key: the place, e.g. `problems.classifier.module`.
+        name: the value of its `_target_`.
+        kind: of the node; None for a node inside another one.
+    """
+    if isinstance(name, str) and ("." in name and name.partition(".")[0] in _packages):
+        return None
+    options = trusted_names(kind)
+    if name in options:
+        return None
+    short = str(name).rpartition(".")[2]
+    hint = did_you_mean(str(name), options) or next(
+        (f" Did you mean '{option}'?" for option in options if option.rpartition(".")[2] == short), ""
+    )
+    if name in trusted_names():
+        return (
+            f"{key}._target_: found '{name}', which is no {kind}; expected one of {_examples(options)}.{hint} "
+            "Correct the name."
+        )
+    package = str(name).partition(".")[0]
+    advice = f" For code of yours: --trust {package}." if is_identifier(package) and _is_foreign(package) else ""
+    return (
+        f"{key}._target_: found '{name}', which is not trusted; expected one of {_examples(options)}.{hint} "
+        f"Correct the name.{advice}"
+    )
+
+
+def resolve(key: str, name: str) -> Any:
+    """Import a trusted target, and make sure that it is what its name says.
+
+    Raises:
+        ConfigError: it is not trusted, is not there, or is another package's under this name.
+    """
+    fault = trust_fault(key, name)
+    if fault:
+        raise ConfigError(fault)
+    target: Any = None
+    for module, attributes in _splits(name):
+        try:
+            target = import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+                continue
+            raise ConfigError(
+                f"{key}._target_: importing '{module}' failed: {error}; expected that it imports. Install what is "
+                "missing, or correct the module."
+            ) from error
+        except Exception as error:
+            raise ConfigError(
+                f"{key}._target_: importing '{module}' failed: {type(error).__name__}: {error}; expected that it "
+                "imports. Correct the module."
+            ) from error
+        for attribute in attributes:
+            target = getattr(target, attribute, None)
+        break
+    home, package = getattr(target, "__module__", None) or "", name.partition(".")[0]
+    if not callable(target) or home.partition(".")[0] != package:
+        what = "nothing callable" if not callable(target) else f"code of {home}"
+        raise ConfigError(
+            f"{key}._target_: found '{name}', which is {what}; expected a class or function that {package} itself "
+            "defines. Correct the name."
+        )
+    return target
+
+
+def _splits(name: str) -> Iterator[tuple[str, list[str]]]:
+    parts = name.split(".")
+    for index in range(len(parts) - 1, 0, -1):
+        yield ".".join(parts[:index]), parts[index:]
+
+
+def _is_own_part(package: str) -> bool:
+    first, _, rest = package.partition(".")
+    return bool(rest) and is_identifier(first) and first not in _NEVER and first not in sys.stdlib_module_names
+
+
+def _is_foreign(package: str) -> bool:
+    return package not in _NEVER and package not in sys.stdlib_module_names
+
+
+def _examples(options: tuple[str, ...]) -> str:
+    return ", ".join(options) if len(options) <= 12 else f"{', '.join(options[:8])}, ... ({len(options)} names)"

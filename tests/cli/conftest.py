@@ -1,0 +1,36 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlotool.cli.main import main
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Call the command line in an empty folder: `code, out, err = call("show", "mwn")`; a traceback is a failure."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Result:
+        capfd.readouterr()
+        code = main(words)
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Callable[..., Path]:
+    """Write a recipe: `recipe("seed: 3", name="mine")` gives folder/mine.yaml, a plain classifier with these lines."""
+
+    def write(lines: str = "", name: str = "mine") -> Path:
+        file = tmp_path / "folder" / f"{name}.yaml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"# @package _global_\n# A test's recipe.\ndefaults: [plain, _self_]\n{lines}\n")
+        return file
+
+    return write

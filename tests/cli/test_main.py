@@ -1,0 +1,96 @@
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from mlotool import __version__
+from mlotool.cli import list as list_verb
+from mlotool.cli.main import VERBS, main
+from mlotool.core.errors import RunError
+from tests.cli.conftest import Result
+
+Call = Callable[..., Result]
+
+
+def test_help_names_every_verb(call: Call) -> None:
+    code, out, _ = call("--help")
+    assert code == 0
+    assert all(verb in out for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(call: Call, verb: str) -> None:
+    code, out, _ = call(verb, "--help")
+    assert code == 0
+    assert f"usage: mlotool {verb}" in out
+
+
+def test_version(call: Call) -> None:
+    assert call("--version") == (0, f"mlotool {__version__}\n", "")
+
+
+def test_no_words_is_wrong_usage(call: Call) -> None:
+    code, out, _ = call()
+    assert code == 2
+    assert "usage: mlotool" in out
+
+
+def test_unknown_verb_is_told_the_nearest(call: Call) -> None:
+    code, _, err = call("vaildate", "mwn")
+    assert code == 2
+    assert "Did you mean 'validate'?" in err
+
+
+@pytest.mark.parametrize("word", ["+recipe=mwn", "mine.yaml", "-m"])
+def test_forgotten_run_is_told(call: Call, word: str) -> None:
+    code, _, err = call(word)
+    assert code == 2
+    assert f"mlotool run {word}" in err
+
+
+def test_unknown_option_is_told_the_nearest(call: Call) -> None:
+    code, _, err = call("validate", "mwn", "--target")
+    assert code == 2
+    assert "Did you mean '--targets'?" in err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(RunError("it broke"), 1), (ZeroDivisionError("unforeseen"), 1), (KeyboardInterrupt(), 130), (SystemExit(3), 3)],
+)
+def test_exit_codes(call: Call, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int) -> None:
+    def fail(words: object) -> int:
+        raise raised
+
+    monkeypatch.setattr(list_verb, "main", fail)
+    found, _, err = call("list")
+    assert found == code
+    assert str(raised) in err or isinstance(raised, KeyboardInterrupt | SystemExit)
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: object) -> int:
+        raise RunError("it broke")
+
+    monkeypatch.setattr(list_verb, "main", fail)
+    assert main(["list", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "--help"], ["list"], ["show", "mwn"], ["validate", "mwn"], ["copy", "mwn"]]
+)
+def test_imports_no_torch(words: list[str], tmp_path: object) -> None:
+    probe = (
+        "import sys; from mlotool.cli.main import main; code = main(sys.argv[1:]); "
+        "heavy = {'torch', 'pytorch_lightning', 'wandb', 'matplotlib', 'sklearn'} & set(sys.modules); "
+        "heavy |= {'hydra'} & set(sys.modules) if '--help' in sys.argv else set(); "
+        "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
+    )
+    path = [entry for entry in sys.path if entry]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {probe}", *words],
+        cwd=str(tmp_path), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,140 @@
+"""list, show, validate, copy: what they print, write and refuse; nothing is built."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mlotool import __version__
+from tests.cli.conftest import Result
+
+Call = Callable[..., Result]
+Recipe = Callable[..., Path]
+
+
+def test_list(call: Call, tmp_path: Path, recipe: Recipe) -> None:
+    (tmp_path / "recipes").mkdir()
+    recipe().rename(tmp_path / "recipes" / "mine.yaml")
+    code, out, _ = call("list")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert code == 0
+    assert "built-in" in lines["mwn"]
+    assert "./recipes" in lines["mine"]
+    assert lines["mine"].endswith("A test's recipe.")
+
+
+@pytest.mark.parametrize("words", [["mwn"], ["+recipe=mwn"], ["recipe=mwn"]])
+def test_show_is_yaml_and_graph(call: Call, words: list[str]) -> None:
+    code, out, _ = call("show", *words, "seed=7", "hypergradient=cg")
+    assert code == 0
+    config = yaml.safe_load(out)
+    assert config["seed"] == 7
+    assert config["hypergradient"]["solver"]["_target_"].endswith("ConjugateGradient")
+    assert config["problems"]["classifier"]["module"]["num_classes"] == 10
+    assert "#   " in out.split("# graph:")[1]
+
+
+def test_show_graph_alone(call: Call) -> None:
+    code, out, _ = call("show", "mwn", "--graph")
+    assert code == 0
+    assert "classifier" in out
+    assert "#" not in out
+
+
+def test_show_path_among_overrides(call: Call, recipe: Recipe) -> None:
+    code, out, _ = call("show", "runner.max_ticks=5", str(recipe("seed: 3")))
+    config = yaml.safe_load(out)
+    assert (code, config["seed"], config["runner"]["max_ticks"]) == (0, 3, 5)
+
+
+def test_validate(call: Call) -> None:
+    code, out, _ = call("validate", "mwn")
+    assert code == 0
+    assert "mwn is valid" in out
+
+
+# What is wrong on the command line, and what the message must say of it.
+BAD_WORDS = [
+    ([], "mwn"),
+    (["mwm"], "Did you mean 'mwn'?"),
+    (["+recipe=mwm"], "Did you mean 'mwn'?"),
+    (["there/is/none.yaml"], "none.yaml"),
+    (["mwn", "plain"], "two recipes"),
+    (["mwn", "sede=1"], "Did you mean 'seed'?"),
+    (["mwn", "seed=soon"], "soon"),
+    (["mwn", "hypergradient=cgg"], "Did you mean 'cg'?"),
+    (["mwn", "data=digit"], "digits"),
+    (["mwn", "seed=[1"], "seed=[1"),
+    (["mwn", "runner.max_tick=3"], "Did you mean 'max_ticks'?"),
+]
+
+
+@pytest.mark.parametrize("verb", ["run", "show", "validate"])
+@pytest.mark.parametrize(("words", "expected"), BAD_WORDS, ids=lambda value: str(value))
+def test_bad_words_are_refused(call: Call, tmp_path: Path, verb: str, words: list[str], expected: str) -> None:
+    code, _, err = call(verb, *words)
+    assert code == 2
+    assert expected in err
+    assert not (tmp_path / "outputs").exists()
+
+
+BAD_LINES = [
+    ("hydra: {run: {dir: elsewhere}}", "hydra"),
+    ("seed: !!python/object/apply:os.system [id]", "tag"),
+    ("sede: 1", "Did you mean 'seed'?"),
+    ("problems: {classifier: {optimiser: null}}", "Did you mean 'optimizer'?"),
+    ("seed: [", "YAML"),
+]
+
+
+@pytest.mark.parametrize("verb", ["run", "show", "validate"])
+@pytest.mark.parametrize(("lines", "expected"), BAD_LINES, ids=lambda value: str(value))
+def test_bad_recipes_are_refused(
+    call: Call, recipe: Recipe, tmp_path: Path, verb: str, lines: str, expected: str
+) -> None:
+    code, _, err = call(verb, str(recipe(lines)))
+    assert code == 2
+    assert expected in err
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("target", ["os.system", "torchvision.datasets.folder.os.system", "mlotool.models.Nothing"])
+def test_untrusted_targets_are_refused(call: Call, recipe: Recipe, target: str) -> None:
+    file = recipe(f"problems: {{classifier: {{loss: {{_target_: {target}}}}}}}")
+    code, _, err = call("validate", str(file))
+    assert code == 2
+    assert target in err
+
+
+def test_copy_and_show_the_copy(call: Call, tmp_path: Path) -> None:
+    code, out, _ = call("copy", "mwn")
+    copied = tmp_path / "recipes" / "mwn.yaml"
+    lines = copied.read_text().splitlines()
+    assert code == 0
+    assert "mlotool run recipes/mwn.yaml" in out
+    assert lines[:2] == ["# @package _global_", f"# copied from mlotool {__version__}"]
+    assert call("show", "mwn")[1] == call("show", str(copied))[1]
+
+
+def test_copy_refuses_to_overwrite(call: Call, tmp_path: Path) -> None:
+    target = tmp_path / "recipes" / "mwn.yaml"
+    call("copy", "mwn")
+    target.write_text("mine")
+    code, _, err = call("copy", "mwn")
+    assert (code, target.read_text()) == (2, "mine")
+    assert "--force" in err
+    assert call("copy", "mwn", "--force")[0] == 0
+    assert target.read_text() != "mine"
+
+
+def test_copy_under_another_name(call: Call, tmp_path: Path) -> None:
+    assert call("copy", "mwn", "some/where/other.yaml")[0] == 0
+    assert (tmp_path / "some" / "where" / "other.yaml").is_file()
+
+
+def test_copy_writes_nothing_of_a_refused_recipe(call: Call, recipe: Recipe, tmp_path: Path) -> None:
+    code, _, err = call("copy", str(recipe("hydra: {job: {name: x}}")), "kept.yaml")
+    assert code == 2
+    assert "hydra" in err
+    assert not (tmp_path / "kept.yaml").exists()

@@ -1,0 +1,302 @@
+"""When problems step, and on what: against loops written by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LinearLR, OneCycleLR, SequentialLR, StepLR
+
+from mlotool.core import LossOutput
+from mlotool.core.errors import ConfigError
+from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from tests.program.by_hand import ByHand
+from tests.program.small import adam, assert_identical, momentum, numbers, pair, parameters, samples, sgd, web
+from tests.programs import Point
+
+THREE_UP: dict[str, list[str]] = {"top": ["low"]}
+THREE_DOWN: dict[str, list[str]] = {"low": ["mid"], "mid": ["top"]}
+
+
+def names(schedule: Schedule, num_ticks: int) -> list[str]:
+    """Return who stepped at each tick."""
+    return [" ".join(sorted(schedule.tick())) for _ in range(num_ticks)]
+
+
+def test_one_step_each() -> None:
+    schedule = Schedule(pair())
+    assert names(schedule, 3) == ["u w"] * 3
+    assert schedule.num_ticks == 3
+
+
+def test_the_numbers_of_a_bilevel_program() -> None:
+    """By hand with torch alone: H and M of the lower loss are diagonal."""
+    program = pair({"unroll_steps": 2})
+    w, u = (torch.nn.Parameter(program.problems[name].module.x.detach().clone()) for name in "wu")
+    lower, upper = momentum([w]), adam([u])
+    train, meta = Stream(samples(12, 1), 4, seed=1), Stream(samples(12, 2), 4, seed=2)
+    schedule = Schedule(program)
+    for tick in range(1, 7):
+        results = schedule.tick()
+        batch = train.next()
+        loss = 0.5 * ((w - batch) ** 2).sum(1).mean() + 0.5 * (torch.exp(u) * w**2).sum()
+        assert torch.allclose(results["w"].loss, loss.detach(), rtol=1e-12)
+        assert not results["w"].loss.requires_grad
+        w.grad = (w - batch.mean(0) + torch.exp(u) * w).detach()
+        lower.step()
+        if tick % 2 == 0:
+            v = 4 * ((w - meta.next()) ** 3).mean(0)
+            u.grad = (-torch.exp(u) * w * v / (1 + torch.exp(u))).detach()
+            upper.step()
+        assert ("u" in results) == (tick % 2 == 0)
+        assert torch.allclose(program.problems["w"].module.x, w, rtol=1e-12)
+        assert torch.allclose(program.problems["u"].module.x, u, rtol=1e-10)
+
+
+def test_a_sibling_that_has_finished_goes_on_stepping() -> None:
+    down = {"a": ["top"], "b": ["top"]}
+    settings = {"a": {"unroll_steps": 2}, "b": {"unroll_steps": 3}}
+    schedule = Schedule(web({"top": ["a", "b"]}, down, settings=settings))
+    assert names(schedule, 7) == ["a b", "a b", "a b top", "a b", "a b", "a b top", "a b"]
+    twin = ByHand(web({"top": ["a", "b"]}, down, settings=settings))
+    for tick in range(1, 8):
+        twin.step("a", "b")
+        if tick % 3 == 0:
+            twin.step("top")
+    assert_identical(parameters(schedule.program), parameters(twin.program))
+
+
+def test_several_uppers_at_their_own_pace() -> None:
+    """One upper reads `a` alone, the other one `a` and the slower `b`."""
+    up, down = {"u": ["a"], "v": ["a", "b"]}, {"a": ["u", "v"], "b": ["v"]}
+    settings = {"b": {"unroll_steps": 3}}
+    schedule = Schedule(web(up, down, settings=settings))
+    assert names(schedule, 4) == ["a b u", "a b u", "a b u v", "a b u"]
+    twin = ByHand(web(up, down, settings=settings))
+    for tick in range(1, 5):
+        twin.step("a", "b")
+        twin.step(*(["u", "v"] if tick % 3 == 0 else ["u"]))
+    assert_identical(parameters(schedule.program), parameters(twin.program))
+
+
+def test_three_levels() -> None:
+    settings = {"low": {"unroll_steps": 2}, "mid": {"unroll_steps": 3}}
+    schedule = Schedule(web(THREE_UP, THREE_DOWN, settings=settings))
+    assert schedule.cycle_length() == 6
+    assert names(schedule, 7) == ["low", "low mid", "low", "low mid", "low", "low mid top", "low"]
+    twin = ByHand(web(THREE_UP, THREE_DOWN, settings=settings))
+    for tick in range(1, 8):
+        twin.step("low")
+        if tick % 2 == 0:
+            twin.step("mid")
+        if tick % 6 == 0:
+            twin.step("top")
+    assert_identical(parameters(schedule.program), parameters(twin.program))
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "unroll"),
+    [
+        ({"u": ["w"]}, {"w": ["u"]}, {"w": 1}),
+        ({"u": ["w"]}, {"w": ["u"]}, {"w": 5, "u": 7}),
+        ({"top": ["a"]}, {"a": ["top"], "b": ["top"]}, {"a": 2, "b": 5}),
+        ({"top": ["low"]}, {"low": ["mid", "top"], "mid": ["top"]}, {"low": 4, "mid": 3}),
+        ({"top": ["low"]}, {"low": ["mid", "top"], "mid": ["top"], "slow": ["top"]}, {"low": 2, "mid": 2, "slow": 7}),
+        ({"p": ["x"], "q": ["y"]}, {"x": ["p"], "y": ["q"]}, {"x": 2, "y": 3}),
+    ],
+)
+def test_the_cycle_length_is_the_tick_at_which_the_last_problem_first_steps(
+    up: dict[str, list[str]], down: dict[str, list[str]], unroll: dict[str, int]
+) -> None:
+    schedule = Schedule(web(up, down, settings={name: {"unroll_steps": steps} for name, steps in unroll.items()}))
+    waiting, ticks = set(schedule.program.problems), 0
+    while waiting:
+        waiting -= set(schedule.tick())
+        ticks += 1
+        assert ticks < 50
+    assert schedule.cycle_length() == ticks
+
+
+@pytest.mark.parametrize("upper_first", [False, True])
+def test_warm_up_steps_do_not_count(upper_first: bool) -> None:
+    schedule = Schedule(pair({"warmup_steps": 3, "unroll_steps": 2}, upper_first=upper_first))
+    assert names(schedule, 8) == ["w", "w", "w", "w", "u w", "w", "u w", "w"]
+
+
+def test_warm_up_of_a_middle_problem_counts_its_own_steps() -> None:
+    settings = {"low": {"unroll_steps": 2}, "mid": {"warmup_steps": 2}}
+    schedule = Schedule(web(THREE_UP, THREE_DOWN, settings=settings))
+    assert names(schedule, 8) == ["low", "low mid", "low", "low mid", "low", "low mid top", "low", "low mid top"]
+
+
+@pytest.mark.parametrize("is_middle", [False, True])
+def test_the_order_of_declaration_does_not_matter(is_middle: bool) -> None:
+    """Uppers that are due together see each other, and the problems below, as they were before any of them stepped."""
+    if is_middle:
+        up, down = {"u": ["a"], "v": ["a"]}, {"a": ["u", "v"], "v": ["u"]}
+        orders = [["a", "u", "v"], ["v", "u", "a"], ["u", "v", "a"]]
+    else:
+        up, down = {"u": ["a"], "v": ["a"]}, {"a": ["u", "v"]}
+        orders = [["a", "u", "v"], ["v", "u", "a"], ["v", "a", "u"]]
+    found = []
+    for order in orders:
+        program = web(up, down, order=order)
+        schedule = Schedule(program)
+        for _ in range(5):
+            schedule.tick()
+        found.append(parameters(program))
+    assert_identical(found[0], dict(sorted(found[1].items(), key=lambda item: list(found[0]).index(item[0]))))
+    assert_identical(found[0], {name: found[2][name] for name in found[0]})
+
+
+def test_uppers_due_together_compute_before_they_step() -> None:
+    up, down = {"u": ["a"], "v": ["a"]}, {"a": ["u", "v"]}
+    schedule, twin = Schedule(web(up, down)), ByHand(web(up, down))
+    for _ in range(4):
+        schedule.tick()
+        twin.step("a")
+        gradients = twin.gradients("u", "v")
+        twin.apply(gradients)
+    assert_identical(parameters(schedule.program), parameters(twin.program))
+
+
+def test_accumulated_batches_equal_one_big_batch() -> None:
+    many = pair({"accumulate_batches": 3}, {"accumulate_batches": 2})
+    one = pair()
+    for name, count in {"w": 3, "u": 2}.items():
+        one.problems[name].stream = Stream(
+            samples(12, 1 if name == "w" else 2), 4 * count, seed=1 if name == "w" else 2
+        )
+    # One epoch of the lower problem: its pullback is taken at the last of three batches here, at all of them there.
+    for program in (many, one):
+        program.problems["u"].hypergradient = None
+    results = [Schedule(program).tick() for program in (many, one)]
+    assert torch.allclose(results[0]["w"].loss, results[1]["w"].loss, rtol=1e-13)
+    assert torch.allclose(many.problems["w"].module.x, one.problems["w"].module.x, rtol=1e-13)
+    # H and M of this loss do not depend on the batch, so the upper steps agree as well.
+    assert torch.allclose(results[0]["u"].loss, results[1]["u"].loss, rtol=1e-13)
+    assert torch.allclose(many.problems["u"].module.x, one.problems["u"].module.x, rtol=1e-13)
+    assert many.problems["w"].num_steps == 1
+
+
+def _line(loss: Callable[..., Any], **settings: Any) -> Schedule:
+    problem = Problem("w", Point(numbers(1.0, 2.0, 3.0)), loss, roles={"w": "w"}, **{"optimizer": sgd, **settings})
+    return Schedule(Program([problem], Graph()))
+
+
+def test_metrics_are_means_over_accumulated_batches() -> None:
+    def loss(batch: Tensor, *, w: Any) -> LossOutput:
+        return LossOutput((w() * batch).sum(), {"first": batch[0, 0], "graph": w().sum()})
+
+    stream = Stream(numbers(1, 2, 3, 4).reshape(4, 1), 1, shuffle=False)
+    result = _line(loss, stream=stream, accumulate_batches=4).tick()["w"]
+    assert float(result.metrics["first"]) == 2.5
+    assert float(result.loss) == 15.0
+    assert not result.metrics["graph"].requires_grad
+
+
+@pytest.mark.parametrize(("limit", "factor"), [(1.0, 0.2), (10.0, 1.0)])
+def test_clipping_limits_the_step_and_reports_the_norm_before_it(limit: float, factor: float) -> None:
+    slope = numbers(0.0, 3.0, 4.0)
+    schedule = _line(lambda batch, *, w: (w() * slope).sum(), gradient_clip_norm=limit)
+    result = schedule.tick()["w"]
+    assert float(result.metrics["gradient_norm"]) == pytest.approx(5.0, rel=1e-12)
+    moved = numbers(1.0, 2.0, 3.0) - schedule.program.problems["w"].module.x
+    assert torch.allclose(moved, 0.1 * factor * slope, rtol=1e-5)
+
+
+def test_clipping_is_of_the_total_gradient() -> None:
+    program, twin = pair({}, {"gradient_clip_norm": 1e-3, "optimizer": sgd}), ByHand(pair({}, {"optimizer": sgd}))
+    result = Schedule(program).tick()["u"]
+    twin.step("w")
+    gradient = twin.gradients("u")["u"]["x"]
+    assert float(result.metrics["gradient_norm"]) == pytest.approx(float(gradient.norm()), rel=1e-12)
+    moved = numbers(0.1, 0.2, -0.4) - program.problems["u"].module.x
+    assert torch.allclose(moved, 1e-4 * gradient / gradient.norm(), rtol=1e-2)
+    assert "gradient_norm" not in Schedule(pair()).tick()["w"].metrics
+
+
+def _one_cycle(optimizer: torch.optim.Optimizer) -> OneCycleLR:
+    return OneCycleLR(optimizer, max_lr=0.2, total_steps=12)
+
+
+def _sequence(optimizer: torch.optim.Optimizer) -> SequentialLR:
+    parts = [LinearLR(optimizer, 0.5, total_iters=3), StepLR(optimizer, 2, gamma=0.5)]
+    return SequentialLR(optimizer, parts, milestones=[3])
+
+
+SCHEDULERS = {
+    "StepLR": lambda optimizer: StepLR(optimizer, 2, gamma=0.5),
+    "OneCycle": _one_cycle,
+    "Sequential": _sequence,
+}
+
+
+@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_schedulers_step_with_each_optimizer_step(make: Callable[..., Any]) -> None:
+    settings = {"scheduler": make, "accumulate_batches": 2}
+    schedule = Schedule(pair({**settings, "unroll_steps": 2}, settings))
+    own = {"w": torch.nn.Parameter(numbers(0.0)), "u": torch.nn.Parameter(numbers(0.0))}
+    expected = {"w": momentum([own["w"]]), "u": adam([own["u"]])}
+    schedulers = {name: make(optimizer) for name, optimizer in expected.items()}
+    for _ in range(10):
+        for name in schedule.tick():
+            expected[name].step()
+            schedulers[name].step()
+        for name, problem in schedule.program.problems.items():
+            assert problem.optimizer.param_groups[0]["lr"] == expected[name].param_groups[0]["lr"]
+    assert schedule.program.problems["w"].optimizer.param_groups[0]["lr"] != 0.1
+
+
+def test_a_scheduler_of_evaluations_is_left_alone() -> None:
+    schedule = Schedule(pair({"scheduler": SCHEDULERS["StepLR"], "scheduler_interval": "evaluation"}))
+    names(schedule, 5)
+    assert schedule.program.problems["w"].optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_gradients_are_gone_after_a_step() -> None:
+    schedule = Schedule(pair())
+    schedule.tick()
+    for problem in schedule.program.problems.values():
+        assert all(parameter.grad is None for parameter in problem.module.parameters())
+
+
+def test_a_problem_without_an_optimizer_is_an_error() -> None:
+    program = pair(upper={"optimizer": None})
+    with pytest.raises(ConfigError, match=r"problems.u.optimizer: nothing is set; expected an optimizer. Write"):
+        Schedule(program)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ({"unroll_steps": 0}, "problems.w.unroll_steps: found 0; expected a whole number of at least 1"),
+        ({"accumulate_batches": 0}, "problems.w.accumulate_batches: found 0"),
+        ({"warmup_steps": -1}, "problems.w.warmup_steps: found -1; expected 0 or more"),
+        ({"gradient_clip_norm": 0.0}, "problems.w.gradient_clip_norm: found 0.0; expected a positive norm or null"),
+        ({"scheduler_interval": "epoch"}, "problems.w.scheduler_interval: found 'epoch'"),
+        ({"roles": {"w": {"problem": "w", "mode": "evl"}}}, "problems.w.loss.roles.w: found .*mode: train | eval"),
+        ({"roles": {"w": {"mode": "eval"}}}, "problems.w.loss.roles.w: found"),
+        ({"roles": {"w": {"problem": "w", "mod": "eval"}}}, "problems.w.loss.roles.w: found"),
+    ],
+)
+def test_wrong_settings(setting: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        Problem("w", Point(numbers(1.0)), lambda batch, *, w: w().sum(), **{"roles": {"w": "w"}, **setting})
+
+
+def test_a_module_without_parameters_is_an_error() -> None:
+    module = Point(numbers(1.0)).requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"problems.w.module: Point has no parameter that requires a gradient"):
+        Problem("w", module, lambda batch, *, w: w().sum(), roles={"w": "w"})
+
+
+def test_an_optimizer_object_keeps_its_groups() -> None:
+    module = torch.nn.Linear(1, 1).double()
+    optimizer = torch.optim.SGD([{"params": [module.weight], "lr": 0.5}, {"params": [module.bias], "lr": 0.0}])
+    before = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+    problem = Problem("w", module, lambda batch, *, w: w(numbers(2.0)).sum(), roles={"w": "w"}, optimizer=optimizer)
+    Schedule(Program([problem], Graph())).tick()
+    assert torch.allclose(module.weight, before["weight"] - 1.0)
+    assert torch.equal(module.bias, before["bias"])
