@@ -22,7 +22,7 @@ from benchmarks.harness import memory, record
 from benchmarks.harness.rounds import Cycle, interleave, summarize
 
 BASE = "betty"
-ROUND_SECONDS = 0.15
+ROUND_SECONDS = 0.1
 """About how long a rival's turn takes."""
 CYCLE_SECONDS = {
     ("mlp", "fd"): 3e-3,
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--betty", type=Path, required=True, help="folder of a clone of Betty (betty-ml 0.2.x)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=41)
     parser.add_argument("--own-data", action="store_true", help="add rivals that draw batches by their own loaders")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/mwn_cycle.json")

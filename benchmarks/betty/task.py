@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from sklearn.datasets import load_digits
@@ -59,22 +60,27 @@ class Task:
 
     def datasets(self) -> tuple[TensorDataset, TensorDataset]:
         """Return the long-tailed train split of 347 images and a balanced meta split of 100."""
-        images, target = load_digits(return_X_y=True)
-        inputs = torch.tensor(images, dtype=self.dtype).view(-1, 1, 8, 8).div(16).to(self.device)
-        labels = torch.tensor(target)
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-        counts = [round(124 * 50 ** (-label / 9)) for label in range(10)]
-        by_class = [order[labels[order] == label] for label in range(10)]
-        meta = torch.cat([indices[:10] for indices in by_class])
-        train = torch.cat([indices[10 : 10 + count] for indices, count in zip(by_class, counts, strict=True)])
-        assert len(train) == 347, len(train)
-        labels = labels.to(self.device)
-        return tuple(TensorDataset(inputs[part], labels[part]) for part in (train, meta))
+        return _datasets(self.device, self.dtype)
 
     def batches(self) -> tuple[list[Batch], list[Batch]]:
         """Return batches made beforehand for the lower and the upper problem: four epochs of the train split."""
         train, meta = self.datasets()
         return _epochs(train, BATCH_SIZE_LOWER, 4), _epochs(meta, BATCH_SIZE_UPPER, 10)
+
+
+@lru_cache
+def _datasets(device: str, dtype: torch.dtype) -> tuple[TensorDataset, TensorDataset]:
+    images, target = load_digits(return_X_y=True)
+    inputs = torch.tensor(images, dtype=dtype).view(-1, 1, 8, 8).div(16).to(device)
+    labels = torch.tensor(target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    counts = [round(124 * 50 ** (-label / 9)) for label in range(10)]
+    by_class = [order[labels[order] == label] for label in range(10)]
+    meta = torch.cat([indices[:10] for indices in by_class])
+    train = torch.cat([indices[10 : 10 + count] for indices, count in zip(by_class, counts, strict=True)])
+    assert len(train) == 347, len(train)
+    labels = labels.to(device)
+    return TensorDataset(inputs[train], labels[train]), TensorDataset(inputs[meta], labels[meta])
 
 
 def sample_losses(logits: Tensor, batch: Batch) -> Tensor:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 from mlotool.cli.main import VERBS
 from mlotool.cli.request import Request, is_path, read_request
@@ -29,7 +30,9 @@ def main(words: Sequence[str]) -> int:
     if not before:
         print(" ".join(verb for verb in VERBS if verb.startswith(current)))
     elif before[0] in WITH_RECIPE:
-        _complete_recipe(words, before[0], before[1:], current)
+        # A line that would fail has no completions; its error comes when it is run.
+        with suppress(ConfigError):
+            _complete_recipe(words, before[0], before[1:], current)
     return 0
 
 
@@ -48,10 +51,7 @@ def _split(line: str) -> tuple[list[str], str]:
 
 def _complete_recipe(words: Sequence[str], verb: str, before: list[str], current: str) -> None:
     flags = [word for word in before if word.startswith("-")]
-    try:
-        request = read_request([word for word in before if word not in flags])
-    except ConfigError:
-        return  # a line that would fail has no completions; its error comes when it is run
+    request = read_request([word for word in before if word not in flags])
     if request.recipe is None and not is_path(current) and "=" not in current:
         from mlotool import config
 

@@ -14,10 +14,13 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", choices=("best", "last"), default="best", help="which one; best by default")
     add_trust(parser)
     arguments = parser.parse(words)
-    from mlotool import config, runner
+    from mlotool import config
 
     for package in arguments.trust:
         config.trust(package)
+    config.load_run_config(arguments.run)  # no folder of a run: said before torch is imported
+    from mlotool import runner
+
     for key, value in runner.evaluate(arguments.run, arguments.split, arguments.checkpoint).items():
         print(f"{key} {value:.6g}")
     return 0

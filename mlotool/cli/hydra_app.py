@@ -38,7 +38,7 @@ def call_hydra(words: Sequence[str], task: Task) -> None:
     """
     import hydra
 
-    from mlotool.config.compose import config_errors
+    from mlotool.config.composition import config_errors
 
     # Completion scripts are made for the program in argv[0].
     with _argv(["mlotool", *words]), config_errors():

@@ -55,10 +55,13 @@ class Job:
                 print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)
             origin = configuration.Origin(self.command, overrides, recipe)
             result = train(config, run_dir, origin)
+        except KeyboardInterrupt:
+            _leave(run_dir)
+            raise
         except Exception as error:
             self.errors.append(error)
             if self.sweep_dir is None:
-                _remove_if_empty(run_dir)
+                _leave(run_dir)
             else:
                 _note_failure(run_dir, overrides, error)
                 print(f"mlotool: job {run_dir.name} failed: {error}", file=sys.stderr)
@@ -104,9 +107,11 @@ def write_report(config: Any, run_dir: Path) -> None:
         print(f"mlotool: warning: {text}; try again: mlotool report {run_dir} --debug", file=sys.stderr)
 
 
-def _remove_if_empty(run_dir: Path) -> None:
-    # Hydra makes the folder before it calls us; a config that is refused must not leave one.
-    if run_dir.is_dir() and not any(run_dir.iterdir()):
+def _leave(run_dir: Path) -> None:
+    """Say what there is of a run that did not finish; Hydra makes the folder of one that never began as well."""
+    if any(run_dir.iterdir()):
+        print(f"mlotool: run folder {nearby(run_dir)}", file=sys.stderr)
+    else:
         run_dir.rmdir()
 
 
@@ -114,7 +119,13 @@ def _note_failure(run_dir: Path, overrides: tuple[str, ...], error: Exception) -
     # The table of a sweep is read from the folders; a job that was refused has none of the runner's files.
     summary, listing = run_dir / "summary.json", run_dir / "overrides.txt"
     if not summary.exists():
-        content = {"status": "failed", "objective": None, "metrics": {}, "best": None, "error": str(error)}
+        content: dict[str, Any] = {
+            "status": "failed",
+            "objective": None,
+            "metrics": {},
+            "best": None,
+            "error": str(error),
+        }
         summary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if not listing.exists():
         listing.write_text("".join(f"{line}\n" for line in overrides), encoding="utf-8")

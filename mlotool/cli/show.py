@@ -27,7 +27,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     from omegaconf import OmegaConf
 
-    from mlotool.config.compose import config_errors
+    from mlotool.config.composition import config_errors
 
     with config_errors():
         print(OmegaConf.to_yaml(config, resolve=True))

@@ -29,8 +29,7 @@ def show_result(config: Any, result: "RunResult", console: Console | None = None
     if report.is_file():
         table.add_row("report", nearby(report))
     console.print()
-    # No wrapping where nobody watches: a path in a log file is to be copied.
-    console.print(table, soft_wrap=not console.is_terminal)
+    console.print(table)
 
 
 def show_sweep(sweep_dir: Path, console: Console | None = None) -> None:
@@ -43,13 +42,19 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> None:
     objectives = {row.objective for row in rows if row.objective}
     name = objectives.pop() if len(objectives) == 1 else "objective"
     table = Table(box=None, pad_edge=False)
-    for title in ("job", "overrides", name, "status", "folder"):
-        table.add_column(title, overflow="fold", justify="right" if title == name else "left")
-    for row in rows:
+    table.add_column("job")
+    table.add_column("overrides", overflow="fold")
+    table.add_column(name, justify="right")
+    table.add_column("status")
+    table.add_column("folder", no_wrap=True)
+    overrides = [row.overrides.split() for row in rows]
+    for row, own in zip(rows, overrides, strict=True):
+        # Those of every job say nothing; sweep.csv has them.
+        differing = [word for word in own if len(rows) == 1 or not all(word in each for each in overrides)]
         value = "" if row.value is None else f"{row.value:.4g}"
-        table.add_row(row.job, row.overrides, value, row.status, nearby(row.folder))
+        table.add_row(row.job, " ".join(differing), value, row.status, nearby(row.folder))
     console.print()
-    console.print(table, soft_wrap=not console.is_terminal)
+    console.print(table)
     console.print(f"\nsweep table  {nearby(file)}")
 
 
@@ -61,4 +66,7 @@ def nearby(path: Path) -> str:
 
 def _plain_console() -> Console:
     # Overrides such as `a=[b]` are no markup.
-    return Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 500  # nobody watches, so nothing is wrapped: a path in a log file is to be copied
+    return console

@@ -38,8 +38,9 @@ def recipe_entries(defaults: Any) -> Iterator[str]:
 def key_faults(where: str, group: str, package: str | None) -> Iterator[str]:
     """Yield what is wrong with `group@package`, the address of a choice."""
     if group not in GROUPS:
-        yield f"{where}: found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)}" + (
-            " Hydra's own groups belong on the command line." if group.split("/")[0] == "hydra" else " Correct it."
+        yield (
+            f"{where}: found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)}"
+            + (" Hydra's own groups belong on the command line." if group.split("/")[0] == "hydra" else " Correct it.")
         )
     if package is not None and not (_PACKAGE.fullmatch(package) and package.split(".")[0] in ROOT_KEYS):
         yield (

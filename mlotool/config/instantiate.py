@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from mlotool.config.signatures import SPECIAL
-from mlotool.config.trust import resolve
+from mlotool.config.trusted import resolve
 from mlotool.core.errors import ConfigError, MlotoolError
 
 Node = Mapping[str, Any]
@@ -79,7 +79,9 @@ def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any])
         return target(*arguments, **settings)
     except ConfigError as error:
         # mlotool's own messages name the key where they know it.
-        raise error if key.partition(".")[0] in str(error).partition(":")[0] else ConfigError(f"{key}: {error}") from error
+        if key.partition(".")[0] in str(error).partition(":")[0]:
+            raise
+        raise ConfigError(f"{key}: {error}") from error
     except MlotoolError:
         raise
     except Exception as error:

@@ -46,6 +46,8 @@ def describe(annotation: str) -> str:
         >>> describe("float | None"), describe("Sequence[int]")
         ('a number or null', 'Sequence[int]')
     """
+    if annotation.startswith("Abstract"):
+        return "a node with a _target_"
     parts = [part.strip() for part in annotation.split("|")]
     known = [_WORDS[part] for part in parts if part in _WORDS]
     return " or ".join(known) if known and "[" not in annotation else annotation
@@ -64,6 +66,8 @@ def _fits(value: Any, node: ast.expr) -> bool:
         return _SCALARS[name](value)
     if name in _LISTS:
         return isinstance(value, list)
+    if name.startswith("Abstract"):
+        return False
     return isinstance(value, dict) if name in _MAPPINGS else True
 
 
@@ -78,7 +82,9 @@ def _fits_generic(value: Any, name: str, argument: ast.expr) -> bool:
     if name in _LISTS:
         kinds = [each for each in arguments if not (isinstance(each, ast.Constant) and each.value is Ellipsis)]
         return isinstance(value, list) and all(any(_fits(each, kind) for kind in kinds) for each in value)
-    return isinstance(value, dict) if name in _MAPPINGS else True
+    if name in _MAPPINGS:
+        return isinstance(value, dict) and all(_fits(each, arguments[-1]) for each in value.values())
+    return True
 
 
 def _name(node: ast.expr) -> str:

@@ -1,5 +1,6 @@
 """What a recipe may not contain, refused on its raw text: Hydra acts on some of it before any other check could run."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -9,8 +10,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from mlotool.config.defaults import defaults_faults, recipe_entries
-from mlotool.config.schema import GROUPS, ROOT_KEYS
-from mlotool.config.sweep import sweep_faults
+from mlotool.config.names import is_plain_name
+from mlotool.config.schema import ROOT_KEYS
+from mlotool.config.sweep import DANGEROUS, sweep_faults
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
@@ -18,15 +20,7 @@ MAX_BYTES = 200_000
 MAX_NODES = 20_000
 PACKAGE_HEADER = "# @package _global_"
 RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values")
-# Arguments that write, download or unpickle, and the values that do nothing.
-DANGEROUS: dict[str, tuple[Any, ...]] = {
-    "dirpath": (None,),
-    "loader": (None,),
-    "weights": (None,),
-    "weights_only": (True,),
-    "download": (False, None),
-    "pickle_module": (None,),
-}
+_ROLES = re.compile(r"(problems\.[^.]+\.loss|analyses\.[^.]+)\.roles\.[^.]+")
 
 
 @dataclass(frozen=True)
@@ -186,8 +180,6 @@ def _hydra_faults(document: Document) -> Iterator[str]:
 
 
 def _name_faults(document: Document) -> Iterator[str]:
-    from mlotool.config.names import is_plain_name
-
     name = document.data.get("name")
     if name is not None and not is_plain_name(name):
         yield (
@@ -204,7 +196,9 @@ def _name_faults(document: Document) -> Iterator[str]:
 def _value_faults(document: Document) -> Iterator[str]:
     for key, value in _leaves({k: v for k, v in document.data.items() if k not in ("defaults", "hydra")}):
         name = key.rpartition(".")[2]
-        if name in DANGEROUS and not any(value is allowed for allowed in DANGEROUS[name]):
+        # A role may be called `weights`; it only names a problem.
+        is_argument = name in DANGEROUS and not _ROLES.fullmatch(key)
+        if is_argument and not any(value is allowed for allowed in DANGEROUS[name]):
             yield (
                 f"{key}: found {value!r}; a recipe may not download, unpickle or choose where files go. "
                 f"Remove it; for data.download write data.download=true on the command line."
@@ -253,6 +247,3 @@ def _find(name: str, beside: Path) -> Path | None:
 
     folders = [beside.parent, *(folder for _, folder in recipe_folders())]
     return next((file for folder in folders if (file := recipe_file(folder, name)) is not None), None)
-
-
-assert "hydra" not in GROUPS

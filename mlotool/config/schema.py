@@ -1,6 +1,6 @@
 """The shape of the root config: what keys there are, with their types and defaults. No torch.
 
-Nodes of type Any hold a `_target_` and its settings; check.py compares them with the target's signature.
+Nodes of type Any hold a `_target_` and its settings; check_targets.py compares them with the target's signature.
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -148,9 +148,7 @@ def keys_at(path: str) -> tuple[str, ...]:
         >>> keys_at("problems.classifier.stream")
         ('split', 'batch_size', 'shuffle', 'drop_last', 'num_workers')
     """
-    kind: Any = Config
-    for part in filter(None, path.split(".")):
-        kind = _child(kind, part)
+    kind = _kind_at(path)
     kind = next((each for each in _members(kind) if is_dataclass(each)), None)
     return () if kind is None else tuple(each.name for each in fields(kind))
 
@@ -162,10 +160,25 @@ def describe_type(path: str) -> str:
         >>> describe_type("runner.num_threads"), describe_type("seed")
         ('a whole number or null', 'a whole number')
     """
+    kind = _kind_at(path)
+    return " or ".join(_word(each) for each in _members(kind))
+
+
+def is_container(path: str) -> bool:
+    """Say whether the schema itself has keys or items at a dotted path.
+
+    Example:
+        >>> is_container("problems.classifier"), is_container("seed"), is_container("data")
+        (True, False, False)
+    """
+    return any(is_dataclass(each) or get_origin(each) in (dict, list) for each in _members(_kind_at(path)))
+
+
+def _kind_at(path: str) -> Any:
     kind: Any = Config
     for part in filter(None, path.split(".")):
         kind = _child(kind, part)
-    return " or ".join(_word(each) for each in _members(kind))
+    return kind
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlotool.config.literals import describe, fits
 from mlotool.config.source import Parameter, Signature, read_signature
-from mlotool.config.trust import is_own, resolve
+from mlotool.config.trusted import is_own, resolve
 from mlotool.core.suggest import did_you_mean
 
 SPECIAL = ("_target_", "_args_")

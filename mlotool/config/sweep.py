@@ -7,6 +7,15 @@ from typing import Any
 from mlotool.config.defaults import key_faults
 from mlotool.config.schema import GROUPS, ROOT_KEYS
 
+# Arguments that write, download or unpickle, and the values that do nothing.
+DANGEROUS: dict[str, tuple[Any, ...]] = {
+    "dirpath": (None,),
+    "loader": (None,),
+    "weights": (None,),
+    "weights_only": (True,),
+    "download": (False, None),
+    "pickle_module": (None,),
+}
 _KEY = re.compile(r"(?P<prefix>\+{0,2}|~)(?P<path>[A-Za-z_][\w.]*)(?:@(?P<package>[\w.]+))?", re.ASCII)
 
 
@@ -22,7 +31,9 @@ def sweep_faults(params: Any) -> Iterator[str]:
         match = _KEY.fullmatch(str(key))
         root = match["path"].split(".")[0] if match else ""
         if match is None or root not in (*ROOT_KEYS, *GROUPS) or root == "name":
-            yield f"{where}: expected a key of the recipe other than name, such as problems.<name>.optimizer.lr. Correct it."
+            yield f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name. Correct it."
+        elif match["path"].rpartition(".")[2] in DANGEROUS:
+            yield f"{where}: expected no key that downloads, unpickles or chooses where files go. Remove it."
         elif match["package"]:
             yield from key_faults(where, match["path"], match["package"])
         if not isinstance(value, str | int | float):

@@ -1,8 +1,7 @@
 """Runs a recipe: the only place that knows Lightning and W&B."""
 
-# Eager on purpose: the functions `run` and `load` share their names with their files, so a lazy lookup would find
-# the files once these are imported. `mlotool/__init__.py` is lazy in this package's stead.
-from mlotool.runner.load import evaluate, load
-from mlotool.runner.run import RunResult, run
+# No file here may have the name of a function below, or importing it would put the module in the function's place.
+from mlotool.runner.loading import evaluate, load
+from mlotool.runner.running import RunResult, run
 
 __all__ = ["RunResult", "evaluate", "load", "run"]

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 SECONDS_BETWEEN_REFRESHES = 0.25
+SECONDS_BETWEEN_LINES = 2.0
 
 
 def advance_clock(trainer: Trainer, num_ticks: int) -> None:
@@ -24,7 +25,7 @@ def advance_clock(trainer: Trainer, num_ticks: int) -> None:
 class ProgressDisplay:
     """One line a problem with its loss, steps and the run's ticks a second; refreshed at flushes.
 
-    On a terminal it is a live display; elsewhere (a log file, a cluster's output) one line an evaluation.
+    On a terminal it is a live display; elsewhere (a log file, a cluster's output) a line now and then, at evaluations.
 
     Args:
         problems: names of the problems.
@@ -46,7 +47,7 @@ class ProgressDisplay:
         )  # fmt: skip
         self._task = self._bar.add_task("ticks", total=max_ticks, rate="")
         self._live: Live | None = None
-        self._shown_at = 0.0
+        self._shown_at = float("-inf")
         self._started: tuple[float, int] | None = None
 
     def start(self, tick: int) -> None:
@@ -67,7 +68,12 @@ class ProgressDisplay:
 
     def note(self, tick: int, values: Mapping[str, float]) -> None:
         """Tell of an evaluation, where there is no live display."""
-        if self._enabled and self._live is None:
+        now = time.monotonic()
+        is_last = tick == self._max_ticks
+        if not self._enabled or self._live is not None:
+            return
+        if is_last or now - self._shown_at >= SECONDS_BETWEEN_LINES:
+            self._shown_at = now
             text = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
             line = f"tick {tick}/{self._max_ticks}  {text}  {self._rate(tick):.0f} ticks/s"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -18,7 +18,7 @@ from mlotool.runner.checkpoint import checkpoint_callbacks, early_stopping, load
 from mlotool.runner.device import place
 from mlotool.runner.evaluation import find_split
 from mlotool.runner.folder import RunFolder
-from mlotool.runner.load import make_evaluator
+from mlotool.runner.loading import make_evaluator
 from mlotool.runner.logging import MetricLog, open_loggers
 from mlotool.runner.modules import ProgramModule
 from mlotool.runner.objective import Objective, make_plan

@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,10 @@ Result = tuple[int, str, str]
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """Call the command line in an empty folder: `code, out, err = call("show", "mwn")`; a traceback is a failure."""
     monkeypatch.chdir(tmp_path)
+    # `--info` makes Hydra log to the stdout of its moment, which pytest closes.
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+    monkeypatch.setattr(root, "level", root.level)
 
     def run(*words: str) -> Result:
         capfd.readouterr()

@@ -1,5 +1,7 @@
 """`stop_gradient` and the replay of random numbers and constants."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ def test_in_a_replay_it_is_the_value_of_the_unperturbed_evaluation() -> None:
         return [stop_gradient(values(10 * x)) + stop_gradient(values(100 * x)) + x]
 
     replay = Replay(lambda: evaluate(1.0))
-    assert [float(replay(lambda: evaluate(x))[0]) for x in (2.0, 3.0)] == [112.0, 113.0]
+    assert [float(replay(partial(evaluate, x))[0]) for x in (2.0, 3.0)] == [112.0, 113.0]
     assert float(evaluate(2.0)[0]) == 222.0  # outside of it, a detach again
 
 
@@ -64,7 +66,7 @@ def test_random_numbers_go_on_after_a_replay() -> None:
     torch.rand(2)
     expected = torch.rand(2)
     torch.manual_seed(1)
-    replay = Replay(lambda: [])
+    replay = Replay(list)
     for _ in range(2):
         replay(lambda: [torch.rand(2)])
     assert torch.equal(torch.rand(2), expected)
@@ -75,7 +77,7 @@ def test_the_tape_is_gone_after_an_error() -> None:
         raise KeyError("on purpose")
 
     with pytest.raises(KeyError):
-        Replay(lambda: [])(fail)
+        Replay(list)(fail)
     x = values(3.0).requires_grad_()
     assert float(stop_gradient(x)) == 3.0
 

@@ -73,7 +73,7 @@ def test_a_name_instead_of_a_list(key: str) -> None:
 
 
 @pytest.mark.parametrize("edges", [None, {}])
-def test_no_edges_may_be_null(edges: None | dict[str, list[str]]) -> None:
+def test_no_edges_may_be_null(edges: dict[str, list[str]] | None) -> None:
     graph = Graph(edges, edges)  # type: ignore[arg-type]
     assert graph.leaves(["a"]) == ("a",)
     assert Graph({"a": None}).upper_to_lower == {"a": ()}  # type: ignore[dict-item]

@@ -67,7 +67,7 @@ def assert_same(a: Any, b: Any) -> None:
 
 def test_each_epoch_has_every_sample_once_in_an_order_of_its_own() -> None:
     stream = Stream(Whole(), 5)
-    epochs = [sum((indices(batch) for batch in draw(stream, 2)), []) for _ in range(3)]
+    epochs = [[i for batch in draw(stream, 2) for i in indices(batch)] for _ in range(3)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
     assert len({tuple(epoch) for epoch in epochs}) == 3
 

@@ -1,4 +1,3 @@
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -6,7 +5,7 @@ from typing import Any
 import pytest
 
 import mlotool.runner
-from mlotool.runner import RunResult
+from mlotool.runner import RunResult, loading, running
 from tests.runner.tiny import make_built, make_config
 
 
@@ -22,9 +21,8 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
             built.analyses.update(analyses)
             return built
 
-        # The functions hide their files in the package, hence sys.modules.
-        for name in ("run", "load"):
-            monkeypatch.setattr(sys.modules[f"mlotool.runner.{name}"], "build", build)
+        monkeypatch.setattr(running, "build", build)
+        monkeypatch.setattr(loading, "build", build)
         return mlotool.runner.run(make_config(**(changes or {})), output_dir=tmp_path / folder)
 
     return run

@@ -13,7 +13,7 @@ from mlotool.runner.folder import RunFolder
 from mlotool.runner.random_state import random_state, restore_random_state
 from mlotool.runner.session import Session
 from mlotool.runner.surroundings import quiet_lightning
-from tests.runner.test_run import read_metrics
+from tests.runner.test_running import read_metrics
 from tests.runner.tiny import make_built, make_config
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from mlotool.config.names import is_identifier
 from mlotool.config.source import package_file, public_names
+from mlotool.config.torch_names import LOSS_MODULES, MODULES, OPTIMIZERS, SCHEDULERS
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
-# By kind of node, the packages whose public names fit there. Names of torch are written out: its `__all__` is not ours.
+# By kind of node, the packages whose public names fit there.
 OWN_HOMES = {
     "module": ("mlotool.models",),
     "loss": ("mlotool.losses",),
@@ -26,29 +27,10 @@ OWN_HOMES = {
     "optimizer": (),
     "scheduler": (),
 }
-# Without LBFGS, which steps by a closure, and SparseAdam, which wants sparse gradients.
-OPTIMIZERS = (
-    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD".split()
-)  # fmt: skip
-SCHEDULERS = (
-    "ChainedScheduler ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LinearLR "
-    "MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau SequentialLR StepLR"
-).split()
-MODULES = (
-    "AdaptiveAvgPool1d AdaptiveAvgPool2d AvgPool1d AvgPool2d BatchNorm1d BatchNorm2d Bilinear Conv1d Conv2d Conv3d "
-    "ConvTranspose1d ConvTranspose2d Dropout Dropout1d Dropout2d ELU Embedding EmbeddingBag Flatten GELU GLU GRU "
-    "GroupNorm Hardtanh Identity InstanceNorm1d InstanceNorm2d LSTM LayerNorm LeakyReLU Linear LogSigmoid LogSoftmax "
-    "MaxPool1d MaxPool2d Mish MultiheadAttention PReLU RMSNorm RNN ReLU ReLU6 SELU Sequential SiLU Sigmoid Softmax "
-    "Softplus Softsign Tanh TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer "
-    "Unflatten Upsample ZeroPad2d "
-    "BCELoss BCEWithLogitsLoss CosineEmbeddingLoss CrossEntropyLoss GaussianNLLLoss HingeEmbeddingLoss HuberLoss "
-    "KLDivLoss L1Loss MSELoss MarginRankingLoss MultiLabelMarginLoss MultiMarginLoss NLLLoss PoissonNLLLoss "
-    "SmoothL1Loss SoftMarginLoss TripletMarginLoss"
-).split()
 _FOREIGN = {
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
-    "module": tuple(f"torch.nn.{name}" for name in MODULES),
+    "module": tuple(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),
 }
 _NEVER = {"mlotool", "torch", "torchvision", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
 _packages: set[str] = set()
@@ -67,11 +49,8 @@ def trust(package: str) -> None:
     """
     if not is_identifier(package) or package in _NEVER or package in sys.stdlib_module_names:
         raise ConfigError(
-            f"--trust {package}: expected a package of yours, by the name of its folder or file. Write --trust "
-            f"{'mymodels' if not package.partition('.')[0].isidentifier() else package.partition('.')[0]!s} for "
-            "mymodels/ or mymodels.py in the working directory; what torch and mlotool offer needs no trust."
-            if not _is_own_part(package)
-            else f"--trust {package}: expected the top-level name. Write --trust {package.partition('.')[0]}."
+            f"--trust {package}: expected the top-level name of a package of yours; what mlotool and torch offer needs "
+            "no trust, and what else they hold gets none. Write --trust mymodels for mymodels/ or mymodels.py."
         )
     here = str(Path.cwd())
     if here not in sys.path:
@@ -176,11 +155,6 @@ def _splits(name: str) -> Iterator[tuple[str, list[str]]]:
     parts = name.split(".")
     for index in range(len(parts) - 1, 0, -1):
         yield ".".join(parts[:index]), parts[index:]
-
-
-def _is_own_part(package: str) -> bool:
-    first, _, rest = package.partition(".")
-    return bool(rest) and is_identifier(first) and first not in _NEVER and first not in sys.stdlib_module_names
 
 
 def _is_foreign(package: str) -> bool:

@@ -137,7 +137,9 @@ def _not_in_defaults(match: re.Match[str]) -> str:
     key = match["key"]
     group, _, package = key.partition("@")
     if group not in GROUPS:
-        return f"Found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)} Correct it."
+        return (
+            f"Found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)} Correct it."
+        )
     if group == "recipe":
         return "Found recipe=.. without a plus; expected +recipe=.., as no recipe is chosen yet. Add the plus."
     chosen = re.findall(r"[\w/]+@[\w.]+", message_of(match).partition("one of")[2].partition("\n")[0])

@@ -16,7 +16,7 @@ from mlotool.config.paths import package_dir
 from mlotool.config.recipes import recipe_argument
 from mlotool.config.schema import Config
 from mlotool.config.sources import sources
-from mlotool.config.translate import translate
+from mlotool.config.translation import translate
 from mlotool.core.errors import ConfigError
 
 CONFIG_NAME = "config"

@@ -1,0 +1,60 @@
+"""Configs: schema, recipes, composition, checks, and what is built from them."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlotool.config.building import Analysis, Built, build
+    from mlotool.config.checks import check
+    from mlotool.config.composition import CONFIG_NAME, VERSION_BASE, compose, config_errors, load_run_config
+    from mlotool.config.paths import package_dir
+    from mlotool.config.provenance import Origin, finish_provenance, write_provenance
+    from mlotool.config.recipes import RecipeInfo, find_recipe, list_recipes
+    from mlotool.config.safety import check_recipe_file
+    from mlotool.config.sources import register_sources
+    from mlotool.config.translation import translate
+    from mlotool.config.trusted import trust
+
+_HOMES = {
+    "mlotool.config.building": ("Analysis", "Built", "build"),
+    "mlotool.config.checks": ("check",),
+    "mlotool.config.composition": ("CONFIG_NAME", "VERSION_BASE", "compose", "config_errors", "load_run_config"),
+    "mlotool.config.paths": ("package_dir",),
+    "mlotool.config.provenance": ("Origin", "finish_provenance", "write_provenance"),
+    "mlotool.config.recipes": ("RecipeInfo", "find_recipe", "list_recipes"),
+    "mlotool.config.safety": ("check_recipe_file",),
+    "mlotool.config.sources": ("register_sources",),
+    "mlotool.config.translation": ("translate",),
+    "mlotool.config.trusted": ("trust",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = [
+    "CONFIG_NAME",
+    "VERSION_BASE",
+    "Analysis",
+    "Built",
+    "Origin",
+    "RecipeInfo",
+    "build",
+    "check",
+    "check_recipe_file",
+    "compose",
+    "config_errors",
+    "find_recipe",
+    "finish_provenance",
+    "list_recipes",
+    "load_run_config",
+    "package_dir",
+    "register_sources",
+    "translate",
+    "trust",
+    "write_provenance",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy (PEP 562): Hydra takes a third of a second to import. No file here may have the name of a function above,
+    # or importing it would put the module in the function's place.
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'mlotool.config' has no attribute '{name}'")

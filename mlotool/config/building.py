@@ -1,0 +1,144 @@
+"""From a config to a program."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mlotool.config.checks import checked
+from mlotool.config.instantiate import bind, instantiate, optimizer_factory, scheduler_factory
+from mlotool.config.limit import LimitedData
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from mlotool.program import Problem, Program, Stream
+
+Values = Mapping[str, Any]
+SETTINGS = (
+    "scheduler_interval",
+    "unroll_steps",
+    "warmup_steps",
+    "roll_back",
+    "gradient_clip_norm",
+    "accumulate_batches",
+)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A function over one whole split at the end of a run.
+
+    Args:
+        function: `f(batches, **roles) -> {name: Tensor}`, its settings bound.
+        roles: a problem's name by keyword of the function.
+        split: of the data.
+        batch_size: samples a batch.
+    """
+
+    function: "Callable[..., Mapping[str, Tensor]]"
+    roles: Mapping[str, Any]
+    split: str
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a config describes.
+
+    Args:
+        program: problems and graph.
+        data: the data object, cut down by `debug.limit_samples`.
+        analyses: by name.
+    """
+
+    program: "Program"
+    data: Any
+    analyses: Mapping[str, Analysis] = field(default_factory=dict)
+
+
+def build(config: Any) -> Built:
+    """Build what a config describes, after a check of all of it.
+
+    Args:
+        config: a composed config.
+
+    Raises:
+        ConfigError: the config is wrong, or a target does not accept its settings.
+
+    Example::
+
+        built = build(compose("mwn"))
+        built.program.gradient("reweight")
+    """
+    from mlotool.program import Graph, Program
+
+    values, _ = checked(config, targets=True)
+    data = instantiate("data", values["data"])
+    limit = values["debug"]["limit_samples"]
+    if limit is not None:
+        data = LimitedData(data, limit)
+    graph = Graph(**values["graph"])
+    problems = [_problem(name, values, data, is_read=bool(graph.readers(name))) for name in values["problems"]]
+    analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
+    return Built(Program(problems, graph), data, analyses)
+
+
+def derived_seed(seed: int, *purpose: str) -> int:
+    """Return a seed of its own for each purpose, the same in every process.
+
+    Example:
+        >>> derived_seed(0, "stream", "classifier") == derived_seed(0, "stream", "reweight")
+        False
+    """
+    digest = hashlib.sha256("/".join((str(seed), *purpose)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _problem(name: str, values: Values, data: Any, *, is_read: bool) -> "Problem":
+    from mlotool.program import Problem
+
+    node, key = values["problems"][name], f"problems.{name}"
+    scheduler = node["scheduler"]
+    return Problem(
+        name,
+        _module(name, node["module"], values["seed"]),
+        bind(f"{key}.loss", node["loss"], without=["roles"]),
+        roles=node["loss"].get("roles"),
+        stream=_stream(name, node["stream"], values["seed"], data),
+        optimizer=optimizer_factory(f"{key}.optimizer", node["optimizer"]),
+        scheduler=None if scheduler is None else scheduler_factory(f"{key}.scheduler", scheduler),
+        hypergradient=_hypergradient(f"{key}.hypergradient", node, values) if is_read else None,
+        **{setting: node[setting] for setting in SETTINGS},
+    )
+
+
+def _module(name: str, node: Values, seed: int) -> "nn.Module":
+    import torch
+
+    # A seed of its own, so that another module beside it does not change this one's start.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(seed, "module", name))
+        module: nn.Module = instantiate(f"problems.{name}.module", node)
+    return module
+
+
+def _stream(name: str, node: Values | None, seed: int, data: Any) -> "Stream | None":
+    from mlotool.program import Stream
+
+    if node is None:
+        return None
+    settings = {key: value for key, value in node.items() if key != "split"}
+    return Stream(data.split(node["split"]), seed=derived_seed(seed, "stream", name), **settings)
+
+
+def _hypergradient(key: str, node: Values, values: Values) -> Any:
+    # One for each problem: they keep state.
+    if node["hypergradient"] is not None:
+        return instantiate(key, node["hypergradient"])
+    return instantiate("hypergradient", values["hypergradient"])
+
+
+def _analysis(key: str, node: Values) -> Analysis:
+    function = bind(key, node, without=["roles", "split", "batch_size"])
+    return Analysis(function, node.get("roles", {}), node.get("split", "train"), node.get("batch_size", 500))

@@ -1,0 +1,100 @@
+"""What is evaluated, and what a run is judged by."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlotool.config.resolve import is_known
+from mlotool.config.schema import METRIC_NAMES
+from mlotool.core.suggest import did_you_mean
+
+Values = Mapping[str, Any]
+
+
+def evaluation_faults(values: Values) -> Iterator[str]:
+    """Yield what is wrong with `evaluate`, `objective` and early stopping."""
+    evaluate = values["evaluate"]
+    if evaluate is not None:
+        yield from _problem_faults(evaluate, values["problems"])
+        yield from _metric_faults(evaluate["metrics"])
+        yield from _interval_faults(evaluate["splits"])
+    if isinstance(values["objective"], str):
+        yield from _objective_faults(values["objective"], values)
+    yield from _patience_faults(values)
+
+
+def evaluation_warnings(values: Values) -> Iterator[str]:
+    """Yield where something is selected or trained on data that should only be looked at in the end."""
+    source = (values["objective"] or "").partition("/")[0]
+    if source == "test":
+        chosen = "the best checkpoint"
+        if values["runner"]["early_stopping_patience"] is not None:
+            chosen += " and the end of training"
+        yield (
+            f"objective: '{values['objective']}' selects {chosen} on test data, so the test metrics are too good; "
+            "expected validation data. Set objective=val/accuracy."
+        )
+    for name, problem in values["problems"].items():
+        split = (problem["stream"] or {}).get("split")
+        if split == "test" or (split == source and split in (values["evaluate"] or {}).get("splits", ())):
+            what = "test data" if split == "test" else "the data of the objective"
+            yield (
+                f"problems.{name}.stream.split: '{split}' trains on {what}, so the metrics on it are too good; "
+                "expected train or meta. Set it to another split."
+            )
+
+
+def _problem_faults(evaluate: Values, problems: Values) -> Iterator[str]:
+    problem = evaluate["problem"]
+    if is_known(problem) and problem not in problems:
+        yield (
+            f"evaluate.problem: found '{problem}'; expected one of {', '.join(problems)}."
+            f"{did_you_mean(problem, problems)} Correct evaluate.problem."
+        )
+
+
+def _metric_faults(metrics: Any) -> Iterator[str]:
+    for metric in metrics:
+        if is_known(metric) and metric not in METRIC_NAMES:
+            yield (
+                f"evaluate.metrics: found '{metric}'; expected one of {', '.join(METRIC_NAMES)}."
+                f"{did_you_mean(metric, METRIC_NAMES)} Correct evaluate.metrics."
+            )
+
+
+def _interval_faults(splits: Values) -> Iterator[str]:
+    for split, every in splits.items():
+        is_interval = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+        if is_known(every) and not is_interval and every != "end":
+            yield (
+                f"evaluate.splits.{split}: found {every!r}; expected the ticks between two evaluations, or end. "
+                f"Write evaluate.splits.{split}: 100."
+            )
+
+
+def _objective_faults(objective: str, values: Values) -> Iterator[str]:
+    evaluate = values["evaluate"] or {"splits": {}, "metrics": []}
+    source, _, name = objective.partition("/")
+    logged = [f"{split}/{metric}" for split in evaluate["splits"] for metric in evaluate["metrics"]]
+    losses = [f"{problem}/loss" for problem in values["problems"]]
+    # A loss or an analysis may return metrics of any name.
+    if objective in logged or (name and source in (*values["problems"], *values["analyses"])):
+        return
+    options = [*logged, *losses]
+    yield (
+        f"objective: found '{objective}', which is not logged; expected one of {', '.join(options)}."
+        f"{did_you_mean(objective, options)} Correct objective, or add the split and the metric to evaluate."
+    )
+
+
+def _patience_faults(values: Values) -> Iterator[str]:
+    patience, objective = values["runner"]["early_stopping_patience"], values["objective"]
+    if patience is None or not is_known(objective):
+        return
+    source = (objective or "").partition("/")[0]
+    every = (values["evaluate"] or {"splits": {}})["splits"].get(source)
+    if source not in values["problems"] and not isinstance(every, int):
+        yield (
+            f"runner.early_stopping_patience: found {patience} with objective={objective}; expected an objective that "
+            "is evaluated during training. Set objective=val/accuracy and evaluate.splits.val=100, or "
+            "runner.early_stopping_patience=null."
+        )

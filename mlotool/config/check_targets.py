@@ -1,0 +1,162 @@
+"""Every node with a `_target_`: is it trusted, is it of its kind, do its keys fit."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mlotool.config.leftover import leftover_advice
+from mlotool.config.resolve import is_known
+from mlotool.config.signatures import keyword_faults, signature_of
+from mlotool.config.source import Signature
+from mlotool.config.trusted import trust_fault
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+
+Values = Mapping[str, Any]
+_OURS = {"loss": ("roles",), "analysis": ("roles", "split", "batch_size")}
+_GIVEN = {"optimizer": ("params",), "scheduler": ("optimizer",)}
+_HYDRA_KEYS = ("_partial_", "_convert_", "_recursive_")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node that is built from a target.
+
+    Args:
+        key: where it stands.
+        node: what stands there.
+        kind: what it has to be; None for one inside another.
+        given: parameters that come from the node around it.
+    """
+
+    key: str
+    node: Any
+    kind: str | None
+    given: tuple[str, ...] = ()
+
+
+def target_faults(values: Values, *, targets: bool) -> Iterator[str]:
+    """Yield what is wrong with the targets of a config."""
+    for place in _places(values):
+        if is_known(place.node):
+            yield from _place_faults(place, values["problems"], targets=targets)
+
+
+def _places(values: Values) -> Iterator[Place]:
+    yield Place("data", values["data"], "data")
+    yield Place("hypergradient", values["hypergradient"], "hypergradient")
+    for name, problem in values["problems"].items():
+        for kind in ("module", "loss", "optimizer", "scheduler", "hypergradient"):
+            node = problem.get(kind)
+            if node is not None or kind in ("module", "loss", "optimizer"):
+                yield Place(f"problems.{name}.{kind}", node, kind)
+    for name, node in values["analyses"].items():
+        yield Place(f"analyses.{name}", node, "analysis")
+
+
+def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[str]:
+    key, node = place.key, place.node
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        found = "no _target_" if isinstance(node, Mapping) else repr(node)
+        yield f"{key}: found {found}; expected a node that says what to build. Write {key}: {{_target_: .., ..}}."
+        return
+    yield from _inner_faults(place, problems, targets=targets)
+    name = node["_target_"]
+    fault = trust_fault(key, name, place.kind)
+    if fault is not None:
+        yield fault
+        return
+    yield from _special_faults(place)
+    try:
+        signature = signature_of(key, name, targets=targets)
+    except ConfigError as error:
+        yield str(error)
+        return
+    roles = node.get("roles") if place.kind in _OURS else None
+    if place.kind in _OURS:
+        yield from _role_faults(place, problems, signature)
+    if place.kind == "analysis":
+        yield from _analysis_faults(key, node)
+    if signature is None:
+        return
+    ours = _OURS.get(place.kind or "", ())
+    first = [each.name for each in signature.parameters if not each.is_keyword_only][:1] if ours else []
+    given = [*first, *_GIVEN.get(place.kind or "", ()), *place.given, *(roles if isinstance(roles, Mapping) else ())]
+    settings = {keyword: value for keyword, value in node.items() if keyword not in (*ours, *_HYDRA_KEYS)}
+    yield from keyword_faults(
+        key, settings, signature, given=given, leftover=partial(leftover_advice, key, place.kind, name)
+    )
+
+
+def _inner_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[str]:
+    """Check the targets inside a node: a solver, schedulers in a list, layers."""
+    given = ("optimizer",) if place.kind == "scheduler" or "optimizer" in place.given else ()
+    for key, node in _inner(place.key, {k: v for k, v in place.node.items() if k != "roles"}):
+        yield from _place_faults(Place(key, node, None, given), problems, targets=targets)
+
+
+def _inner(key: str, node: Any) -> Iterator[tuple[str, Any]]:
+    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in items:
+        place = f"{key}[{name}]" if isinstance(node, list) else f"{key}.{name}"
+        if isinstance(value, Mapping) and "_target_" in value:
+            yield place, value
+        else:
+            yield from _inner(place, value)
+
+
+def _special_faults(place: Place) -> Iterator[str]:
+    for keyword in _HYDRA_KEYS:
+        if keyword in place.node:
+            yield (
+                f"{place.key}.{keyword}: found {place.node[keyword]!r}; expected no {keyword}, as mlotool knows how to "
+                "build each node. Remove it."
+            )
+    arguments = place.node.get("_args_")
+    if arguments is not None and (not isinstance(arguments, list) or place.kind in _OURS):
+        yield f"{place.key}._args_: found {arguments!r}; expected keywords, or a list for a module. Write keywords."
+
+
+def _role_faults(place: Place, problems: Values, signature: Signature | None) -> Iterator[str]:
+    roles = place.node.get("roles", {})
+    if not isinstance(roles, Mapping):
+        yield f"{place.key}.roles: found {roles!r}; expected problems by role. Write {place.key}.roles: {{model: ..}}."
+        return
+    keywords = [each for each in signature.parameters if each.is_keyword_only] if signature else []
+    known = [each.name for each in keywords if each.is_role] or [each.name for each in keywords]
+    for role, value in roles.items():
+        key = f"{place.key}.roles.{role}"
+        if signature is not None and role not in known and not signature.is_open:
+            yield (
+                f"{key}: unknown role '{role}' of {place.node['_target_']}; expected one of "
+                f"{', '.join(known) or 'none'}.{did_you_mean(role, known)} Correct the role."
+            )
+        yield from _player_faults(key, value, problems, is_analysis=place.kind == "analysis")
+
+
+def _analysis_faults(key: str, node: Values) -> Iterator[str]:
+    split, size = node.get("split", "train"), node.get("batch_size", 500)
+    if is_known(split) and not isinstance(split, str):
+        yield f"{key}.split: found {split!r}; expected a split of the data. Write {key}.split: train."
+    if is_known(size) and not (isinstance(size, int) and not isinstance(size, bool) and size >= 1):
+        yield f"{key}.batch_size: found {size!r}; expected a whole number of at least 1. Write {key}.batch_size: 500."
+
+
+def _player_faults(key: str, value: Any, problems: Values, *, is_analysis: bool) -> Iterator[str]:
+    name = value.get("problem") if isinstance(value, Mapping) else value
+    surplus = set(value) - {"problem", "mode"} if isinstance(value, Mapping) else set()
+    mode = value.get("mode") if isinstance(value, Mapping) else None
+    if not is_known(name):
+        return
+    if not isinstance(name, str) or surplus or mode not in (None, "train", "eval"):
+        yield (
+            f"{key}: found {value!r}; expected a problem's name, or {{problem: <name>, mode: train | eval}}. "
+            "Correct it."
+        )
+    elif is_analysis and name not in problems:
+        # A loss's unknown problem is the graph's to report.
+        yield (
+            f"{key}: found '{name}'; expected one of {', '.join(problems)}.{did_you_mean(name, problems)} "
+            "Correct the problem's name."
+        )

@@ -1,0 +1,200 @@
+"""The whole config, checked before anything is built; without torch."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from omegaconf.errors import OmegaConfBaseException
+
+from mlotool.config.check_evaluation import evaluation_faults, evaluation_warnings
+from mlotool.config.check_targets import target_faults
+from mlotool.config.names import is_identifier, is_plain_name
+from mlotool.config.resolve import as_schema, is_known, resolve_config
+from mlotool.config.schema import (
+    ACCELERATORS,
+    LOGGER_MODES,
+    OBJECTIVE_MODES,
+    PRECISIONS,
+    SCHEDULER_INTERVALS,
+)
+from mlotool.config.translation import translate
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+from mlotool.program.graph import Graph, ProblemNode
+
+Values = Mapping[str, Any]
+
+
+def check(config: Any, targets: bool = False) -> list[str]:
+    """Check a config as a whole; nothing is built, and no target is called.
+
+    Args:
+        config: a composed config.
+        targets: also compare third-party targets (torch's) with their signatures, which imports them.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        ConfigError: with every fault found, one a line.
+    """
+    return checked(config, targets=targets)[1]
+
+
+def checked(config: Any, *, targets: bool) -> tuple[dict[str, Any], list[str]]:
+    """Check a config; return it as plain values, and the warnings."""
+    try:
+        values, faults = resolve_config(as_schema(config))
+    except OmegaConfBaseException as error:
+        raise translate(error) from None
+    checks: tuple[Callable[[Values], Iterator[str]], ...] = (
+        _name_faults,
+        _choice_faults,
+        _range_faults,
+        _graph_faults,
+        _stream_faults,
+        evaluation_faults,
+        lambda values: target_faults(values, targets=targets),
+    )
+    faults += [fault for each in checks for fault in each(values)]
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+    return values, [*_warnings(values), *evaluation_warnings(values)]
+
+
+def _name_faults(values: Values) -> Iterator[str]:
+    name, problems = values["name"], values["problems"]
+    if not is_plain_name(name):
+        yield f"name: found {name!r}; expected letters, digits, '-', '_' and '.'. Correct it: it names a folder."
+    if not problems:
+        yield "problems: found none; expected at least one. Choose a recipe: mlotool run +recipe=mwn."
+    splits = (values["evaluate"] or {}).get("splits", ())
+    for problem in problems:
+        if not is_identifier(problem):
+            yield (
+                f"problems.{problem}: found the name {problem!r}; expected letters, digits and '_', not beginning with "
+                "a digit. Rename the problem."
+            )
+        if problem in splits:
+            yield (
+                f"problems.{problem}: '{problem}' is also a split in evaluate.splits; expected different names, as "
+                f"both log {problem}/<metric>. Rename the problem."
+            )
+
+
+def _choice_faults(values: Values) -> Iterator[str]:
+    choices = {
+        "runner.precision": PRECISIONS,
+        "runner.accelerator": ACCELERATORS,
+        "logger.mode": LOGGER_MODES,
+        "objective_mode": OBJECTIVE_MODES,
+        **{f"problems.{name}.scheduler_interval": SCHEDULER_INTERVALS for name in values["problems"]},
+    }
+    for key, options in choices.items():
+        value = _at(values, key)
+        if is_known(value) and value not in options:
+            yield (
+                f"{key}: found '{value}'; expected one of {', '.join(options)}.{did_you_mean(value, options)} "
+                f"Correct {key}."
+            )
+    devices = values["runner"]["devices"]
+    if devices != 1:
+        yield (
+            f"runner.devices: found {devices}; expected 1, as several devices are not supported yet. Set "
+            "runner.devices=1; a sweep (-m) can keep several devices busy, one run each."
+        )
+
+
+def _range_faults(values: Values) -> Iterator[str]:
+    at_least_one = [
+        *(f"runner.{key}" for key in ("max_ticks", "ticks_per_chunk", "log_every", "num_threads")),
+        *("runner.early_stopping_patience", "debug.limit_ticks", "debug.limit_samples", "evaluate.batch_size"),
+    ]
+    at_least_zero = ["seed"]
+    for name in values["problems"]:
+        at_least_one += [
+            f"problems.{name}.{key}" for key in ("unroll_steps", "accumulate_batches", "stream.batch_size")
+        ]
+        at_least_zero += [f"problems.{name}.{key}" for key in ("warmup_steps", "stream.num_workers")]
+    for low, keys in ((1, at_least_one), (0, at_least_zero)):
+        for key in keys:
+            value = _at(values, key)
+            if isinstance(value, int) and value < low:
+                yield f"{key}: found {value}; expected a whole number of at least {low}. Correct {key}."
+    for name, problem in values["problems"].items():
+        norm = problem.get("gradient_clip_norm")
+        if isinstance(norm, int | float) and not norm > 0:
+            yield (
+                f"problems.{name}.gradient_clip_norm: found {norm}; expected a positive norm or null. "
+                f"Correct problems.{name}.gradient_clip_norm."
+            )
+
+
+def _graph_faults(values: Values) -> Iterator[str]:
+    nodes = {name: ProblemNode(dict(_played(problem))) for name, problem in values["problems"].items()}
+    try:
+        Graph(**values["graph"]).validate(nodes)
+    except ConfigError as error:
+        yield from str(error).splitlines()
+
+
+def _played(problem: Values) -> Iterator[tuple[str, str]]:
+    loss = problem.get("loss")
+    roles = loss.get("roles") if isinstance(loss, Mapping) else None
+    for role, value in roles.items() if isinstance(roles, Mapping) else ():
+        name = value.get("problem") if isinstance(value, Mapping) else value
+        if isinstance(name, str):
+            yield role, name
+
+
+def _stream_faults(values: Values) -> Iterator[str]:
+    sizes = values["data"].get("sizes") if isinstance(values["data"], Mapping) else None
+    if not isinstance(sizes, Mapping):
+        return
+    splits = [name for name, size in sizes.items() if size]
+    used = {
+        f"problems.{name}.stream.split": problem["stream"].get("split")
+        for name, problem in values["problems"].items()
+        if problem.get("stream")
+    }
+    used.update({f"evaluate.splits.{name}": name for name in (values["evaluate"] or {}).get("splits", ())})
+    for name, analysis in values["analyses"].items():
+        if isinstance(analysis, Mapping) and "split" in analysis:
+            used[f"analyses.{name}.split"] = analysis["split"]
+    for key, split in used.items():
+        if is_known(split) and split not in splits:
+            yield (
+                f"{key}: found '{split}'; expected a split of the data: {', '.join(splits)}."
+                f"{did_you_mean(split, splits)} Correct it, or set data.sizes.{split}=100."
+            )
+
+
+def _warnings(values: Values) -> Iterator[str]:
+    data = values["data"]
+    if data.get("download") is True:
+        yield f"data.download: files that are missing will be downloaded to '{data.get('root')}'."
+    if values["runner"]["precision"] == "bf16":
+        for key, node in _hypergradients(values):
+            if isinstance(node, Mapping) and node.get("product") == "finite_difference":
+                yield (
+                    f"{key}.product: finite_difference under runner.precision=bf16 divides rounding errors by a small "
+                    "step; expected fp32 or product=reverse. Use hypergradient=identity or runner.precision=fp32."
+                )
+
+
+def _hypergradients(values: Values) -> Iterator[tuple[str, Any]]:
+    """Yield the hypergradients that are used, with their keys."""
+    is_root_used = False
+    for name in values["graph"]["lower_to_upper"]:
+        own = values["problems"].get(name, {}).get("hypergradient")
+        if own is not None:
+            yield f"problems.{name}.hypergradient", own
+        else:
+            is_root_used = True
+    if is_root_used:
+        yield "hypergradient", values["hypergradient"]
+
+
+def _at(values: Any, path: str) -> Any:
+    for part in path.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values

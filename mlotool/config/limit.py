@@ -1,0 +1,76 @@
+"""`debug.limit_samples`: the same data, with few samples in each split."""
+
+from typing import Any
+
+
+class LimitedData:
+    """A data object whose splits are cut down.
+
+    Args:
+        data: the whole.
+        limit: samples of each split, at most.
+    """
+
+    def __init__(self, data: Any, limit: int) -> None:
+        self._data = data
+        self._limit = limit
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else the whole has: `splits`, `num_classes`, ..."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._data, name)
+
+    def split(self, name: str) -> Any:
+        """Return one split, cut down."""
+        return limited(self._data.split(name), self._limit)
+
+
+class LimitedDataset:
+    """Samples of a dataset, evenly spread over it: a split that is sorted by class keeps all of them.
+
+    Args:
+        dataset: the whole.
+        limit: number of samples to keep.
+    """
+
+    def __init__(self, dataset: Any, limit: int) -> None:
+        self._dataset = dataset
+        self._limit = limit
+
+    def __len__(self) -> int:
+        return self._limit
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
+        return self._dataset[self._place(index)]
+
+    def _place(self, index: int) -> int:
+        if not 0 <= index < self._limit:
+            raise IndexError(index)
+        return int(index) * len(self._dataset) // self._limit
+
+
+class LimitedBatchDataset(LimitedDataset):
+    """The same of a dataset that hands out whole batches."""
+
+    @property
+    def seeded(self) -> bool:
+        """Whether `__getitems__` makes use of a seed."""
+        return bool(getattr(self._dataset, "seeded", False))
+
+    def __getitems__(self, indices: Any, **options: Any) -> Any:
+        """Return a collated batch."""
+        return self._dataset.__getitems__([self._place(int(index)) for index in indices], **options)
+
+    def without_augmentation(self) -> "LimitedBatchDataset":
+        """Return the same samples as they are."""
+        plain = getattr(self._dataset, "without_augmentation", None)
+        return self if plain is None else LimitedBatchDataset(plain(), self._limit)
+
+
+def limited(dataset: Any, limit: int) -> Any:
+    """Return a dataset cut down to `limit` samples; as it is where it has no more."""
+    if len(dataset) <= limit:
+        return dataset
+    return (LimitedBatchDataset if hasattr(dataset, "__getitems__") else LimitedDataset)(dataset, limit)

@@ -1,0 +1,98 @@
+"""A config as plain values, with every reference resolved; what cannot be is a fault, not an exception."""
+
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+
+from mlotool.config.schema import Config, is_container, keys_at
+from mlotool.config.translation import unknown_key
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+
+
+class Unknown:
+    """Stands where a value is missing or a reference leads nowhere, so that the other checks can go on."""
+
+    def __repr__(self) -> str:
+        return "???"
+
+
+UNKNOWN = Unknown()
+
+
+def is_known(value: Any) -> bool:
+    """Say whether a value was found."""
+    return not isinstance(value, Unknown)
+
+
+def as_schema(config: Any) -> DictConfig:
+    """Return a config that follows the schema, from a composed config or plain dicts."""
+    if isinstance(config, DictConfig) and OmegaConf.get_type(config) is Config:
+        return config
+    merged = OmegaConf.merge(OmegaConf.structured(Config), config)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def resolve_config(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
+    """Return the config as dicts, lists and scalars, and what is wrong with its keys, gaps and references.
+
+    Raises:
+        ConfigError: a part of the schema's own is missing, so that nothing else can be checked.
+    """
+    faults: list[str] = []
+    values = _resolve(config, "", faults)
+    if any(is_container(fault.partition(":")[0]) for fault in faults):
+        raise ConfigError("\n".join(faults))
+    return values, faults
+
+
+def _resolve(node: Any, path: str, faults: list[str]) -> Any:
+    if isinstance(node, DictConfig):
+        return _resolve_mapping(node, path, faults)
+    if isinstance(node, ListConfig):
+        return [_item(node, index, f"{path}[{index}]", faults) for index in range(len(node))]
+    return node
+
+
+def _resolve_mapping(node: DictConfig, path: str, faults: list[str]) -> Any:
+    known = keys_at(path)
+    values = {}
+    for name in node:
+        place = f"{path}.{name!s}" if path else str(name)
+        if known and name not in known and place != "hydra":
+            faults.append(unknown_key(place, known))
+        else:
+            values[str(name)] = _item(node, name, place, faults)
+    return values
+
+
+def _item(node: Any, key: Any, place: str, faults: list[str]) -> Any:
+    if OmegaConf.is_missing(node, key):
+        faults.append(_missing(place, node))
+        return UNKNOWN
+    try:
+        value = node[key]
+    except InterpolationResolutionError as error:
+        text = str(error).splitlines()[0]
+        faults.append(
+            f"{place}: {text}; expected a reference to a key that has a value, such as ${{data.num_classes}}. "
+            f"Correct {place}."
+        )
+        return UNKNOWN
+    except OmegaConfBaseException as error:
+        faults.append(f"{place}: {str(error).splitlines()[0]}; expected a value of its type. Correct {place}.")
+        return UNKNOWN
+    return _resolve(value, place, faults)
+
+
+def _missing(place: str, node: Any) -> str:
+    parts = place.split(".")
+    if len(parts) == 3 and parts[0] == "problems":
+        others = [str(name) for name in node._get_parent() if name != parts[1]]
+        return (
+            f"{place}: nothing is set; expected a node with a _target_.{did_you_mean(parts[1], others)} "
+            f"Write {place}: {{_target_: ..}}, or correct the problem's name."
+        )
+    return f"{place}: nothing is set; expected a value. Write {place}: .. in the recipe, or {place}=.. in the command."

@@ -1,0 +1,224 @@
+"""`mlotool run` with a runner that trains nothing: what it is given, and what becomes of its errors."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import mlotool
+import mlotool.report
+from mlotool.core.errors import ConfigError, RunError
+from tests.cli.conftest import Result
+
+Call = Callable[..., Result]
+
+
+class FakeRunner:
+    """Stands in for mlotool.runner; `raises` may hold an error by seed."""
+
+    def __init__(self) -> None:
+        self.calls: list[SimpleNamespace] = []
+        self.raises: dict[int, BaseException] = {}
+
+    def run(self, config: Any, *, output_dir: Path, origin: Any) -> SimpleNamespace:
+        self.calls.append(SimpleNamespace(config=config, output_dir=output_dir, origin=origin))
+        error = self.raises.get(config.seed)
+        if isinstance(error, ConfigError):
+            raise error
+        status = "finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        objective = {"key": config.objective, "value": None if error else 0.5 + config.seed / 100, "mode": "max"}
+        summary = {"status": status, "objective": objective, "metrics": {}, "error": str(error)}
+        (output_dir / "summary.json").write_text(json.dumps(summary))
+        (output_dir / "overrides.txt").write_text("\n".join(origin.overrides))
+        if error is not None:
+            raise error
+        metrics = {"val/accuracy": objective["value"], "classifier/loss": 0.1}
+        return SimpleNamespace(metrics=metrics, output_dir=output_dir, checkpoint=None, objective=objective["value"])
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
+    fake = FakeRunner()
+    monkeypatch.setitem(sys.modules, "mlotool.runner", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(mlotool, "runner", fake, raising=False)
+    return fake
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    written: list[Path] = []
+
+    def write_report(run_dir: Path) -> Path:
+        written.append(run_dir)
+        page = run_dir / "report.html"
+        page.write_text("<html>")
+        return page
+
+    monkeypatch.setattr(mlotool.report, "write_report", write_report)
+    return written
+
+
+@pytest.mark.parametrize("words", [["+recipe=plain"], ["plain"]])
+def test_runs_in_the_folder_of_hydra(
+    call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path, words: list[str]
+) -> None:
+    code, out, err = call("run", *words, "seed=4", "runner.max_ticks=3")
+    [made] = runner.calls
+    assert code == 0
+    assert (made.config.seed, made.config.runner.max_ticks) == (4, 3)
+    assert "hydra" not in made.config
+    assert made.output_dir.parent == tmp_path / "outputs" / "plain"
+    assert made.origin.command == " ".join(["mlotool", "run", *words, "seed=4", "runner.max_ticks=3"])
+    assert made.origin.overrides == ("+recipe=plain", "seed=4", "runner.max_ticks=3")
+    assert made.origin.recipe_path.name == "plain.yaml"
+    assert reports == [made.output_dir]
+    folder = made.output_dir.relative_to(tmp_path)
+    assert "0.54" in out
+    assert f"{folder}/report.html" in out
+    assert "classifier/loss" not in out
+    assert "plain.yaml" in err
+
+
+def test_runs_a_file(call: Call, runner: FakeRunner, reports: list[Path], recipe: Callable[..., Path]) -> None:
+    file = recipe("seed: 3", name="with space")
+    code, _, _ = call("run", str(file))
+    assert code == 0
+    assert runner.calls[0].config.seed == 3
+    assert runner.calls[0].origin.recipe_path == file
+
+
+def test_own_recipe_hides_the_built_in_one(
+    call: Call, runner: FakeRunner, reports: list[Path], recipe: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "recipes").mkdir()
+    recipe("seed: 3", name="mwn").rename(tmp_path / "recipes" / "mwn.yaml")
+    code, _, err = call("run", "+recipe=mwn")
+    assert code == 0
+    assert runner.calls[0].config.seed == 3
+    assert "recipes/mwn.yaml" in err
+
+
+def test_no_report_where_none_is_wanted(call: Call, runner: FakeRunner, reports: list[Path]) -> None:
+    code, out, _ = call("run", "plain", "runner.report=false")
+    assert (code, reports) == (0, [])
+    assert "report.html" not in out
+
+
+def test_a_report_that_breaks_is_a_warning(call: Call, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_report(run_dir: Path) -> Path:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(mlotool.report, "write_report", write_report)
+    code, _, err = call("run", "plain")
+    assert code == 0
+    assert "disk full" in err
+
+
+def test_a_failed_run_is_1_and_reported(call: Call, runner: FakeRunner, reports: list[Path]) -> None:
+    runner.raises[0] = RunError("The loss became nan.")
+    code, _, err = call("run", "plain")
+    assert code == 1
+    assert "The loss became nan." in err
+    assert "Error executing job" not in err
+    assert reports == [runner.calls[0].output_dir]
+
+
+def test_an_unforeseen_error_is_1(call: Call, runner: FakeRunner) -> None:
+    runner.raises[0] = ZeroDivisionError("unforeseen")
+    code, _, err = call("run", "plain")
+    assert code == 1
+    assert "ZeroDivisionError: unforeseen" in err
+    assert "--debug" in err
+
+
+def test_a_refused_config_is_2_and_leaves_no_folder(call: Call, runner: FakeRunner) -> None:
+    runner.raises[0] = ConfigError("This cannot run.")
+    code, _, err = call("run", "plain")
+    assert code == 2
+    assert "This cannot run." in err
+    assert not runner.calls[0].output_dir.exists()
+
+
+def test_ctrl_c_is_130(call: Call, runner: FakeRunner) -> None:
+    runner.raises[0] = KeyboardInterrupt()
+    code, _, err = call("run", "plain")
+    assert code == 130
+    assert "interrupted" in err
+
+
+def test_sweep(call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path) -> None:
+    code, out, _ = call("run", "-m", "+recipe=plain", "seed=0,1")
+    assert code == 0
+    assert [made.output_dir.name for made in runner.calls] == ["0", "1"]
+    [sweep] = (tmp_path / "outputs" / "plain" / "multirun").iterdir()
+    rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+    assert [(row["status"], row["value"]) for row in rows] == [("finished", "0.5"), ("finished", "0.51")]
+    assert "seed=1" in out
+    assert f"{sweep.relative_to(tmp_path)}/sweep.csv" in out
+
+
+@pytest.mark.parametrize("error", [RunError("job broke"), ConfigError("job refused"), ZeroDivisionError("job broke")])
+def test_a_failing_job_hides_no_other(
+    call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path, error: Exception
+) -> None:
+    runner.raises[1] = error
+    code, out, err = call("run", "-m", "plain", "seed=0,1,2")
+    assert code == 1
+    assert [made.config.seed for made in runner.calls] == [0, 1, 2]
+    [sweep] = (tmp_path / "outputs" / "plain" / "multirun").iterdir()
+    rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+    assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
+    assert "seed=1" in rows[1]["overrides"]
+    assert str(error) in err
+    assert "failed" in out
+
+
+def test_ctrl_c_in_a_sweep_shows_what_there_is(call: Call, runner: FakeRunner, reports: list[Path]) -> None:
+    runner.raises[1] = KeyboardInterrupt()
+    code, out, _ = call("run", "-m", "plain", "seed=0,1,2")
+    assert code == 130
+    assert len(runner.calls) == 2
+    assert "finished" in out
+    assert "interrupted" in out
+
+
+def test_sweep_over_recipes_has_one_folder(call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Path) -> None:
+    code, _, _ = call("run", "-m", "+recipe=plain,mwn")
+    assert code == 0
+    assert [made.config.name for made in runner.calls] == ["plain", "mwn"]
+    assert len({made.output_dir.parent for made in runner.calls}) == 1
+    assert [made.origin.recipe_path.stem for made in runner.calls] == ["plain", "mwn"]
+
+
+def test_a_bad_job_stops_a_sweep_before_it_starts(call: Call, runner: FakeRunner) -> None:
+    code, _, err = call("run", "-m", "plain", "hypergradient=cg,cgg")
+    assert code == 2
+    assert "cgg" in err
+    assert runner.calls == []
+
+
+def test_cfg_and_info_run_nothing(call: Call, runner: FakeRunner, tmp_path: Path) -> None:
+    code, out, _ = call("run", "plain", "seed=9", "--cfg", "job")
+    assert code == 0
+    assert "seed: 9" in out
+    assert call("run", "plain", "-c", "job", "-p", "runner", "--resolve")[1].startswith("# @package runner")
+    assert "recipes://" in call("run", "--info", "searchpath")[1]
+    assert runner.calls == []
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("words", [["plain", "-m", "--cfg", "job"], ["plain", "--resolve"], ["plain", "-cn", "other"]])
+def test_options_that_do_not_go_together(call: Call, words: list[str]) -> None:
+    assert call("run", *words)[0] == 2
+
+
+def test_trust_reaches_the_registry(call: Call, runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    trusted: list[str] = []
+    monkeypatch.setattr("mlotool.config.trust", trusted.append)
+    call("run", "plain", "--trust", "mine", "--trust", "yours")
+    assert set(trusted) == {"mine", "yours"}

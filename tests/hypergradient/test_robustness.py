@@ -1,0 +1,297 @@
+"""What real models bring along: BatchNorm, dropout, frozen and tied and unused parameters, nested batches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core import LossOutput
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit, Neumann
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
+from tests.program.reweighting import (
+    ALGORITHMS,
+    FD,
+    REVERSE,
+    by_torch,
+    clean,
+    flat,
+    relative_error,
+    reweighting,
+    sample_losses,
+    weighted,
+    weighted_by_plain_detach,
+)
+from tests.program.small import Mlp, assert_identical, numbers, parameters, samples, sgd
+from tests.programs import Point
+
+
+def test_stop_gradient_makes_finite_differences_agree_with_double_backward() -> None:
+    reverse, difference = reweighting(REVERSE), reweighting(FD)
+    expected = reverse.gradient("weigher")
+    assert relative_error(expected, by_torch(reverse)) < 1e-12
+    assert relative_error(difference.gradient("weigher"), expected) < 1e-4
+    plain = reweighting(FD, lower=weighted_by_plain_detach)
+    assert relative_error(plain.gradient("weigher"), expected) > 0.05
+    assert relative_error(reweighting(REVERSE, lower=weighted_by_plain_detach).gradient("weigher"), expected) < 1e-12
+
+
+@pytest.mark.parametrize("solver", [Neumann(4, 0.1), ConjugateGradient(4, 1e-10, damping=10.0)], ids=["neumann", "cg"])
+def test_stop_gradient_in_the_hessian_products_of_finite_differences(solver: Any) -> None:
+    expected = reweighting(lambda: Implicit(solver)).gradient("weigher")
+    found = reweighting(lambda: Implicit(solver, "finite_difference")).gradient("weigher")
+    assert relative_error(found, expected) < 1e-4
+
+
+def test_stop_gradient_in_a_count_that_depends_on_the_data() -> None:
+    def chunked(batch: Tensor, *, model: Any, weigher: Any) -> Tensor:
+        total = torch.zeros((), dtype=batch.dtype)
+        for row in batch[batch[:, 0] > 0]:
+            total = total + weighted(row[None], model=model, weigher=weigher)
+        return total + 0.1 * sample_losses(batch, model).mean()
+
+    expected = reweighting(REVERSE, lower=chunked).gradient("weigher")
+    assert relative_error(reweighting(FD, lower=chunked).gradient("weigher"), expected) < 1e-4
+    nothing = {"model": -samples(4).abs()}
+    program = reweighting(FD, lower=chunked)
+    assert float(flat(program.gradient("weigher", nothing)).norm()) == 0.0
+    assert relative_error(program.gradient("weigher"), expected) < 1e-4
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_batch_statistics_move_once_a_training_step(name: str) -> None:
+    model = Mlp(nn.BatchNorm1d(5, momentum=0.5))
+    program = reweighting(ALGORITHMS[name], model)
+    norm, schedule = model.body[1], Schedule(program)
+    for tick in range(1, 4):
+        hidden = model.body[0].weight.detach().clone(), model.body[0].bias.detach().clone()
+        mean = norm.running_mean.clone()
+        schedule.tick()
+        assert int(norm.num_batches_tracked) == tick
+        batch = program.problems["model"].stream.last()
+        own = (batch @ hidden[0].T + hidden[1]).mean(0)
+        assert torch.allclose(norm.running_mean, 0.5 * mean + 0.5 * own, rtol=1e-12)
+
+
+def test_an_evaluation_moves_no_buffer() -> None:
+    model = Mlp(nn.BatchNorm1d(5))
+    program = reweighting(REVERSE, model)
+    program.loss("model")
+    program.gradient("model")
+    program.gradient("weigher")
+    program.solution("model")
+    assert int(model.body[1].num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_parameters_are_the_same_bits_after_a_hundred_gradients(name: str) -> None:
+    program = reweighting(ALGORITHMS[name], Mlp(nn.BatchNorm1d(5, eps=1.0), nn.Dropout(0.1)))
+    before, state = parameters(program), program.state_dict()["model"]["stream"]
+    buffers = {key: buffer.clone() for key, buffer in program.problems["model"].module.named_buffers()}
+    for _ in range(100):
+        program.gradient("weigher")
+    assert_identical(parameters(program), before)
+    assert_identical(dict(program.problems["model"].module.named_buffers()), buffers)
+    assert program.state_dict()["model"]["stream"] == state
+    assert all(tensor.grad is None for each in program.problems.values() for tensor in each.module.parameters())
+
+
+def _with_dropout(make: Callable[[], AbstractHypergradient]) -> Program:
+    return reweighting(make, Mlp(nn.Dropout(0.1)))
+
+
+def _draws(program: Program, count: int) -> Tensor:
+    torch.manual_seed(0)
+    return torch.stack([flat(program.gradient("weigher")) for _ in range(count)])
+
+
+def test_finite_differences_pair_their_random_numbers() -> None:
+    """Unpaired, the masks' difference is divided by the radius 1e-5: the noise would be thousands of times larger."""
+    difference, reverse = (_draws(_with_dropout(make), 60) for make in (FD, REVERSE))
+    noise = [float(each.std(0).norm()) for each in (difference, reverse)]
+    assert noise[1] > 0  # the masks do something
+    assert noise[0] <= 2 * noise[1]
+    # They see the very same masks, so they agree draw by draw.
+    assert float((difference - reverse).norm() / reverse.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_same_seed_gives_the_same_gradient(name: str) -> None:
+    program = _with_dropout(ALGORITHMS[name])
+    first, second = (_draws(program, 2) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_all_products_of_one_solve_see_one_mask() -> None:
+    """Exact builds H column by column: with a mask for each column, it would not be H at all."""
+    program = _with_dropout(lambda: Implicit(Exact(damping=10.0), "finite_difference"))
+    reverse = _with_dropout(lambda: Implicit(Exact(damping=10.0)))
+    assert torch.allclose(_draws(program, 3), _draws(reverse, 3), rtol=1e-3, atol=1e-6)
+
+
+def _freeze(module: Mlp, name: str) -> Mlp:
+    dict(module.named_parameters())[name].requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("make", [REVERSE, FD], ids=["reverse", "finite_difference"])
+def test_frozen_parameters_stay_and_the_others_get_their_gradient(make: Callable[[], AbstractHypergradient]) -> None:
+    program = reweighting(make, _freeze(Mlp(), "body.0.weight"), _freeze(Mlp(num_inputs=1, seed=1), "body.2.bias"))
+    found = program.gradient("weigher")
+    assert list(found) == ["body.0.weight", "body.0.bias", "body.2.weight"]
+    assert relative_error(found, by_torch(program)) < 1e-4
+    before, schedule = parameters(program), Schedule(program)
+    schedule.tick()
+    same = [name for name, tensor in parameters(program).items() if torch.equal(tensor, before[name])]
+    assert same == ["model.body.0.weight", "weigher.body.2.bias"]
+
+
+class WithSpare(Mlp):
+    """Has a parameter that its forward does not use."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.spare = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_unused_parameters_get_zeros_and_stay(name: str) -> None:
+    program = reweighting(ALGORITHMS[name], WithSpare(), WithSpare(num_inputs=1, seed=1))
+    found, expected = program.gradient("weigher"), reweighting(ALGORITHMS[name]).gradient("weigher")
+    assert torch.equal(found.pop("spare"), torch.zeros(2, dtype=torch.float64))
+    assert float(flat(expected).norm()) > 1e-6
+    assert relative_error(found, expected) < 1e-10
+    Schedule(program).tick()
+    for problem in program.problems.values():
+        assert torch.equal(problem.module.spare, torch.ones(2, dtype=torch.float64))
+
+
+class Tied(nn.Module):
+    """One weight in two layers."""
+
+    def __init__(self, num_inputs: int, seed: int = 0) -> None:
+        super().__init__()
+        self.inner, self.outer = Mlp(num_inputs=num_inputs, seed=seed), Mlp(num_inputs=num_inputs, seed=seed + 5)
+        self.outer.body[0].weight = self.inner.body[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.outer(x)
+
+
+@pytest.mark.parametrize("make", [REVERSE, FD], ids=["reverse", "finite_difference"])
+def test_tied_weights(make: Callable[[], AbstractHypergradient]) -> None:
+    program = reweighting(make, Tied(3), Tied(1, seed=1))
+    found = program.gradient("weigher")
+    assert "outer.body.0.weight" not in found
+    assert relative_error(found, by_torch(program)) < 1e-4
+    Schedule(program).tick()
+    for problem in program.problems.values():
+        assert problem.module.outer.body[0].weight is problem.module.inner.body[0].weight
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    more: tuple[Tensor, dict[str, Tensor]]
+
+
+@pytest.mark.parametrize("name", ["identity", "finite_difference", "cg"])
+def test_nested_batches(name: str) -> None:
+    shapes: dict[type, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+        dict: (lambda x: {"a": {"b": x}}, lambda batch: batch["a"]["b"]),
+        tuple: (lambda x: (1, (x, None)), lambda batch: batch[1][0]),
+        Batch: (
+            lambda x: Batch(x[:, :1], (x[:, 1:2], {"c": x[:, 2:]})),
+            lambda b: torch.cat([b.x, b.more[0], b.more[1]["c"]], 1),
+        ),
+    }
+    expected = reweighting(ALGORITHMS[name]).gradient("weigher", {"model": samples(4, 3), "weigher": samples(4, 4)})
+    for pack, unpack in shapes.values():
+        program = reweighting(
+            ALGORITHMS[name],
+            lower=lambda batch, unpack=unpack, **roles: weighted(unpack(batch), **roles),
+            upper=lambda batch, unpack=unpack, **roles: clean(unpack(batch), **roles),
+            stream=None,
+        )
+        found = program.gradient("weigher", {"model": pack(samples(4, 3)), "weigher": pack(samples(4, 4))})
+        assert_identical(found, expected)
+
+
+def regularised(batch: Tensor, *, model: Any, weigher: Any) -> Tensor:
+    return clean(batch, model=model) + 0.1 * sum((tensor**2).sum() for tensor in weigher.parameters())
+
+
+REGULARISED = {"upper": regularised, "upper_roles": {"model": "model", "weigher": "weigher"}}
+
+
+@pytest.mark.parametrize("make", [REVERSE, FD], ids=["reverse", "finite_difference"])
+def test_a_direct_gradient_adds_to_the_implicit_one(make: Callable[[], AbstractHypergradient]) -> None:
+    program = reweighting(make, **REGULARISED)  # type: ignore[arg-type]
+    found, weigher = program.gradient("weigher"), program.problems["weigher"].module
+    assert relative_error(found, by_torch(program)) < 1e-4
+    implicit = reweighting(make).gradient("weigher")
+    sums = {name: implicit[name] + 0.2 * tensor.detach() for name, tensor in weigher.named_parameters()}
+    assert relative_error(found, sums) < 1e-10
+
+
+def test_first_order_leaves_the_direct_gradient_alone() -> None:
+    program = reweighting(FirstOrder, **REGULARISED)  # type: ignore[arg-type]
+    found = program.gradient("weigher")
+    for name, tensor in program.problems["weigher"].module.named_parameters():
+        assert torch.allclose(found[name], 0.2 * tensor.detach(), rtol=1e-12)
+    with pytest.raises(ConfigError, match=r"problems.weigher.loss: the loss does not depend on any parameter"):
+        reweighting(FirstOrder).gradient("weigher")
+
+
+def test_a_loss_that_does_not_depend_on_its_parameters_is_an_error() -> None:
+    problem = Problem("w", Point(numbers(1.0)), lambda batch, *, w: w().detach().sum(), roles={"w": "w"}, optimizer=sgd)
+    program = Program([problem], Graph())
+    for call in (lambda: program.gradient("w"), Schedule(program).tick):
+        with pytest.raises(ConfigError, match=r"problems.w.loss: the loss does not depend .*expected.*Give it a role"):
+            call()
+
+
+def test_a_failed_solve_warns_and_gives_no_nan() -> None:
+    def saddle(batch: Tensor, *, w: Any, u: Any) -> Tensor:
+        return (-(w() ** 2) + w() * u()).sum()
+
+    problems = [
+        Problem(
+            "w",
+            Point(numbers(1.0, 2.0)),
+            saddle,
+            roles={"w": "w", "u": "u"},
+            hypergradient=Implicit(ConjugateGradient()),
+        ),
+        Problem("u", Point(numbers(1.0, 1.0)), lambda batch, *, w: (w() ** 2).sum(), roles={"w": "w"}),
+    ]
+    program = Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
+    with pytest.warns(
+        UserWarning, match=r"ConjugateGradient solve at problem 'w' ended with negative curvature.*Raise"
+    ):
+        found = program.gradient("u")["x"]
+    assert torch.equal(found, -numbers(2.0, 4.0))  # the identity's
+    program.gradient("u")  # it does not warn again
+
+
+def test_statistics_name_the_problem() -> None:
+    program = reweighting(ALGORITHMS["cg"])
+    assert program.statistics() == {}
+    program.gradient("weigher")
+    found = program.statistics()
+    assert found["model/solver_products"] == 4.0
+    assert 0 < found["model/solver_residual"] < 1
+
+
+def test_mixed_metrics_do_not_disturb_a_lower_loss() -> None:
+    def with_metrics(batch: Tensor, *, model: Any, weigher: Any) -> LossOutput:
+        loss = weighted(batch, model=model, weigher=weigher)
+        return LossOutput(loss, {"accuracy": loss.detach(), "graph": loss})
+
+    for make in (REVERSE, FD):
+        expected = reweighting(make).gradient("weigher")
+        assert_identical(reweighting(make, lower=with_metrics).gradient("weigher"), expected)

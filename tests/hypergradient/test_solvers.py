@@ -1,0 +1,258 @@
+"""The solvers against dense linear algebra, and how they end when they cannot succeed."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import AbstractSolver, ConjugateGradient, Exact, Identity, Neumann, SolveResult, Status
+from mlotool.program.differentiation import Vector
+
+SHAPES = [(2, 3), (), (4,), (1, 2)]
+SIZE = 13
+
+
+def flat(vector: Vector) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in vector])
+
+
+def split(values: Tensor) -> list[Tensor]:
+    parts = values.split([math.prod(shape) for shape in SHAPES])
+    return [part.reshape(shape) for part, shape in zip(parts, SHAPES, strict=True)]
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def with_spectrum(eigenvalues: Tensor, seed: int = 0) -> Tensor:
+    basis = torch.linalg.qr(rand(SIZE, SIZE, seed=seed))[0]
+    return basis @ torch.diag(eigenvalues) @ basis.T
+
+
+class Operator:
+    """Products with a matrix, counted."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self.num_products = 0
+
+    def __call__(self, vector: Vector) -> list[Tensor]:
+        assert [tuple(tensor.shape) for tensor in vector] == SHAPES
+        self.num_products += 1
+        return split(self.matrix @ flat(vector))
+
+
+def solve(solver: AbstractSolver, matrix: Tensor, vector: Tensor) -> SolveResult:
+    operator, given = Operator(matrix), split(vector.clone())
+    result = solver.solve(operator, given)
+    assert torch.equal(flat(given), vector)  # the cotangent belongs to the caller
+    assert result.num_products == operator.num_products
+    assert [tuple(tensor.shape) for tensor in result.solution] == SHAPES
+    return result
+
+
+def error(result: SolveResult, expected: Tensor) -> float:
+    return float((flat(result.solution) - expected).norm() / expected.norm())
+
+
+def true_residual(result: SolveResult, matrix: Tensor, vector: Tensor) -> float:
+    return float((matrix @ flat(result.solution) - vector).norm() / vector.norm())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "solver",
+    [ConjugateGradient(100, 1e-12), Exact(), Neumann(2000, 0.3)],
+    ids=["cg", "exact", "neumann"],
+)
+def test_the_solution_of_a_definite_system(solver: AbstractSolver, seed: int) -> None:
+    eigenvalues = torch.linspace(0.1, 5.0, SIZE, dtype=torch.float64)
+    matrix, vector = with_spectrum(eigenvalues, seed), rand(SIZE, seed=10 + seed)
+    result = solve(solver, matrix, vector)
+    assert error(result, torch.linalg.solve(matrix, vector)) < 1e-10
+    assert result.status is (Status.FIXED if isinstance(solver, Neumann) else Status.CONVERGED)
+    if result.residual is not None:
+        assert result.residual == pytest.approx(true_residual(result, matrix, vector), abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("solver", [ConjugateGradient(50, 0.0), Exact(), Neumann(50, 0.2), Identity(0.5)])
+def test_dtypes_stay(solver: AbstractSolver, dtype: torch.dtype) -> None:
+    matrix = with_spectrum(torch.linspace(0.5, 3.0, SIZE, dtype=torch.float64)).to(dtype)
+    result = solve(solver, matrix, rand(SIZE, seed=1).to(dtype))
+    assert {tensor.dtype for tensor in result.solution} == {dtype}
+    assert bool(flat(result.solution).isfinite().all())
+
+
+def test_identity_scales_without_a_product() -> None:
+    vector = rand(SIZE)
+    for factor in (1.0, 0.25):
+        result = solve(Identity(factor), torch.full((SIZE, SIZE), math.nan, dtype=torch.float64), vector)
+        assert torch.equal(flat(result.solution), factor * vector)
+        assert (result.status, result.num_products, result.residual) == (Status.FIXED, 0, None)
+
+
+@pytest.mark.parametrize("num_terms", [1, 2, 5])
+def test_neumann_is_its_series(num_terms: int) -> None:
+    matrix, vector, step = with_spectrum(torch.linspace(-1.0, 4.0, SIZE, dtype=torch.float64)), rand(SIZE), 0.3
+    factor = torch.eye(SIZE, dtype=torch.float64) - step * matrix
+    series = sum(torch.linalg.matrix_power(factor, k) for k in range(num_terms))
+    result = solve(Neumann(num_terms, step), matrix, vector)
+    assert error(result, step * series @ vector) < 1e-13
+    assert result.num_products == num_terms - 1
+
+
+def test_conjugate_gradient_needs_one_iteration_for_each_distinct_eigenvalue() -> None:
+    eigenvalues = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64).repeat(5)[:SIZE]
+    matrix, vector = with_spectrum(eigenvalues), rand(SIZE)
+    assert solve(ConjugateGradient(100, 1e-10), matrix, vector).num_products == 3
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2, 4, 7])
+def test_conjugate_gradient_is_the_best_of_its_krylov_space(num_iterations: int) -> None:
+    """In the norm of H, against a dense projection on span(v, Hv, ...)."""
+    matrix, vector = with_spectrum(torch.logspace(-1, 1, SIZE, dtype=torch.float64)), rand(SIZE)
+    powers = [vector]
+    for _ in range(num_iterations - 1):
+        powers.append(matrix @ powers[-1])
+    basis = torch.linalg.qr(torch.stack(powers, 1))[0]
+    expected = basis @ torch.linalg.solve(basis.T @ matrix @ basis, basis.T @ vector)
+    result = solve(ConjugateGradient(num_iterations, 0.0), matrix, vector)
+    assert error(result, expected) < 1e-9
+    assert (result.status, result.num_products) == (Status.MAX_ITERATIONS, num_iterations)
+    assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-9)
+
+
+@pytest.mark.parametrize("tolerance", [0.5, 1e-2, 1e-6])
+def test_conjugate_gradient_stops_at_the_first_residual_within_tolerance(tolerance: float) -> None:
+    matrix, vector = with_spectrum(torch.logspace(-2, 1, SIZE, dtype=torch.float64)), rand(SIZE)
+    result = solve(ConjugateGradient(100, tolerance), matrix, vector)
+    assert result.status is Status.CONVERGED
+    assert true_residual(result, matrix, vector) <= tolerance * (1 + 1e-6)
+    shorter = solve(ConjugateGradient(result.num_products - 1, 0.0), matrix, vector)
+    assert true_residual(shorter, matrix, vector) > tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_conjugate_gradient_past_exact_convergence_stays_finite(scale: float, dtype: torch.dtype) -> None:
+    matrix = torch.eye(SIZE, dtype=dtype) * 2
+    vector = scale * rand(SIZE).to(dtype)
+    result = solve(ConjugateGradient(1000, 0.0), matrix, vector)
+    assert torch.allclose(flat(result.solution), vector / 2, rtol=1e-6)
+    assert result.status is Status.CONVERGED
+    spread = with_spectrum(torch.logspace(-1, 1, SIZE, dtype=torch.float64)).to(dtype)
+    result = solve(ConjugateGradient(1000, 0.0), spread, vector)
+    assert true_residual(result, spread, vector) < 100 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("solver", [ConjugateGradient(5, 1e-6), Exact(), Neumann(5, 0.1), Identity()])
+@pytest.mark.parametrize("kind", ["definite", "indefinite", "zero"])
+def test_a_zero_vector_has_a_zero_solution(solver: AbstractSolver, kind: str) -> None:
+    spectrum = {"definite": (1.0, 2.0), "indefinite": (-1.0, 1.0), "zero": (0.0, 0.0)}[kind]
+    matrix = with_spectrum(torch.linspace(*spectrum, SIZE, dtype=torch.float64) + 1e-3 * (kind == "indefinite"))
+    result = solve(solver, matrix, torch.zeros(SIZE, dtype=torch.float64))
+    assert torch.equal(flat(result.solution), torch.zeros(SIZE, dtype=torch.float64))
+    assert result.residual in (None, 0.0)
+
+
+@pytest.mark.parametrize("make", [lambda damping: ConjugateGradient(100, 1e-12, damping), Exact], ids=["cg", "exact"])
+def test_damping_is_added_to_the_diagonal(make: Callable[[float], AbstractSolver]) -> None:
+    matrix, vector = with_spectrum(torch.linspace(-0.5, 3.0, SIZE, dtype=torch.float64)), rand(SIZE)
+    result = solve(make(0.8), matrix, vector)
+    damped = matrix + 0.8 * torch.eye(SIZE, dtype=torch.float64)
+    assert result.status is Status.CONVERGED
+    assert error(result, torch.linalg.solve(damped, vector)) < 1e-10
+    assert result.residual == pytest.approx(true_residual(result, damped, vector), abs=1e-12)
+
+
+def test_negative_curvature_at_once_gives_the_identity() -> None:
+    matrix, vector = -torch.eye(SIZE, dtype=torch.float64), rand(SIZE)
+    result = solve(ConjugateGradient(10, 1e-6), matrix, vector)
+    assert result.status is Status.NEGATIVE_CURVATURE
+    assert torch.equal(flat(result.solution), vector)
+
+
+def test_negative_curvature_later_gives_the_best_vector_so_far() -> None:
+    matrix = with_spectrum(torch.linspace(-0.3, 3.0, SIZE, dtype=torch.float64))
+    vector = rand(SIZE)
+    result = solve(ConjugateGradient(50, 1e-10), matrix, vector)
+    assert result.status is Status.NEGATIVE_CURVATURE
+    assert 1 < result.num_products < 50
+    before = solve(ConjugateGradient(result.num_products - 1, 0.0), matrix, vector)
+    assert before.status is Status.MAX_ITERATIONS
+    assert torch.equal(flat(result.solution), flat(before.solution))
+    assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-9)
+
+
+def test_a_matrix_with_a_zero_row_gives_the_least_squares_solution() -> None:
+    """An unused parameter."""
+    matrix = with_spectrum(torch.linspace(1.0, 3.0, SIZE, dtype=torch.float64))
+    matrix[4] = matrix[:, 4] = 0
+    vector = rand(SIZE)
+    result = solve(Exact(), matrix, vector)
+    assert result.status is Status.SINGULAR
+    assert error(result, torch.linalg.lstsq(matrix, vector, driver="gelsd").solution) < 1e-10
+    assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-9)
+    zero = solve(Exact(), torch.zeros(SIZE, SIZE, dtype=torch.float64), vector)
+    assert (zero.status, float(flat(zero.solution).norm())) == (Status.SINGULAR, 0.0)
+
+
+def test_conjugate_gradient_on_a_singular_but_consistent_system() -> None:
+    eigenvalues = torch.linspace(1.0, 3.0, SIZE, dtype=torch.float64)
+    eigenvalues[:4] = 0
+    matrix = with_spectrum(eigenvalues)
+    expected = matrix @ rand(SIZE)
+    result = solve(ConjugateGradient(50, 1e-10), matrix, matrix @ expected)
+    assert result.status is Status.CONVERGED
+    assert error(result, expected) < 1e-8
+
+
+@pytest.mark.parametrize("solver", [ConjugateGradient(20, 1e-10), Exact()], ids=["cg", "exact"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_non_finite_product_is_a_status_and_no_nan(solver: AbstractSolver, bad: float) -> None:
+    matrix, vector = with_spectrum(torch.linspace(1.0, 3.0, SIZE, dtype=torch.float64)), rand(SIZE)
+    matrix[2, 3] = bad
+    result = solve(solver, matrix, vector)
+    assert result.status is Status.NON_FINITE
+    assert bool(flat(result.solution).isfinite().all())
+
+
+def test_a_product_that_becomes_non_finite_leaves_the_best_vector_so_far() -> None:
+    matrix, vector = with_spectrum(torch.logspace(-1, 1, SIZE, dtype=torch.float64)), rand(SIZE)
+    operator = Operator(matrix)
+
+    def breaking(direction: Vector) -> list[Tensor]:
+        found = operator(direction)
+        return found if operator.num_products < 4 else [tensor * math.nan for tensor in found]
+
+    result = ConjugateGradient(20, 1e-10).solve(breaking, split(vector))
+    assert (result.status, result.num_products) == (Status.NON_FINITE, 4)
+    expected = solve(ConjugateGradient(3, 0.0), matrix, vector)
+    assert torch.equal(flat(result.solution), flat(expected.solution))
+
+
+@pytest.mark.parametrize(
+    ("make", "keywords", "match"),
+    [
+        (ConjugateGradient, {"max_iterations": 0, "tolerance": 1e-6}, "found max_iterations=0"),
+        (ConjugateGradient, {"max_iterations": 1, "tolerance": -1.0}, "tolerance=-1.0"),
+        (ConjugateGradient, {"max_iterations": 1, "tolerance": 0.1, "damping": -1.0}, "damping=-1.0"),
+        (Neumann, {"num_terms": 0, "step_size": 0.1}, "found num_terms=0"),
+        (Neumann, {"num_terms": 1, "step_size": 0.0}, "step_size=0.0"),
+    ],
+)
+def test_wrong_arguments(make: Callable[..., Any], keywords: dict[str, float], match: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{make.__name__}: .*{match}.*expected .*Correct hypergradient.solver"):
+        make(**keywords)
+
+
+def test_exact_refuses_large_problems() -> None:
+    with pytest.raises(ConfigError, match=r"problem of 13 parameters.*expected at most max_parameters=12.*Use "):
+        solve(Exact(max_parameters=12), torch.eye(SIZE, dtype=torch.float64), rand(SIZE))
+    assert solve(Exact(max_parameters=13), torch.eye(SIZE, dtype=torch.float64), rand(SIZE)).status is Status.CONVERGED

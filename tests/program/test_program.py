@@ -1,0 +1,108 @@
+"""What a program refuses, and with which words; batches and modes."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import Exact, Identity, Implicit
+from mlotool.program import Graph, Problem, Program
+from tests import programs
+from tests.program.reweighting import REVERSE, clean, relative_error, reweighting, weighted_by_plain_detach
+from tests.program.small import Mlp, assert_identical, numbers, pair, samples
+from tests.programs import Point
+
+
+def test_a_role_in_eval_mode_uses_the_running_statistics() -> None:
+    model = Mlp(nn.BatchNorm1d(5))
+    with torch.no_grad():
+        model.body[1].running_mean.fill_(0.7)
+    program = reweighting(REVERSE, model, upper_roles={"model": {"problem": "model", "mode": "eval"}})  # type: ignore[dict-item]
+    batch = samples(4, 5)
+    found = program.loss("weigher", batch).loss
+    assert model.training
+    assert torch.allclose(found, clean(batch, model=model.eval()).detach(), rtol=1e-12)
+    assert not torch.allclose(found, clean(batch, model=model.train()).detach(), rtol=1e-3)
+
+
+def test_a_missing_hypergradient_is_an_error_with_what_to_write() -> None:
+    message = r"problems.w.hypergradient: nothing is set.*expected an algorithm. Write hypergradient"
+    with pytest.raises(ConfigError, match=message):
+        pair({"hypergradient": None})
+    problem = Problem("w", Point(numbers(1.0)), lambda batch, *, w: w().sum(), roles={"w": "w"})
+    with pytest.raises(ConfigError, match=message):
+        Program([problem], Graph()).solution("w")
+
+
+@pytest.mark.parametrize("shapes_both", [False, True])
+def test_finite_differences_are_refused_by_name_in_a_nested_program(shapes_both: bool) -> None:
+    case = programs.nested(shapes_both=shapes_both)
+    for name, reason in {
+        "mid": "'mid' both shapes and reads a lower problem",
+        "low": "a problem above 'low' both shapes and reads it",
+    }.items():
+        products = iter("finite_difference" if each == name else "reverse" for each in case.losses)
+        with pytest.raises(ConfigError) as caught:
+            case.program(lambda products=products: Implicit(Exact(), next(products)))  # type: ignore[misc]
+        message = str(caught.value)
+        assert message.startswith(f"problems.{name}.hypergradient.product: found finite_difference, but {reason}")
+        assert f"Write +hypergradient@problems.{name}.hypergradient=cg" in message
+    case.program(lambda: Implicit(Exact(), "finite_difference", curvature="partial")).gradient("top")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "match"),
+    [
+        (
+            {"product": "revers"},
+            "hypergradient.product: found 'revers'; expected one of reverse.*Did you mean 'reverse'",
+        ),
+        ({"curvature": "full"}, "hypergradient.curvature: found 'full'"),
+        ({"batch": "first"}, "hypergradient.batch: found 'first'"),
+        ({"radius": 0.0}, "hypergradient.radius: found 0.0; expected a positive norm or null"),
+    ],
+)
+def test_wrong_choices(keywords: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Implicit(Identity(), **keywords)
+
+
+def test_unknown_problems_are_errors() -> None:
+    program = reweighting(REVERSE)
+    for call in (
+        lambda: program.gradient("weiger"),
+        lambda: program.gradient("model", {"weiger": None}),
+        lambda: program.loss("weiger"),
+        lambda: program.solution("weiger"),
+    ):
+        with pytest.raises(ConfigError, match=r"Unknown problem 'weiger'; expected one of.*Did you mean 'weigher'"):
+            call()
+
+
+def test_the_pullbacks_batch_is_the_last_or_a_fresh_one() -> None:
+    for rule, is_fresh in (("last", False), ("fresh", True)):
+        program = reweighting(lambda rule=rule: Implicit(Identity(0.1), batch=rule))  # type: ignore[misc]
+        stream = program.problems["model"].stream
+        first, second = stream.next(), stream.peek()
+        given = program.gradient("weigher", {"model": second if is_fresh else first})
+        assert_identical(program.gradient("weigher"), given)
+        other = program.gradient("weigher", {"model": first if is_fresh else second})
+        assert relative_error(other, given) > 1e-3
+
+
+@pytest.mark.parametrize("radius", [1e-7, 1e-5, 1e-3])
+def test_the_radius_is_the_norm_of_the_perturbation(radius: float) -> None:
+    seen = []
+
+    def watching(batch: Tensor, *, model: Any, weigher: Any) -> Tensor:
+        seen.append(torch.cat([tensor.detach().reshape(-1) for tensor in model.parameters()]))
+        return weighted_by_plain_detach(batch, model=model, weigher=weigher)
+
+    program = reweighting(lambda: Implicit(Identity(7.0), "finite_difference", radius=radius), lower=watching)
+    program.gradient("weigher")
+    theta = torch.cat([tensor.detach().reshape(-1) for tensor in program.problems["model"].module.parameters()])
+    assert len(seen) == 2
+    assert [float((point - theta).norm()) for point in seen] == pytest.approx([radius, radius], rel=1e-6)
+    assert torch.allclose(seen[0] + seen[1], 2 * theta, rtol=1e-12)

@@ -1,0 +1,190 @@
+"""The mean over ranks: where it is called, and that two ranks equal one process with both batches."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.hypergradient import ConjugateGradient, Exact, Identity, Implicit, Neumann
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
+from mlotool.program.differentiation import Reduce, Vector
+from tests.program.small import assert_identical, momentum, numbers, parameters, samples, sgd
+from tests.programs import Point
+
+BILEVEL = Graph({"u": ["w"]}, {"w": ["u"]})
+TRILEVEL = Graph({"u": ["w"]}, {"w": ["v"], "v": ["u"]})
+
+
+def w_loss(batch: Tensor, *, w: Any, u: Any) -> Tensor:
+    """H and M depend on the batch: means over ranks at the wrong places show."""
+    point = w()
+    return 0.5 * ((batch @ point) ** 2).mean() + 0.5 * (torch.exp(u() * batch) * point**2).mean(0).sum() + point[0]
+
+
+def v_loss(batch: Tensor, *, v: Any, w: Any) -> Tensor:
+    point = v()
+    return ((batch @ point - w().sum()) ** 2).mean() + 0.3 * (point * w()).sum() + 0.1 * (point**4).sum()
+
+
+def top_loss(batch: Tensor, *, below: Any, u: Any) -> Tensor:
+    return ((batch @ below() - 1) ** 2).mean() + 0.1 * (u() ** 2 * batch**2).mean(0).sum()
+
+
+def program(graph: Graph, make: Callable[[], AbstractHypergradient], reduce: Reduce | None = None) -> Program:
+    read = "w" if graph is BILEVEL else "v"
+    settings: dict[str, Any] = {"optimizer": momentum, "hypergradient": None}
+    problems = [
+        Problem(
+            "w",
+            Point(numbers(0.5, -0.3, 0.8)),
+            w_loss,
+            roles={"w": "w", "u": "u"},
+            **{**settings, "hypergradient": make()},
+        ),
+        Problem(
+            "u",
+            Point(numbers(0.1, 0.2, -0.4)),
+            top_loss,
+            roles={"below": read, "u": "u"},
+            **{**settings, "optimizer": sgd},
+        ),
+    ]
+    if graph is TRILEVEL:
+        roles = {"v": "v", "w": "w"}
+        problems.append(
+            Problem("v", Point(numbers(0.2, 0.4, -0.1)), v_loss, roles=roles, optimizer=sgd, hypergradient=make())
+        )
+    return Program(problems, graph, reduce)
+
+
+def batches(graph: Graph) -> dict[str, Tensor]:
+    return {name: samples(6, seed) for seed, name in enumerate("uw" if graph is BILEVEL else "uwv")}
+
+
+class Recording:
+    """The identity, with a list of what it was given."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[Tensor]] = []
+
+    def __call__(self, vector: Vector) -> Vector:
+        self.seen.append([tensor.clone() for tensor in vector])
+        return vector
+
+
+ALGORITHMS: dict[str, tuple[Callable[[], AbstractHypergradient], int]] = {
+    "identity": (lambda: Implicit(Identity(0.3)), 0),
+    "neumann": (lambda: Implicit(Neumann(5, 0.2)), 4),
+    "cg": (lambda: Implicit(ConjugateGradient(2, 0.0)), 2),
+    "exact": (lambda: Implicit(Exact()), 3),
+    "finite_difference": (lambda: Implicit(Identity(0.3), "finite_difference"), 0),
+    "finite_difference_neumann": (lambda: Implicit(Neumann(5, 0.2), "finite_difference"), 4),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("graph", [BILEVEL, TRILEVEL], ids=["bilevel", "trilevel"])
+def test_cotangents_products_and_the_gradient_are_reduced(name: str, graph: Graph) -> None:
+    make, num_products = ALGORITHMS[name]
+    recording = Recording()
+    found = program(graph, make, recording).gradient("u", batches(graph))
+    num_pullbacks = 1 if graph is BILEVEL else 2
+    assert len(recording.seen) == num_pullbacks * (1 + num_products) + 1
+    assert torch.equal(recording.seen[-1][0], found["x"])
+    # The first is the cotangent: the gradient of the upper loss with respect to the solution that it reads.
+    alone = program(graph, make)
+    read = alone.problems["w" if graph is BILEVEL else "v"].module.x
+    loss = top_loss(batches(graph)["u"], below=lambda: read, u=lambda: alone.problems["u"].module.x.detach())
+    assert torch.allclose(recording.seen[0][0], torch.autograd.grad(loss, read)[0], rtol=1e-13)
+    assert_identical(found, alone.gradient("u", batches(graph)))
+
+
+def test_an_ordinary_step_reduces_its_gradient_once() -> None:
+    recording = Recording()
+    program(BILEVEL, lambda: Implicit(Identity()), recording).gradient("w", batches(BILEVEL))
+    assert len(recording.seen) == 1
+
+
+class Ranks:
+    """Two ranks as two threads; `reduce` waits for the other one's vector."""
+
+    def __init__(self) -> None:
+        self._barrier = threading.Barrier(2, timeout=20)
+        self._vectors: list[Vector] = [[], []]
+        self.num_calls = [0, 0]
+
+    def reduce_of(self, rank: int) -> Reduce:
+        def reduce(vector: Vector) -> Vector:
+            self.num_calls[rank] += 1
+            self._vectors[rank] = [tensor.detach().clone() for tensor in vector]
+            self._barrier.wait()
+            mean = [(a + b) / 2 for a, b in zip(*self._vectors, strict=True)]
+            self._barrier.wait()
+            return mean
+
+        return reduce
+
+    def run(self, work: Callable[[int, Reduce], Any]) -> list[Any]:
+        results: list[Any] = [None, None]
+
+        def target(rank: int) -> None:
+            try:
+                results[rank] = work(rank, self.reduce_of(rank))
+            except BaseException as error:  # a thread's own would be lost
+                self._barrier.abort()
+                results[rank] = error
+
+        threads = [threading.Thread(target=target, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+
+def halves(rank: int, graph: Graph) -> dict[str, Tensor]:
+    return {name: batch[3 * rank : 3 * rank + 3] for name, batch in batches(graph).items()}
+
+
+def two_ranks(graph: Graph, make: Callable[[], AbstractHypergradient], name: str) -> list[dict[str, Tensor]]:
+    return Ranks().run(lambda rank, reduce: program(graph, make, reduce).gradient(name, halves(rank, graph)))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("graph", [BILEVEL, TRILEVEL], ids=["bilevel", "trilevel"])
+def test_two_ranks_equal_the_joined_batch(name: str, graph: Graph) -> None:
+    make = ALGORITHMS[name][0]
+    tolerance = 1e-5 if "finite" in name else 1e-11
+    first, second = two_ranks(graph, make, "u")
+    assert_identical(first, second)
+    joined = program(graph, make).gradient("u", batches(graph))
+    assert torch.allclose(first["x"], joined["x"], rtol=tolerance, atol=tolerance)
+    # Without it the ranks would differ: the test has something to find.
+    alone = [program(graph, make).gradient("u", halves(rank, graph))["x"] for rank in range(2)]
+    assert not torch.allclose((alone[0] + alone[1]) / 2, joined["x"], rtol=1e-2)
+
+
+def test_two_ranks_step_together() -> None:
+    """Each rank has half of the data; the parameters stay the same on both, bit by bit."""
+
+    def work(rank: int, reduce: Reduce) -> dict[str, Tensor]:
+        made = program(BILEVEL, lambda: Implicit(Neumann(3, 0.2)), reduce)
+        for name, problem in made.problems.items():
+            problem.loss = _on(problem.loss, halves(rank, BILEVEL)[name])
+        schedule = Schedule(made)
+        for _ in range(3):
+            schedule.tick()
+        return parameters(made)
+
+    first, second = Ranks().run(work)
+    assert_identical(first, second)
+
+
+def _on(loss: Callable[..., Any], batch: Tensor) -> Callable[..., Any]:
+    return lambda _, **roles: loss(batch, **roles)

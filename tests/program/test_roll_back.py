@@ -1,0 +1,194 @@
+"""Look-ahead steps: taken for the upper problem's sake, then taken back."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import StepLR
+
+from mlotool.hypergradient import Exact, Identity, Implicit
+from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from tests.program.by_hand import ByHand
+from tests.program.small import Mlp, adam, assert_identical, momentum, numbers, pair, parameters, samples, sgd, web
+from tests.programs import Point
+
+
+def _halving(optimizer: torch.optim.Optimizer) -> StepLR:
+    return StepLR(optimizer, 1, gamma=0.5)
+
+
+def _saved(program: Program, name: str) -> dict[str, Any]:
+    problem = program.problems[name]
+    return copy.deepcopy(
+        {
+            "module": problem.module.state_dict(),
+            "optimizer": problem.optimizer.state_dict(),
+            "scheduler": None if problem.scheduler is None else problem.scheduler.state_dict(),
+        }
+    )
+
+
+def _restore(program: Program, name: str, saved: dict[str, Any]) -> None:
+    problem = program.problems[name]
+    problem.module.load_state_dict(saved["module"])
+    problem.optimizer.load_state_dict(copy.deepcopy(saved["optimizer"]))
+    if problem.scheduler is not None:
+        problem.scheduler.load_state_dict(saved["scheduler"])
+
+
+def test_against_a_loop_by_hand_in_plain_torch() -> None:
+    """Adam with a schedule: the look-ahead would show in its moments, its step count and its learning rate."""
+    lower = {"optimizer": adam, "scheduler": _halving, "roll_back": True}
+    program = pair(lower, {"optimizer": sgd})
+    w, u = numbers(0.5, -0.3, 0.8).requires_grad_(), numbers(0.1, 0.2, -0.4)
+    train, meta = Stream(samples(12, 1), 4, seed=1), Stream(samples(12, 2), 4, seed=2)
+    schedule, optimizer = Schedule(program), adam([w])
+    scheduler = _halving(optimizer)
+
+    def slope(point: Tensor, batch: Tensor) -> Tensor:
+        return (point - batch.mean(0) + torch.exp(u) * point).detach()
+
+    for _ in range(5):
+        schedule.tick()
+        batch = train.next()
+        ahead = w.detach().clone().requires_grad_()
+        other = adam([ahead])
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        ahead.grad = slope(ahead, batch)
+        other.step()
+        v = 4 * ((ahead.detach() - meta.next()) ** 3).mean(0)
+        u = u + 0.1 * torch.exp(u) * ahead.detach() * v / (1 + torch.exp(u))
+        w.grad = slope(w, batch)
+        optimizer.step()
+        scheduler.step()
+        assert torch.allclose(program.problems["w"].module.x, w, rtol=1e-11)
+        assert torch.allclose(program.problems["u"].module.x, u, rtol=1e-9)
+    state = program.problems["w"].optimizer.state_dict()["state"][0]
+    assert int(state["step"]) == 5
+    assert torch.allclose(state["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"], rtol=1e-9)
+    assert program.problems["w"].optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.05 / 2**5
+    assert program.problems["w"].num_steps == 5
+
+
+def test_several_look_ahead_steps_end_in_one_real_step_on_the_last_batch() -> None:
+    lower = {"roll_back": True, "unroll_steps": 3, "scheduler": _halving}
+    schedule, twin = Schedule(pair(lower)), ByHand(pair(lower))
+    for _ in range(3):
+        assert [sorted(schedule.tick()) for _ in range(3)] == [["w"], ["w"], ["u", "w"]]
+        saved = _saved(twin.program, "w")
+        for _ in range(3):
+            twin.step("w")
+        twin.step("u")
+        _restore(twin.program, "w", saved)
+        twin.step("w", draw=False)
+    assert_identical(parameters(schedule.program), parameters(twin.program))
+    assert schedule.program.problems["w"].num_steps == 3
+
+
+def test_the_result_is_that_of_the_real_step() -> None:
+    program = pair({"roll_back": True, "gradient_clip_norm": 100.0})
+    twin = ByHand(pair())
+    result = Schedule(program).tick()["w"]
+    saved = _saved(twin.program, "w")
+    twin.step("w")
+    twin.step("u")
+    _restore(twin.program, "w", saved)
+    gradient = twin.gradients("w", draw=False)["w"]["x"]
+    assert torch.equal(result.loss, twin.program.loss("w", twin.batches["w"]).loss)
+    assert torch.allclose(result.metrics["gradient_norm"], gradient.norm(), rtol=1e-12)
+
+
+def test_a_middle_problem_looks_ahead_too() -> None:
+    up: dict[str, list[str]] = {"top": ["low"]}
+    down: dict[str, list[str]] = {"low": ["mid"], "mid": ["top"]}
+    settings = {"low": {"roll_back": True}, "mid": {"roll_back": True, "unroll_steps": 2}}
+    schedule, twin = Schedule(web(up, down, settings=settings)), ByHand(web(up, down, settings=settings))
+
+    def low_and_mid() -> None:
+        saved = _saved(twin.program, "low")
+        twin.step("low")
+        twin.step("mid")
+        _restore(twin.program, "low", saved)
+        twin.step("low", draw=False)
+
+    for _ in range(2):
+        assert [sorted(schedule.tick()) for _ in range(2)] == [["low", "mid"], ["low", "mid", "top"]]
+        saved = _saved(twin.program, "mid")
+        low_and_mid()
+        low_and_mid()
+        twin.step("top")
+        _restore(twin.program, "mid", saved)
+        twin.step("mid", draw=False)
+    assert_identical(parameters(schedule.program), parameters(twin.program))
+
+
+def test_siblings_that_look_ahead_return_together() -> None:
+    up, down = {"u": ["a", "b"]}, {"a": ["u"], "b": ["u"]}
+    settings: dict[str, dict[str, Any]] = {"a": {"roll_back": True}, "b": {"unroll_steps": 2}}
+    schedule, twin = Schedule(web(up, down, settings=settings)), ByHand(web(up, down, settings=settings))
+    for _ in range(2):
+        assert [sorted(schedule.tick()) for _ in range(2)] == [["a", "b"], ["a", "b", "u"]]
+        saved = _saved(twin.program, "a")
+        twin.step("a", "b")
+        twin.step("a", "b")
+        twin.step("u")
+        _restore(twin.program, "a", saved)
+        twin.step("a", draw=False)
+    assert_identical(parameters(schedule.program), parameters(twin.program))
+
+
+def test_batch_statistics_move_once_for_one_real_step() -> None:
+    def lower(batch: Tensor, *, model: Any, u: Any) -> Tensor:
+        return (model(batch) ** 2).mean() + (u() * batch.mean(0)).sum()
+
+    def upper(batch: Tensor, *, model: Any) -> Tensor:
+        return (model(batch) - 1).square().mean()
+
+    problems = [
+        Problem(
+            "model",
+            Mlp(nn.BatchNorm1d(5, momentum=0.5)),
+            lower,
+            roles={"model": "model", "u": "u"},
+            stream=Stream(samples(8), 4),
+            optimizer=momentum,
+            hypergradient=Implicit(Identity()),
+            roll_back=True,
+        ),
+        Problem(
+            "u",
+            Point(numbers(0.0, 0.0, 0.0)),
+            upper,
+            roles={"model": "model"},
+            stream=Stream(samples(8, 1), 4),
+            optimizer=sgd,
+        ),
+    ]
+    program = Program(problems, Graph({"u": ["model"]}, {"model": ["u"]}))
+    norm = program.problems["model"].module.body[1]
+    schedule = Schedule(program)
+    for tick in range(1, 4):
+        before, hidden = norm.running_mean.clone(), program.problems["model"].module.body[0]
+        weight = hidden.weight.detach().clone(), hidden.bias.detach().clone()
+        schedule.tick()
+        batch = program.problems["model"].stream.last()
+        mean = (batch @ weight[0].T + weight[1]).mean(0)
+        assert int(norm.num_batches_tracked) == tick
+        assert torch.allclose(norm.running_mean, 0.5 * before + 0.5 * mean, rtol=1e-12)
+
+
+def test_a_problem_that_nothing_reads_just_steps() -> None:
+    """No upper step would ever end its look-ahead."""
+
+    def settings(roll_back: bool) -> Program:
+        return pair({}, {"roll_back": roll_back}, hypergradient=lambda: Implicit(Exact()))
+
+    found = []
+    for roll_back in (False, True):
+        program = settings(roll_back)
+        schedule = Schedule(program)
+        for _ in range(3):
+            schedule.tick()
+        found.append(parameters(program))
+    assert_identical(*found)
