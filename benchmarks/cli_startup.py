@@ -22,6 +22,7 @@ COMMANDS = {
     "completion of a verb": ["-sc", "query=bash"],
     "completion of a recipe": ["-sc", "query=bash"],
     "completion of a group": ["-sc", "query=bash"],
+    "completion of a key": ["-sc", "query=bash"],
     "list": ["list"],
     "show": ["show", "mwn"],
     "validate": ["validate", "mwn"],
@@ -30,6 +31,7 @@ LINES = {
     "completion of a verb": "mlotool sh",
     "completion of a recipe": "mlotool run +recipe=",
     "completion of a group": "mlotool run +recipe=mwn hypergradient=",
+    "completion of a key": "mlotool run +recipe=mwn problems.classifier.op",
 }
 LIMITS = {"--help": 0.3, "show": 1.5, "validate": 1.5, **dict.fromkeys(LINES, 0.3)}
 

@@ -37,6 +37,7 @@ class Point(nn.Module):
         self.value = nn.Parameter(torch.full((SIZE,), start, dtype=torch.float64))
 
     def forward(self) -> Tensor:
+        """Return the vector."""
         return self.value
 
 

@@ -8,20 +8,21 @@ round by round. Each one's peak of live tensors is measured apart from the timin
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.betty import bare, ours, peer
 from benchmarks.betty.rival import Rival
 from benchmarks.betty.task import ALGORITHMS, MODELS, Task
 from benchmarks.harness import memory, record
-from benchmarks.harness.rounds import Cycle, interleave, summarize
+from benchmarks.harness.rounds import Cycle, Seconds, interleave, summarize
 
-BASE = "betty"
+BASE, BASE_OWN_DATA = "betty", "betty, own data stream"
 ROUND_SECONDS = 0.1
 """About how long a rival's turn takes."""
 CYCLE_SECONDS = {
@@ -49,8 +50,12 @@ def rivals_of(task: Task, own_data: bool) -> dict[str, Build]:
         rivals["bare loop, frozen constants"] = partial(bare.build, task, frozen_constants=True)
         rivals["mlotool, stop_gradient"] = partial(ours.build, task, with_stop_gradient=True)
     if own_data:
-        rivals["betty, own data stream"] = partial(peer.build, task, own_data=True)
+        rivals[BASE_OWN_DATA] = partial(peer.build, task, own_data=True)
         rivals["mlotool, own data stream"] = partial(ours.build, task, own_data=True)
+        if task.algorithm == "fd":
+            rivals["mlotool, stop_gradient, own data stream"] = partial(
+                ours.build, task, with_stop_gradient=True, own_data=True
+            )
     return rivals
 
 
@@ -68,8 +73,8 @@ def compare(task: Task, num_rounds: int, own_data: bool) -> dict[str, Any]:
         "algorithm": task.algorithm,
         "num_rounds": num_rounds,
         "num_cycles": num_cycles,
-        "wall": summarize(seconds, BASE, "wall"),
-        "cpu": summarize(seconds, BASE, "cpu"),
+        "wall": _summary(seconds, "wall"),
+        "cpu": _summary(seconds, "cpu"),
         "peak_bytes": peaks,
         "difference": _differences(task),
     }
@@ -78,12 +83,24 @@ def compare(task: Task, num_rounds: int, own_data: bool) -> dict[str, Any]:
     return row
 
 
+def base_of(name: str) -> str:
+    """Return the rival that `name` is compared to."""
+    return BASE_OWN_DATA if name.endswith("own data stream") else BASE
+
+
+def _summary(seconds: Mapping[str, list[Seconds]], clock: str) -> dict[str, dict[str, float]]:
+    return {name: summarize(seconds, base_of(name), clock)[name] for name in seconds}
+
+
 def _cycle_of(build: Build) -> Callable[[], Cycle]:
     return lambda: build().cycle
 
 
 def _differences(task: Task) -> dict[str, float]:
-    """Return how far the parameters are apart after some cycles in float64, relative to how far they moved."""
+    """Return how far the parameters are apart after some cycles in float64, relative to how far they moved.
+
+    The larger one of the two problems' distances.
+    """
     exact = Task(task.model, task.algorithm, task.device, torch.float64)
     start = _flat(bare.build(exact))
     ends = {}
@@ -95,11 +112,18 @@ def _differences(task: Task) -> dict[str, float]:
     pairs = [(BASE, "bare loop"), ("mlotool", "bare loop"), ("mlotool", BASE)]
     if task.algorithm == "fd":
         pairs.append(("mlotool, stop_gradient", "bare loop, frozen constants"))
-    return {f"{a} - {b}": float((ends[a] - ends[b]).norm() / (ends[b] - start).norm()) for a, b in pairs}
+    return {
+        f"{a} - {b}": max(
+            float((mine - other).norm() / (other - origin).norm())
+            for mine, other, origin in zip(ends[a], ends[b], start, strict=True)
+        )
+        for a, b in pairs
+    }
 
 
-def _flat(rival: Rival) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1).clone() for tensor in rival.parameters()])
+def _flat(rival: Rival) -> list[torch.Tensor]:
+    """Return the parameters of each problem as one vector."""
+    return [nn.utils.parameters_to_vector(each.parameters()).detach() for each in (rival.classifier, rival.weight_net)]
 
 
 def show(row: dict[str, Any]) -> None:
@@ -110,7 +134,7 @@ def show(row: dict[str, Any]) -> None:
     for name, each in row["cpu"].items():
         peak = row["peak_bytes"][name]
         spread = f"{each['ratio']:.3f} ({each['ratio_quartile_1']:.3f}-{each['ratio_quartile_3']:.3f})"
-        relative = peak / row["peak_bytes"][BASE]
+        relative = peak / row["peak_bytes"][base_of(name)]
         print(f"| {name} | {each['ms']:.2f} | {spread} | {peak / 1024:.0f} | {relative:.3f} |")
     print("differences in float64: " + ", ".join(f"{key}: {value:.1e}" for key, value in row["difference"].items()))
     if "mlotool_products" in row:

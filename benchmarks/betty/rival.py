@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.harness.rounds import Cycle
 
@@ -20,7 +20,3 @@ class Rival:
     cycle: Cycle
     classifier: nn.Module
     weight_net: nn.Module
-
-    def parameters(self) -> list[Tensor]:
-        """Return all parameters, detached."""
-        return [tensor.detach() for module in (self.classifier, self.weight_net) for tensor in module.parameters()]

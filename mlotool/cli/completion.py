@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from mlotool.cli.main import VERBS
-from mlotool.cli.request import Request, is_path, read_request
+from mlotool.cli.request import Request, read_request
 from mlotool.core.errors import ConfigError
 
 WITH_OVERRIDES = ("run", "show", "validate")
@@ -52,12 +52,17 @@ def _split(line: str) -> tuple[list[str], str]:
 def _complete_recipe(words: Sequence[str], verb: str, before: list[str], current: str) -> None:
     flags = [word for word in before if word.startswith("-")]
     request = read_request([word for word in before if word not in flags])
-    if request.recipe is None and not is_path(current) and "=" not in current:
-        from mlotool import config
-
-        print(" ".join(info.name for info in config.list_recipes() if info.name.startswith(current)))
-    if verb in WITH_OVERRIDES and not current.startswith("-"):
+    if request.recipe is None and "=" not in current and (names := _recipe_names(current)):
+        # A recipe comes first; without one Hydra would compose a config only to offer its bare keys.
+        print(" ".join(names))
+    elif verb in WITH_OVERRIDES and not current.startswith("-"):
         _ask_hydra(words, request, " ".join([*flags, *request.hydra_words(), current]))
+
+
+def _recipe_names(prefix: str) -> list[str]:
+    from mlotool import config
+
+    return [info.name for info in config.list_recipes() if info.name.startswith(prefix)]
 
 
 def _ask_hydra(words: Sequence[str], request: Request, line: str) -> None:

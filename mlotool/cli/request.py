@@ -51,7 +51,7 @@ def read_request(words: Sequence[str]) -> Request:
             overrides.append(word)
             continue
         recipe = match["value"] if match else word
-        recipes.append(_from_path(recipe) if is_path(recipe) else (recipe, None))
+        recipes.append(_from_path(recipe) if _is_path(recipe) else (recipe, None))
     if len(recipes) > 1:
         found = " and ".join(f"'{name}'" for name, _ in recipes)
         raise ConfigError(f"Found two recipes, {found}; expected one. Write an override as key=value.")
@@ -59,7 +59,7 @@ def read_request(words: Sequence[str]) -> Request:
     return Request(name or None, file, tuple(overrides))
 
 
-def is_path(word: str) -> bool:
+def _is_path(word: str) -> bool:
     """Say whether a word means a file, not a recipe's name."""
     return word.endswith((".yaml", ".yml"))
 

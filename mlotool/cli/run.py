@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser, recipe_parser
@@ -48,7 +49,8 @@ def main(words: Sequence[str]) -> int:
     try:
         call_hydra([*request.hydra_words(), *_sweep_folder(request), *hydra_flags], job)
     except KeyboardInterrupt:
-        _show_sweep(job)
+        with suppress(ConfigError):  # no job had begun
+            _show_sweep(job)
         raise
     _show_sweep(job)
     return _exit_code(job, is_sweep=arguments.multirun)
@@ -95,7 +97,9 @@ def _exit_code(job: "Job", *, is_sweep: bool) -> int:
     if job.errors and job.sweep_dir is None:
         raise job.errors[0]
     if job.errors:
-        raise RunError(f"{len(job.errors)} job(s) of the sweep failed; the first one: {job.errors[0]}")
+        raise RunError(f"{len(job.errors)} job(s) of the sweep failed; the first one: {job.errors[0]}") from job.errors[
+            0
+        ]
     if is_sweep and job.sweep_dir is None:
         # A launcher ran the jobs in processes of its own.
         print("mlotool: `mlotool report <the sweep's folder>` makes the table of its jobs.", file=sys.stderr)

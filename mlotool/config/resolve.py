@@ -3,7 +3,7 @@
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, InterpolationToMissingValueError, OmegaConfBaseException
 
 from mlotool.config.schema import Config, is_container, keys_at
 from mlotool.config.translation import unknown_key
@@ -74,6 +74,8 @@ def _item(node: Any, key: Any, place: str, faults: list[str]) -> Any:
         return UNKNOWN
     try:
         value = node[key]
+    except InterpolationToMissingValueError:
+        return UNKNOWN  # the missing value has a fault of its own
     except InterpolationResolutionError as error:
         text = str(error).splitlines()[0]
         faults.append(

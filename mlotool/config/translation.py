@@ -19,6 +19,10 @@ from mlotool.config.schema import GROUPS, ROOT_KEYS, describe_type, keys_at
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
+_NEW_PROBLEM = (
+    "found a problem that the recipe does not have; expected one that it has. Correct the name, or add the problem in a "
+    "recipe of yours: its module, loss, optimizer and edges."
+)
 _ORIGIN = re.compile(r"^In '?(?P<origin>recipe/[^':]+)'?: ")
 
 
@@ -41,7 +45,8 @@ def translate(error: BaseException) -> ConfigError:
         )
     inner = next((each for each in _chain(error) if isinstance(each, OmegaConfBaseException)), None)
     if inner is not None:
-        return ConfigError(origin + _node_error(inner))
+        added = re.match(r"Error merging override \+{1,2}(problems\.[^.=]+)", str(error))
+        return ConfigError(f"{added[1]}: {_NEW_PROBLEM}" if added else origin + _node_error(inner))
     return ConfigError(origin + _composition_error(_ORIGIN.sub("", str(error)).strip(), type(error).__name__))
 
 
@@ -55,9 +60,9 @@ def unknown_key(path: str, options: Sequence[str], advice: str = "") -> str:
     """
     parent, _, key = path.rpartition(".")
     place = f" in {parent}" if parent else ""
-    known = ", ".join(options) or "no key"
+    known = f"one of {', '.join(options)}" if options else "no keys"
     return (
-        f"{path}: unknown key '{key}'; expected one of {known}{place}.{did_you_mean(key, options)} "
+        f"{path}: unknown key '{key}'; expected {known}{place}.{did_you_mean(key, options)} "
         f"{advice or 'Correct the key, or remove it.'}"
     )
 

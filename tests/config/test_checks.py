@@ -1,0 +1,197 @@
+"""The whole config is checked, with every fault in one message."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from mlotool.config import check, compose
+from mlotool.core.errors import ConfigError
+from mlotool.runner.evaluation import METRIC_NAMES as EVALUATED
+from mlotool.config.schema import METRIC_NAMES, ProblemConfig
+from tests.config.conftest import message_of
+
+Change = Callable[[dict[str, Any]], DictConfig]
+CLASSIFIER, REWEIGHT = "problems.classifier", "problems.reweight"
+
+FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "edge missing": ({"graph.upper_to_lower": {}}, [f"{CLASSIFIER}.loss.roles.weigher", "graph.upper_to_lower.reweight"]),
+    "cycle": (
+        {"graph.lower_to_upper": {"classifier": ["reweight"], "reweight": ["classifier"]}},
+        ["graph.lower_to_upper: a cycle"],
+    ),
+    "edge unused": (
+        {f"{CLASSIFIER}.loss": {"_target_": "mlotool.losses.cross_entropy", "roles": {"model": "classifier"}}},
+        ["nothing uses the edge"],
+    ),
+    "edge to nobody": ({"graph.upper_to_lower": {"reweigh": ["classifier"]}}, ["Did you mean 'reweight'?"]),
+    "role of nobody": ({f"{CLASSIFIER}.loss.roles.weigher": "rewieght"}, ["rewieght", "Did you mean 'reweight'?"]),
+    "role unknown": ({f"{REWEIGHT}.loss.roles": {"modle": "classifier"}}, ["unknown role 'modle'", "'model'?"]),
+    "role missing": ({f"{CLASSIFIER}.loss.roles": {"model": "classifier"}}, [f"{CLASSIFIER}.loss.roles.weigher"]),
+    "role mode": ({f"{REWEIGHT}.loss.roles.model": {"problem": "classifier", "mode": "evl"}}, ["train | eval"]),
+    "role as setting": ({f"{REWEIGHT}.loss.model": "classifier"}, [f"{REWEIGHT}.loss.model"]),
+    "analysis role": ({"analyses.weights.roles.model": "clasifier"}, ["Did you mean 'classifier'?"]),
+    "analysis split": ({"analyses.weights.split": "trian"}, ["analyses.weights.split", "Did you mean 'train'?"]),
+    "analysis batch": ({"analyses.weights.batch_size": 0}, ["analyses.weights.batch_size: found 0"]),
+    "stream split": ({f"{CLASSIFIER}.stream.split": "trian"}, [f"{CLASSIFIER}.stream.split", "'train'?"]),
+    "evaluate split": ({"evaluate.splits": {"vall": 100}}, ["evaluate.splits.vall", "Did you mean 'val'?"]),
+    "evaluate interval": ({"evaluate.splits.val": "often"}, ["evaluate.splits.val: found 'often'", "end"]),
+    "evaluate metric": ({"evaluate.metrics": ["acuracy"]}, ["found 'acuracy'", "Did you mean 'accuracy'?"]),
+    "evaluate problem": ({"evaluate.problem": "clasifier"}, ["evaluate.problem", "Did you mean 'classifier'?"]),
+    "objective": ({"objective": "val/acuracy"}, ["objective: found 'val/acuracy'", "Did you mean 'val/accuracy'?"]),
+    "objective bare": ({"objective": "accuracy"}, ["objective: found 'accuracy'"]),
+    "patience": (
+        {"objective": "test/accuracy", "runner.early_stopping_patience": 3},
+        ["runner.early_stopping_patience: found 3"],
+    ),
+    "reference": ({f"{CLASSIFIER}.optimizer.lr": "${lrr}"}, [f"{CLASSIFIER}.optimizer.lr", "lrr"]),
+    "gap": ({f"{CLASSIFIER}.optimizer.lr": "???"}, [f"{CLASSIFIER}.optimizer.lr: nothing is set"]),
+    "stray problem": ({"problems.clasifier": ProblemConfig()}, ["problems.clasifier.module", "Did you mean 'classifier'?"]),
+    "stray key": ({f"{CLASSIFIER}.unrol_steps": 2}, ["unrol_steps", "Did you mean 'unroll_steps'?"]),
+    "stray root key": ({"foo/bar": 2}, ["foo/bar"]),
+    "no optimizer": ({f"{CLASSIFIER}.optimizer": None}, [f"{CLASSIFIER}.optimizer: found None", "_target_"]),
+    "keyword": ({f"{CLASSIFIER}.module.hiden": [1]}, ["hiden", "mlotool.models.MLP", "Did you mean 'hidden'?"]),
+    "keyword missing": ({f"{CLASSIFIER}.module": {"_target_": "mlotool.models.MLP"}}, ["num_classes: missing"]),
+    "keyword type": ({f"{REWEIGHT}.module.hidden": "wide"}, ["found 'wide'", "a whole number"]),
+    "keyword item": ({f"{CLASSIFIER}.module.hidden": ["a"]}, [f"{CLASSIFIER}.module.hidden: found ['a']"]),
+    "solver keyword": ({"hypergradient.solver.steps": 1}, ["hypergradient.solver.steps", "step_size"]),
+    "no solver": ({"hypergradient.solver": "cg"}, ["hypergradient.solver: found 'cg'", "_target_"]),
+    "instantiate key": ({f"{CLASSIFIER}.optimizer._partial_": True}, ["_partial_"]),
+    "wrong kind": ({f"{CLASSIFIER}.optimizer": {"_target_": "torch.nn.Linear"}}, ["no optimizer", "torch.optim."]),
+    "name": ({"name": "../x"}, ["name: found '../x'"]),
+    "problem name": ({"problems.2nd": ProblemConfig()}, ["problems.2nd", "Rename"]),
+    "problem like a split": ({"problems.val": ProblemConfig()}, ["problems.val", "evaluate.splits"]),
+    "devices": ({"runner.devices": 2}, ["runner.devices: found 2", "not supported yet"]),
+    "precision": ({"runner.precision": "bf61"}, ["found 'bf61'", "Did you mean 'bf16'?"]),
+    "accelerator": ({"runner.accelerator": "cuda"}, ["runner.accelerator: found 'cuda'"]),
+    "logger": ({"logger.mode": "ofline"}, ["Did you mean 'offline'?"]),
+    "scheduler interval": ({f"{CLASSIFIER}.scheduler_interval": "epoch"}, ["scheduler_interval: found 'epoch'"]),
+    "ticks": ({"runner.max_ticks": 0}, ["runner.max_ticks: found 0"]),
+    "seed": ({"seed": -1}, ["seed: found -1"]),
+    "clip": ({f"{CLASSIFIER}.gradient_clip_norm": 0.0}, ["gradient_clip_norm: found 0.0"]),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name: str, changed: Change) -> None:
+    changes, parts = FAULTS[name]
+    message = message_of(check, changed(changes))
+    assert all(part in message for part in parts), message
+
+
+def test_all_faults_come_in_one_message(changed: Change) -> None:
+    faults = {"runner.devices": 2, "objective": "val/x", f"{CLASSIFIER}.module.hiden": 1, f"{REWEIGHT}.stream.split": "mta"}
+    lines = message_of(check, changed(faults)).splitlines()
+    assert len(lines) == 4
+    assert all(any(line.startswith(key) for line in lines) for key in faults)
+
+
+TORCH_FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "keyword": ({f"{CLASSIFIER}.optimizer.momentun": 0.9}, ["momentun", "torch.optim.SGD", "Did you mean 'momentum'?"]),
+    "type": ({f"{CLASSIFIER}.optimizer.momentum": "much"}, ["momentum: found 'much'"]),
+    "missing": (
+        {f"{CLASSIFIER}.scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR"}},
+        [f"{CLASSIFIER}.scheduler.step_size: missing"],
+    ),
+    "ours": ({f"{CLASSIFIER}.optimizer.params": []}, ["fills 'params' in itself"]),
+    "nested": (
+        {
+            f"{CLASSIFIER}.scheduler": {
+                "_target_": "torch.optim.lr_scheduler.SequentialLR",
+                "milestones": [5],
+                "schedulers": [
+                    {"_target_": "torch.optim.lr_scheduler.LinearLR", "total_iter": 5},
+                    {"_target_": "torch.optim.lr_scheduler.StepLR"},
+                ],
+            }
+        },
+        ["schedulers[0].total_iter", "Did you mean 'total_iters'?", "schedulers[1].step_size: missing"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TORCH_FAULTS)
+def test_third_party_targets_are_compared_on_demand(name: str, changed: Change) -> None:
+    changes, parts = TORCH_FAULTS[name]
+    check(changed(changes))
+    message = message_of(check, changed(changes), targets=True)
+    assert all(part in message for part in parts), message
+
+
+WARNINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "objective on test": ({"objective": "test/accuracy", "evaluate.splits.test": 100}, "selects the best checkpoint"),
+    "training on test": ({f"{REWEIGHT}.stream.split": "test"}, "trains on test data"),
+    "training on val": ({f"{REWEIGHT}.stream.split": "val"}, "trains on the data of the objective"),
+    "finite differences in bf16": ({"runner.precision": "bf16"}, "hypergradient.product"),
+}
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_a_doubtful_choice_warns(name: str, changed: Change) -> None:
+    changes, part = WARNINGS[name]
+    [warning] = check(changed(changes))
+    assert part in warning
+
+
+def test_a_download_is_announced() -> None:
+    [warning] = check(compose("mwn_cifar10", ["data.download=true", "data.root=here"]))
+    assert "downloaded to 'here'" in warning
+
+
+def test_a_left_over_key_names_both_sources(write_recipe: Callable[..., Path]) -> None:
+    path = write_recipe("defaults: [mwn, _self_]\nproblems: {classifier: {module: {hidden: [7]}}}\n")
+    assert check(compose("mine")) == []
+    message = message_of(check, compose("mine", ["model@problems.classifier.module=linear"]))
+    assert str(path) in message
+    assert "model=linear" in message
+    assert "problems.classifier.module.hidden" in message
+
+
+def test_whatever_stands_anywhere_is_accepted_or_refused_by_a_config_error(composed: DictConfig) -> None:
+    """No key and no value leads to another exception."""
+    for path in _paths(composed):
+        for value in ("???", -1, ["x"], {"a": 1}, "${nope}"):
+            config = composed.copy()
+            try:
+                with open_dict(config):
+                    OmegaConf.update(config, path, value, merge=False, force_add=True)
+            except (OmegaConfBaseException, ValueError):
+                continue
+            try:
+                check(config)
+            except ConfigError as error:
+                assert path.rpartition(".")[2] in str(error) or "problems" in str(error)
+
+
+def _paths(node: DictConfig, prefix: str = "") -> list[str]:
+    found = []
+    for key in node:
+        path = f"{prefix}{key}"
+        child = node._get_node(key)
+        found += [path, *(_paths(child, f"{path}.") if isinstance(child, DictConfig) and child else [])]
+    return found
+
+
+def test_metric_names_are_those_of_the_runner() -> None:
+    assert METRIC_NAMES == tuple(EVALUATED)
+
+
+def test_composing_and_checking_need_no_torch() -> None:
+    code = """
+import sys, time
+start = time.perf_counter()
+from mlotool.config import check, compose, list_recipes
+for recipe in list_recipes():
+    check(compose(recipe.name))
+heavy = {"torch", "torchvision", "sklearn", "pytorch_lightning", "wandb", "numpy"} & set(sys.modules)
+print(f"{time.perf_counter() - start:.2f} s for all recipes; imported: {sorted(heavy)}")
+sys.exit(len(heavy))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    print(result.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr

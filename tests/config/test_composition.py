@@ -1,0 +1,114 @@
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from mlotool.config import check, compose, find_recipe, list_recipes, load_run_config, package_dir, sources
+from tests.config.conftest import message_of
+
+BUILT_IN = sorted(path.stem for path in package_dir("recipes").glob("*.yaml"))
+HYPERGRADIENTS = sorted(path.stem for path in (package_dir("conf") / "hypergradient").glob("*.yaml"))
+Write = Callable[..., Path]
+
+
+@pytest.mark.parametrize("recipe", BUILT_IN)
+def test_each_recipe_composes_and_is_sound(recipe: str) -> None:
+    config = compose(recipe)
+    assert config.name == recipe
+    assert check(config) == []
+    assert "hydra" not in config
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_there_is_a_root_without_a_recipe() -> None:
+    assert compose(None).data._target_ == "mlotool.data.Digits"
+    assert "mlotool run +recipe=mwn" in message_of(check, compose(None))
+
+
+def test_every_group_swaps() -> None:
+    words = ["hypergradient=cg", "data=cifar10_longtailed", "model@problems.classifier.module=resnet32"]
+    config = compose("mwn", [*words, "runner.devices=1", "runner.precision=bf16", "logger=csv", "runner=gpu"])
+    assert config.hypergradient.solver._target_ == "mlotool.hypergradient.ConjugateGradient"
+    assert (config.data._target_, config.data.imbalance_factor) == ("mlotool.data.CIFAR10", 100)
+    module = config.problems.classifier.module
+    assert (module.depth, module.num_classes, list(module.image_shape)) == (32, 10, [3, 32, 32])
+    assert "hidden" not in module
+    assert (config.runner.precision, config.runner.accelerator) == ("bf16", "gpu")
+    assert not config.logger.wandb
+    assert check(config) == []
+
+
+@pytest.mark.parametrize("option", HYPERGRADIENTS)
+def test_each_hypergradient_fits(option: str) -> None:
+    assert check(compose("mwn", [f"hypergradient={option}"])) == []
+
+
+def test_one_problem_gets_a_hypergradient_of_its_own_whole() -> None:
+    config = compose("mwn", ["+hypergradient@problems.classifier.hypergradient=first_order"])
+    assert config.problems.classifier.hypergradient == {"_target_": "mlotool.hypergradient.FirstOrder"}
+    assert config.hypergradient.product == "finite_difference"
+    assert check(config) == []
+
+
+@pytest.mark.parametrize("option", ["adam", "adamw", "sgd"])
+def test_an_optimizer_swaps_whole(option: str) -> None:
+    config = compose("plain", [f"optimizer@problems.classifier.optimizer={option}"])
+    assert ("betas" in config.problems.classifier.optimizer) == (option != "sgd")
+    assert check(config, targets=True) == []
+
+
+def test_debug_fast_wins_over_a_recipe() -> None:
+    config = compose("mwn", ["debug=fast"])
+    assert (config.debug.limit_ticks, config.debug.limit_samples, config.runner.max_ticks) == (6, 100, 1000)
+
+
+def test_a_recipe_inherits_another(write_recipe: Write) -> None:
+    write_recipe("defaults: [mwn_cifar10_small, _self_]\nname: mine\nproblems: {classifier: {unroll_steps: 3}}\n")
+    config = compose("mine", ["model@problems.classifier.module=resnet56"])
+    assert (config.name, config.problems.classifier.unroll_steps, config.runner.max_ticks) == ("mine", 3, 600)
+    assert config.problems.classifier.module.depth == 56
+    assert check(config) == []
+
+
+def test_a_recipe_is_found_by_its_path(write_recipe: Write, folder: Path) -> None:
+    path = write_recipe("defaults: [mwn, _self_]\nname: by_path\n", name="../else where/a, b")
+    assert compose(str(path)).name == "by_path"
+    assert compose("else where/a, b.yaml").name == "by_path"
+    assert "a, b" not in [recipe.name for recipe in list_recipes()]
+
+
+def test_an_own_recipe_hides_a_built_in_one_and_says_so(write_recipe: Write, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_recipe("defaults: [plain, _self_]\nname: other\n", name="mwn")
+    with caplog.at_level(logging.WARNING, logger="mlotool"):
+        assert compose("mwn").name == "other"
+    assert str(path) in caplog.text
+    assert "hides the built-in recipe 'mwn'" in caplog.text
+    assert find_recipe("mwn") == path
+    assert [recipe.source for recipe in list_recipes() if recipe.name == "mwn"] == ["./recipes"]
+    assert sources.loaded_recipes() == [path, package_dir("recipes") / "plain.yaml"]
+
+
+def test_recipes_are_listed_with_a_summary(folder: Path) -> None:
+    found = {recipe.name: recipe for recipe in list_recipes()}
+    assert sorted(found) == BUILT_IN
+    assert found["mwn"].summary.startswith("Meta-Weight-Net on digits")
+    assert all(recipe.source == "built-in" and recipe.summary for recipe in found.values())
+
+
+@pytest.mark.parametrize("name", ["../mwn", "/etc/passwd", "..", "x/../../mwn"])
+def test_no_recipe_lies_outside_its_folder(name: str) -> None:
+    assert "recipe: found" in message_of(compose, name)
+
+
+def test_a_run_folder_gives_its_config_back(folder: Path) -> None:
+    config = compose("mwn", ["seed=3"])
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+    loaded = load_run_config(folder)
+    assert OmegaConf.to_container(loaded) == OmegaConf.to_container(config, resolve=True)
+    assert check(loaded) == []
+    (folder / "config.yaml").write_text("trianer: 1")
+    assert "Did you mean 'runner'?" in message_of(load_run_config, folder)
+    assert "config.yaml" in message_of(load_run_config, folder / "nowhere")
