@@ -56,6 +56,12 @@ def train_by_hand(config: Any) -> tuple[Seconds, list[Tensor]]:
     lower, upper = (built.program.problems[name] for name in ("classifier", "reweight"))
     theta, phi = list(lower.module.parameters()), list(upper.module.parameters())
 
+    is_normalized = config.problems.classifier.loss.get("normalize", True)
+
+    def weighted(weights: Tensor, losses: Tensor) -> Tensor:
+        total = (weights * losses).sum()
+        return total / weights.sum().clamp_min(1e-12) if is_normalized else total / len(losses)
+
     def losses_of(batch: Any) -> tuple[Tensor, Tensor]:
         logits = lower.module(batch["input"])
         return logits, functional.cross_entropy(logits, batch["target"], reduction="none")
@@ -63,8 +69,7 @@ def train_by_hand(config: Any) -> tuple[Seconds, list[Tensor]]:
     def gradient_at(batch: Any, constants: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():
             losses = losses_of(batch)[1]
-        weights = upper.module(constants).squeeze(1)
-        return grad((weights * losses).sum() / weights.sum().clamp_min(1e-12), phi)
+        return grad(weighted(upper.module(constants).squeeze(1), losses), phi)
 
     def tick() -> None:
         train = lower.stream.next()
@@ -73,7 +78,7 @@ def train_by_hand(config: Any) -> tuple[Seconds, list[Tensor]]:
             weights = upper.module(losses.detach()[:, None]).squeeze(1)
             _accuracy(logits, train)
             weights.mean()
-        _step(lower.optimizer, theta, grad((weights * losses).sum() / weights.sum().clamp_min(1e-12), theta))
+        _step(lower.optimizer, theta, grad(weighted(weights, losses), theta))
 
         meta = upper.stream.next()
         logits = lower.module(meta["input"])

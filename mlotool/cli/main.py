@@ -56,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
-        return _dispatch([word for word in words if word != "--debug"])
+        code = _dispatch([word for word in words if word != "--debug"])
+        sys.stdout.flush()  # a broken pipe shows here, not behind our back at exit
+        return code
     except SystemExit as exit_:  # argparse, after --help
         return exit_.code if isinstance(exit_.code, int) else EXIT_FAILURE
     except KeyboardInterrupt:

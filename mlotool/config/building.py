@@ -99,7 +99,10 @@ def _problem(name: str, values: Values, data: Any, *, is_read: bool) -> "Problem
     from mlotool.program import Problem
 
     node, key = values["problems"][name], f"problems.{name}"
-    scheduler = node["scheduler"]
+    scheduler, settings = node["scheduler"], {setting: node[setting] for setting in SETTINGS}
+    limit = values["debug"]["limit_warmup_steps"]
+    if limit is not None:
+        settings["warmup_steps"] = min(settings["warmup_steps"], limit)
     return Problem(
         name,
         _module(name, node["module"], values["seed"]),
@@ -109,7 +112,7 @@ def _problem(name: str, values: Values, data: Any, *, is_read: bool) -> "Problem
         optimizer=optimizer_factory(f"{key}.optimizer", node["optimizer"]),
         scheduler=None if scheduler is None else scheduler_factory(f"{key}.scheduler", scheduler),
         hypergradient=_hypergradient(f"{key}.hypergradient", node, values) if is_read else None,
-        **{setting: node[setting] for setting in SETTINGS},
+        **settings,
     )
 
 

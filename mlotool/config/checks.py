@@ -109,7 +109,7 @@ def _range_faults(values: Values) -> Iterator[str]:
         *(f"runner.{key}" for key in ("max_ticks", "ticks_per_chunk", "log_every", "num_threads")),
         *("runner.early_stopping_patience", "debug.limit_ticks", "debug.limit_samples", "evaluate.batch_size"),
     ]
-    at_least_zero = ["seed"]
+    at_least_zero = ["seed", "debug.limit_warmup_steps"]
     for name in values["problems"]:
         at_least_one += [
             f"problems.{name}.{key}" for key in ("unroll_steps", "accumulate_batches", "stream.batch_size")

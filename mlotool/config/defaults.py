@@ -28,11 +28,6 @@ def recipe_entries(defaults: Any) -> Iterator[str]:
     for entry in defaults if isinstance(defaults, list) else []:
         if isinstance(entry, str) and entry != "_self_":
             yield entry.partition("@")[0].removeprefix("/recipe/")
-        elif isinstance(entry, dict):
-            for key, value in entry.items():
-                match = _GROUP_KEY.fullmatch(str(key).strip())
-                if match and match["group"].strip("/") == "recipe":
-                    yield from [str(each) for each in (value if isinstance(value, list) else [value])]
 
 
 def key_faults(where: str, group: str, package: str | None) -> Iterator[str]:
@@ -81,5 +76,8 @@ def _entry_faults(entry: Any) -> Iterator[str]:
     if not group.startswith("/"):
         yield f"{where}: found the group '{group}' without a slash; expected '/{group}'. Write `- /{key}: {value}`."
         group = f"/{group}"
+    if group == "/recipe":
+        # Hydra would take it for a second choice beside +recipe=..
+        yield f"{where}: found the group 'recipe'; expected the inherited recipe's name alone. Write `- {value}`."
     yield from key_faults(where, group.removeprefix("/"), match["package"])
     yield from option_faults(where, value)

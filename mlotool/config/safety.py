@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from mlotool.config.defaults import defaults_faults, recipe_entries
 from mlotool.config.names import is_plain_name

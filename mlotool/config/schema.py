@@ -117,6 +117,7 @@ class DebugConfig:
 
     limit_ticks: int | None = None
     limit_samples: int | None = None
+    limit_warmup_steps: int | None = None
 
 
 @dataclass

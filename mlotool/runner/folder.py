@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from mlotool.config import Origin, write_provenance
 from mlotool.core.errors import ConfigError

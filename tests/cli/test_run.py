@@ -44,7 +44,7 @@ class FakeRunner:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     fake = FakeRunner()
-    monkeypatch.setitem(sys.modules, "mlotool.runner", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "mlotool.runner", fake)
     monkeypatch.setattr(mlotool, "runner", fake, raising=False)
     return fake
 

@@ -22,7 +22,6 @@ OVERRIDES = {
     "model@problems.classifier.module=mpl": ["found 'mpl'", "Did you mean 'mlp'?"],
     "+modle@problems.classifier.module=mlp": ["group 'modle'", "Did you mean 'model'?"],
     "+data=cifar10": ["data: found a second choice", "data=cifar10 without a plus"],
-    "recipe=mwn": ["recipe", "plus"],
     "runner.max_ticks=abc": ["runner.max_ticks: found 'abc'", "a whole number"],
     "problems.classifier.stream.shuffle=perhaps": ["found 'perhaps'", "true or false"],
     "graph.upper_to_lower.reweight=classifier": ["graph.upper_to_lower.reweight: found 'classifier'", "a list"],
@@ -71,6 +70,10 @@ def test_a_slip_in_a_recipe(body: str, write_recipe: Callable[..., Path]) -> Non
 def test_a_recipe_that_is_not_there(recipe: str | None, override: str | None) -> None:
     message = message_of(compose, recipe, [override] if override else [])
     _assert_says(message, ["recipe: found 'mwm'", "Did you mean 'mwn'?", "mlotool list"])
+
+
+def test_a_recipe_without_a_plus() -> None:
+    _assert_says(message_of(compose, None, ["recipe=mwn"]), ["recipe", "Add the plus"])
 
 
 def test_a_recipe_file_that_is_not_there(write_recipe: Callable[..., Path]) -> None:

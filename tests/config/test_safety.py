@@ -47,6 +47,7 @@ REFUSED = {
     "defaults: ['${oc.env:HOME}']": "oc.env",
     "defaults: [{/modle: mlp}]": "Did you mean 'model'?",
     "defaults: [{data: digits}]": "/data",
+    "defaults: [{/recipe: mwn}]": "- mwn",
     "defaults: mwn": "list",
     "defaults: [[mwn]]": "defaults",
     "data: {root: '${oc.env:HOME}'}": "oc.env",
@@ -80,7 +81,7 @@ def test_the_header_is_needed(header: str, write_recipe: Write) -> None:
 def test_refused_in_what_the_defaults_reach(write_recipe: Write) -> None:
     write_recipe("hydra: {run: {dir: x}}", name="parts/evil")
     middle = write_recipe("defaults: [parts/evil]", name="middle")
-    path = write_recipe("defaults: [{/recipe: middle}, mwn, _self_]")
+    path = write_recipe("defaults: [/recipe/middle, mwn, _self_]")
     for message in (message_of(check_recipe_file, path), message_of(compose, "mine")):
         assert "parts/evil.yaml" in message
         assert "hydra.run" in message

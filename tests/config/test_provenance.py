@@ -1,0 +1,62 @@
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from mlotool.config import Origin, compose, finish_provenance, write_provenance
+from mlotool.config.schema import DebugConfig, LoggerConfig, RunnerConfig
+
+
+def _git(*arguments: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
+
+
+def _record(folder: Path) -> dict[str, object]:
+    record: dict[str, object] = json.loads((folder / "provenance.json").read_text())
+    return record
+
+
+def test_everything_that_a_rerun_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
+    origin = Origin("mlotool run +recipe=mwn seed=3", ("seed=3",), Path("recipes/mwn.yaml"))
+    write_provenance(folder, compose("mwn", ["seed=3"]), origin)
+    record = _record(folder)
+    assert record["command"] == origin.command
+    assert (record["seed"], record["recipe_path"], record["finished"]) == (3, "recipes/mwn.yaml", None)
+    assert set(record["versions"]) >= {"mlotool", "torch", "hydra-core", "pytorch-lightning"}  # type: ignore[call-overload]
+    assert record["git"]["commit"] is None  # type: ignore[index]
+    assert "hunter2" not in (folder / "provenance.json").read_text()
+    finish_provenance(folder)
+    record = _record(folder)
+    assert isinstance(record["duration_s"], float)
+    assert isinstance(record["finished"], str)
+
+
+def test_a_changed_working_directory_is_dirty(folder: Path) -> None:
+    _git("init", "-q")
+    (folder / "file").write_text("1")
+    _git("add", "file")
+    _git("commit", "-qm", "first")
+    origin = Origin("x", (), None)
+    write_provenance(folder, compose(None), origin)
+    git = _record(folder)["git"]
+    assert len(git["commit"]) == 40  # type: ignore[index]
+    assert git["dirty"] is False  # type: ignore[index]
+    (folder / "file").write_text("2")
+    write_provenance(folder, compose(None), origin)
+    assert _record(folder)["git"]["dirty"] is True  # type: ignore[index]
+
+
+def test_a_folder_without_a_record_stays_without(folder: Path) -> None:
+    finish_provenance(folder)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "schema"), [("runner", RunnerConfig), ("logger", LoggerConfig), ("debug", DebugConfig)]
+)
+def test_the_default_options_are_the_schema_s_defaults(key: str, schema: type) -> None:
+    assert OmegaConf.to_container(compose(None)[key]) == OmegaConf.to_container(OmegaConf.structured(schema))

@@ -1,0 +1,143 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig
+
+from mlotool.config import build, check, trust
+from mlotool.config.trusted import resolve, trust_fault, trusted_names
+from tests.config.conftest import message_of
+
+Change = Callable[[dict[str, Any]], DictConfig]
+HOSTILE = [
+    "os.system",
+    "builtins.eval",
+    "builtins.exec",
+    "subprocess.run",
+    "pickle.loads",
+    "torch.load",
+    "torch.save",
+    "torch.hub.load",
+    "torch.nn.modules.module.torch.load",
+    "torch.optim.optimizer.torch.load",
+    "torchvision.datasets.folder.os.system",
+    "torchvision.models.resnet18",
+    "torchmetrics.utilities.imports.shutil.rmtree",
+    "mlotool.data.cifar10.datasets.CIFAR10",
+    "mlotool.config.provenance.subprocess.run",
+    "mlotool.runner.run.run",
+    "mlotool.losses.analyses.torch.load",
+    "hydra.utils.instantiate",
+    "",
+    "eval",
+    "torch.nn.Linear.__init__.__globals__",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("place", ["module", "loss", "optimizer", "scheduler", "hypergradient", "module.inner"])
+def test_no_hostile_target_gets_through(name: str, place: str, changed: Change) -> None:
+    config = changed({f"problems.classifier.{place}": {"_target_": name}})
+    message = message_of(check, config)
+    assert f"problems.classifier.{place}._target_: found '{name}'" in message
+    assert "expected one of" in message
+    with pytest.raises(ValueError, match="not trusted"):
+        resolve("key", name)
+
+
+@pytest.mark.parametrize("value", [3, None, ["os.system"], {"_target_": "os.system"}])
+def test_a_target_is_a_text(value: Any, changed: Change) -> None:
+    assert "_target_" in message_of(check, changed({"data._target_": value}))
+
+
+def test_nothing_untrusted_is_imported() -> None:
+    code = """
+import sys
+from mlotool.config import check, compose
+try:
+    check(compose("mwn", ["problems.classifier.module._target_=this.d"]), targets=True)
+except ValueError as error:
+    print(error)
+sys.exit("this" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "found 'this.d'" in result.stdout
+
+
+@pytest.mark.parametrize("name", trusted_names())
+def test_trusted_names_are_there(name: str) -> None:
+    assert resolve("key", name).__name__ == name.rpartition(".")[2]
+
+
+def test_a_close_name_is_suggested() -> None:
+    assert "Did you mean 'torch.optim.SGD'?" in str(trust_fault("key", "torch.optim.sgd.SGD", "optimizer"))
+    assert "Did you mean 'mlotool.models.WeightNet'?" in str(trust_fault("key", "mlotool.models.WeigthNet", "module"))
+
+
+@pytest.fixture
+def own_package(folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A package of the user's in the working directory."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = f"mymodels_{abs(hash(request.node.name))}"
+    home = folder / name
+    home.mkdir()
+    (home / "__init__.py").write_text("import os\nfrom torch import load\nfrom .nets import Net\n")
+    (home / "nets.py").write_text(
+        "import torch\n\n\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def __init__(self, image_shape: list[int], num_classes: int, fail: bool = False) -> None:\n"
+        "        super().__init__(64, num_classes)\n"
+        "        if fail:\n"
+        "            raise RuntimeError('no luck')\n\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x.flatten(1))\n"
+    )
+    return name
+
+
+def _own(name: str, target: str, **settings: Any) -> dict[str, Any]:
+    settings.setdefault("image_shape", [1, 8, 8])
+    return {"problems.classifier.module": {"_target_": f"{name}.{target}", "num_classes": 10, **settings}}
+
+
+def test_an_own_package_is_trusted_by_name(own_package: str, changed: Change) -> None:
+    config = changed(_own(own_package, "Net"))
+    assert f"--trust {own_package}" in message_of(check, config)
+    trust(own_package)
+    assert check(config) == []
+    assert own_package not in sys.modules
+    assert type(build(config).program.problems["classifier"].module).__name__ == "Net"
+
+
+def test_an_own_package_is_read_for_its_signature(own_package: str, changed: Change) -> None:
+    trust(own_package)
+    assert "Did you mean 'fail'?" in message_of(check, changed(_own(own_package, "Net", fial=True)))
+    assert "image_shape: found 'x'" in message_of(check, changed(_own(own_package, "nets.Net", image_shape="x")))
+
+
+@pytest.mark.parametrize("target", ["os.system", "load", "nets.torch.load", "Nothing", "os"])
+def test_trust_ends_at_the_package(target: str, own_package: str) -> None:
+    trust(own_package)
+    message = message_of(resolve, "problems.classifier.module", f"{own_package}.{target}")
+    assert f"problems.classifier.module._target_: found '{own_package}.{target}'" in message
+
+
+def test_what_an_own_constructor_raises_names_key_and_line(own_package: str, changed: Change) -> None:
+    trust(own_package)
+    message = message_of(build, changed(_own(own_package, "Net", fail=True)))
+    assert all(part in message for part in ("problems.classifier.module", "RuntimeError: no luck", "nets.py, line 8"))
+
+
+@pytest.mark.parametrize(
+    "package", ["os", "builtins", "torch", "mlotool", "subprocess", "a.b", "../x", "", "nowhere_xyz"]
+)
+def test_what_cannot_be_trusted(package: str, folder: Path) -> None:
+    assert f"--trust {package}" in message_of(trust, package)
+
+
+def test_a_misspelt_package_is_suggested(own_package: str) -> None:
+    assert f"Did you mean '{own_package}'?" in message_of(trust, own_package[:-1])
