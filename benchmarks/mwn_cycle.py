@@ -33,7 +33,7 @@ CYCLE_SECONDS = {
     ("resnet", "neumann"): 65e-3,
     ("resnet", "cg"): 65e-3,
 }
-CHECKED_CYCLES = 10
+CHECKED_CYCLES, LARGEST_DIFFERENCE = 10, 1e-8
 
 Build = Callable[[], Rival]
 
@@ -61,6 +61,12 @@ def rivals_of(task: Task, own_data: bool) -> dict[str, Build]:
 
 def compare(task: Task, num_rounds: int, own_data: bool) -> dict[str, Any]:
     """Return the row of one task: times, memory and agreement of all rivals."""
+    differences = _differences(task)
+    if max(differences.values()) > LARGEST_DIFFERENCE:
+        raise SystemExit(
+            f"{task.model}, {task.algorithm}: after {CHECKED_CYCLES} cycles in float64 the parameters differ by "
+            f"{differences}; expected at most {LARGEST_DIFFERENCE}. The rivals do different work: no time is reported."
+        )
     rivals = rivals_of(task, own_data)
     cycles = {name: _cycle_of(build) for name, build in rivals.items()}
     num_cycles = max(2, round(ROUND_SECONDS / CYCLE_SECONDS[task.model, task.algorithm]))
@@ -76,10 +82,10 @@ def compare(task: Task, num_rounds: int, own_data: bool) -> dict[str, Any]:
         "wall": _summary(seconds, "wall"),
         "cpu": _summary(seconds, "cpu"),
         "peak_bytes": peaks,
-        "difference": _differences(task),
+        "difference": differences,
     }
     if task.algorithm == "cg":
-        row["mlotool_products"] = ours.num_products(task, num_cycles + 2)
+        row["mlotool_solves"] = ours.solves(task, num_cycles + 2)
     return row
 
 
@@ -137,8 +143,8 @@ def show(row: dict[str, Any]) -> None:
         relative = peak / row["peak_bytes"][base_of(name)]
         print(f"| {name} | {each['ms']:.2f} | {spread} | {peak / 1024:.0f} | {relative:.3f} |")
     print("differences in float64: " + ", ".join(f"{key}: {value:.1e}" for key, value in row["difference"].items()))
-    if "mlotool_products" in row:
-        print(f"mlotool's products in each cycle: {row['mlotool_products']}")
+    if "mlotool_solves" in row:
+        print(f"mlotool's solves: {dict(row['mlotool_solves'])}")
     sys.stdout.flush()
 
 
@@ -147,7 +153,7 @@ def main() -> None:
     parser.add_argument("--betty", type=Path, required=True, help="folder of a clone of Betty (betty-ml 0.2.x)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
-    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--own-data", action="store_true", help="add rivals that draw batches by their own loaders")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/mwn_cycle.json")

@@ -1,5 +1,6 @@
 """Meta-Weight-Net in mlotool's plain torch engine."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -45,15 +46,15 @@ def build(task: Task, *, with_stop_gradient: bool = False, own_data: bool = Fals
     return Rival(cycle, problems["classifier"].module, problems["reweight"].module)
 
 
-def num_products(task: Task, num_cycles: int) -> list[int]:
-    """Return the Hessian-vector products of each cycle: CG stops where the curvature turns negative."""
+def solves(task: Task, num_cycles: int) -> Counter[str]:
+    """Return how often the solves of so many cycles ended in what way: at negative curvature CG does less."""
     schedule = _schedule(task, Tensor.detach, own_data=False)
     algorithm: Any = schedule.program.problems["classifier"].hypergradient
-    counts = []
+    found: Counter[str] = Counter()
     for _ in range(num_cycles):
         schedule.tick()
-        counts.append(algorithm.last.num_products)
-    return counts
+        found[f"{algorithm.last.status.value}, {algorithm.last.num_products} products"] += 1
+    return found
 
 
 def _schedule(task: Task, detach: Callable[[Tensor], Tensor], own_data: bool) -> Schedule:

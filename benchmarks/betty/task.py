@@ -16,9 +16,10 @@ RADIUS = 0.01
 """Norm of a finite difference's perturbation; Betty's default."""
 NUM_PRODUCTS = 3
 """Hessian-vector products of Neumann and CG: Betty's K."""
-CG_WEIGHT_DECAY = 1.0
-"""Weight of `0.5 |theta|^2` in the lower loss under CG, for all rivals: without it the Hessian of a network is
-indefinite, and mlotool's CG, unlike the others, stops where it meets negative curvature."""
+CG_PROXIMAL_WEIGHT = 10.0
+"""Weight of `0.5 |theta - theta_0|^2` (iMAML's) in the lower loss under CG, for all rivals: without it a network's
+Hessian is indefinite, and mlotool's CG, unlike the others, stops where it meets negative curvature. Plain weight decay
+does not do: it shrinks the weights before a BatchNorm, which raises the curvature."""
 MODELS = ("mlp", "resnet")
 ALGORITHMS = ("fd", "neumann", "cg")
 
@@ -53,10 +54,12 @@ class Task:
         return net.to(self.device, self.dtype)
 
     def regularize(self, loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
-        """Return the lower loss with the weight decay that the algorithm needs."""
+        """Return the lower loss with the proximal term that CG needs."""
         if self.algorithm != "cg":
             return loss
-        return loss + 0.5 * CG_WEIGHT_DECAY * torch.stack([each.square().sum() for each in parameters]).sum()
+        pairs = zip(parameters, _start(self), strict=True)
+        distance = torch.stack([(each - start).square().sum() for each, start in pairs]).sum()
+        return loss + 0.5 * CG_PROXIMAL_WEIGHT * distance
 
     def datasets(self) -> tuple[TensorDataset, TensorDataset]:
         """Return the long-tailed train split of 347 images and a balanced meta split of 100."""
@@ -66,6 +69,11 @@ class Task:
         """Return batches made beforehand for the lower and the upper problem: four epochs of the train split."""
         train, meta = self.datasets()
         return _epochs(train, BATCH_SIZE_LOWER, 4), _epochs(meta, BATCH_SIZE_UPPER, 10)
+
+
+@lru_cache
+def _start(task: Task) -> list[Tensor]:
+    return [parameter.detach() for parameter in task.make_classifier().parameters()]
 
 
 @lru_cache

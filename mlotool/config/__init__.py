@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlotool.config.building import Analysis, Built, build
     from mlotool.config.checks import check
-    from mlotool.config.composition import CONFIG_NAME, VERSION_BASE, compose, config_errors, load_run_config
+    from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, compose, config_errors, load_run_config
     from mlotool.config.paths import package_dir
     from mlotool.config.provenance import Origin, finish_provenance, write_provenance
     from mlotool.config.recipes import RecipeInfo, find_recipe, list_recipes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "mlotool.config.building": ("Analysis", "Built", "build"),
     "mlotool.config.checks": ("check",),
-    "mlotool.config.composition": ("CONFIG_NAME", "VERSION_BASE", "compose", "config_errors", "load_run_config"),
+    "mlotool.config.composition": ("CONFIG_NAME", "VERSION_KEYWORDS", "compose", "config_errors", "load_run_config"),
     "mlotool.config.paths": ("package_dir",),
     "mlotool.config.provenance": ("Origin", "finish_provenance", "write_provenance"),
     "mlotool.config.recipes": ("RecipeInfo", "find_recipe", "list_recipes"),
@@ -30,7 +30,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "CONFIG_NAME",
-    "VERSION_BASE",
+    "VERSION_KEYWORDS",
     "Analysis",
     "Built",
     "Origin",

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hydra
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
@@ -20,7 +21,8 @@ from mlotool.config.translation import translate
 from mlotool.core.errors import ConfigError
 
 CONFIG_NAME = "config"
-VERSION_BASE = "1.3"
+# Hydra 1.3 warns without it, 1.4 with it.
+VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
 
 def compose(recipe: str | None, overrides: Sequence[str] = ()) -> DictConfig:
@@ -42,7 +44,7 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> DictConfig:
         1
     """
     argument, folders = recipe_argument(recipe)
-    with sources(folders), config_errors(), initialize_config_dir(str(package_dir("conf")), version_base=VERSION_BASE):
+    with sources(folders), config_errors(), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
         return hydra_compose(CONFIG_NAME, [*argument, *overrides])
 
 

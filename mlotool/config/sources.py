@@ -22,6 +22,7 @@ from mlotool.config.safety import check_text
 from mlotool.config.schema import Config
 
 GROUP = "recipe"
+SCHEMA = "mlotool_schema"
 SUFFIX = ".yaml"
 
 _log = logging.getLogger("mlotool")
@@ -41,7 +42,10 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
     plugins = Plugins.instance()
     plugins.register(RecipesSource)
     plugins.register(RecipesSearchPath)
-    ConfigStore.instance().store(name="mlotool_schema", node=Config, provider="mlotool")
+    store = ConfigStore.instance()
+    # Hydra 1.4 warns where a name is stored again.
+    if f"{SCHEMA}{SUFFIX}" not in store.repo:
+        store.store(name=SCHEMA, node=Config, provider="mlotool")
 
 
 @contextmanager

@@ -16,12 +16,13 @@ from omegaconf.errors import (
 from mlotool.config.paths import package_dir
 from mlotool.config.recipes import unknown_recipe
 from mlotool.config.schema import GROUPS, ROOT_KEYS, describe_type, keys_at
+from mlotool.config.sources import loaded_recipes
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
 _NEW_PROBLEM = (
-    "found a problem that the recipe does not have; expected one that it has. Correct the name, or add the problem in a "
-    "recipe of yours: its module, loss, optimizer and edges."
+    "found a problem that the recipe does not have; expected one that it has. Correct the name, or add the problem in "
+    "a recipe of yours: its module, loss, optimizer and edges."
 )
 _ORIGIN = re.compile(r"^In '?(?P<origin>recipe/[^':]+)'?: ")
 
@@ -147,7 +148,7 @@ def _not_in_defaults(match: re.Match[str]) -> str:
         )
     if group == "recipe":
         return "Found recipe=.. without a plus; expected +recipe=.., as no recipe is chosen yet. Add the plus."
-    chosen = re.findall(r"[\w/]+@[\w.]+", message_of(match).partition("one of")[2].partition("\n")[0])
+    chosen = re.findall(r"[\w/]+@[\w.]+", match.string.partition("one of")[2].partition("\n")[0]) or _choices()
     known = f"expected one of {', '.join(chosen)}" if chosen else "expected a group that the recipe chooses from"
     return (
         f"Found the choice '{key}', which is not in the recipe's defaults list; {known}.{did_you_mean(key, chosen)} "
@@ -155,9 +156,10 @@ def _not_in_defaults(match: re.Match[str]) -> str:
     )
 
 
-def message_of(match: re.Match[str]) -> str:
-    """Return the whole text that a match was found in."""
-    return match.string
+def _choices() -> list[str]:
+    """Return the choices in the defaults lists of the recipes that were read."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in loaded_recipes())
+    return list(dict.fromkeys(re.findall(r"^\s*- /(\w+@[\w.]+):", text, re.MULTILINE)))
 
 
 def _unknown_group(match: re.Match[str]) -> str:
@@ -167,6 +169,7 @@ def _unknown_group(match: re.Match[str]) -> str:
 
 _PATTERNS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     (r"^Could not override '(?P<key>[^']+)'", _not_in_defaults),
+    (r"^Invalid Defaults List override '/?(?P<key>[^:']+):", _not_in_defaults),
     (r"config group '(?P<group>[^']+)' does not exist", _unknown_group),
     (
         r"Multiple values for (?P<key>\S+?)\. To override a value use 'override (?P<choice>[^']+)'",

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 
 class BoundModule:
@@ -20,7 +19,7 @@ class BoundModule:
         parameters: tensors by parameter name, or None for the module's own. Names that are left out
             (frozen parameters) keep the module's.
         training: train or eval mode for this role; None leaves the module's mode.
-        has_tied_weights: False promises that no parameter has two names, which saves a search in each call.
+        places: of the module, where they are at hand; None looks them up.
 
     Example:
         >>> import torch
@@ -29,7 +28,7 @@ class BoundModule:
         tensor([3., 3.])
     """
 
-    __slots__ = ("_has_tied_weights", "_module", "_parameters", "_tensors", "_training")
+    __slots__ = ("_buffers", "_module", "_parameters", "_places", "_training")
 
     def __init__(
         self,
@@ -37,13 +36,13 @@ class BoundModule:
         parameters: Mapping[str, Tensor] | None = None,
         *,
         training: bool | None = None,
-        has_tied_weights: bool = True,
+        places: "Places | None" = None,
     ) -> None:
         self._module = module
         self._parameters = parameters
         self._training = None if training is module.training else training
-        self._has_tied_weights = has_tied_weights
-        self._tensors: dict[str, Tensor] | None = None
+        self._places = places
+        self._buffers: dict[str, Tensor] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
@@ -69,16 +68,72 @@ class BoundModule:
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._parameters is None:
             return self._module(*args, **kwargs)
-        if self._tensors is None:
+        if self._places is None:
+            self._places = Places(self._module)
+        if self._buffers is None:
             # One copy for the whole evaluation: a module that is called twice sees its own update of a buffer.
-            self._tensors = dict(self._parameters)
-            self._tensors.update((name, buffer.clone()) for name, buffer in self._module.named_buffers())
-        return functional_call(self._module, self._tensors, args, kwargs, tie_weights=self._has_tied_weights)
+            self._buffers = self._places.copy_buffers()
+        with self._places.filled(self._parameters, self._buffers):
+            return self._module(*args, **kwargs)
 
     def _prefixed(self) -> dict[str, Tensor] | None:
         if self._parameters is None:
             return None
         return {f"target.{name}": tensor for name, tensor in self._parameters.items()}
+
+
+class Places:
+    """Where a module keeps its parameters and buffers, so that other tensors can take their places for a call.
+
+    `torch.func.functional_call` does the same by name, and looks the names up in each call; with small modules that
+    look-up costs as much as a layer. A tensor with several names (tied weights) has several places.
+
+    Args:
+        module: its structure must stay as it is.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = _places_of(module, dict(module.named_parameters()), "_parameters")
+        self._buffers = _places_of(module, dict(module.named_buffers()), "_buffers")
+
+    def copy_buffers(self) -> dict[str, Tensor]:
+        """Return copies of the current buffers by name."""
+        return {name: places[0][0][places[0][1]].clone() for name, places in self._buffers.items()}
+
+    @contextmanager
+    def filled(self, parameters: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> Iterator[None]:
+        """Put tensors into the places of those names; afterwards all is as it was.
+
+        A module may assign a new tensor to a buffer; `buffers` then holds that one.
+
+        Raises:
+            KeyError: the module has no parameter or buffer of such a name.
+        """
+        saved = []
+        try:
+            for tensors, places_by_name in ((parameters, self._parameters), (buffers, self._buffers)):
+                for name, tensor in tensors.items():
+                    for holder, attribute in places_by_name[name]:
+                        saved.append((holder, attribute, holder[attribute]))
+                        holder[attribute] = tensor
+            yield
+        finally:
+            for name in buffers:
+                holder, attribute = self._buffers[name][0]
+                buffers[name] = holder[attribute]
+            for holder, attribute, tensor in reversed(saved):
+                holder[attribute] = tensor
+
+
+def _places_of(module: nn.Module, tensors: dict[str, Tensor], kind: str) -> dict[str, list[tuple[dict[str, Any], str]]]:
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    places: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in tensors}
+    for child in module.modules():
+        holder = getattr(child, kind)
+        for attribute, tensor in holder.items():
+            if id(tensor) in names:
+                places[names[id(tensor)]].append((holder, attribute))
+    return places
 
 
 class _Method(nn.Module):

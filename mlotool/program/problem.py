@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mlotool.core.bound_module import Places
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.program.differentiation import AbstractHypergradient
@@ -106,8 +107,7 @@ class Problem:
             scheduler_interval,
             "'step' or 'evaluation'",
         )
-        names = [key for key, _ in module.named_parameters(remove_duplicate=False)]
-        self.has_tied_weights = len(names) > len(list(module.parameters()))
+        self.places = Places(module)
         built = optimizer if isinstance(optimizer, Optimizer) or optimizer is None else optimizer(self.theta.values())
         self.optimizer: Optimizer | None = built
         self.scheduler: Any = scheduler(built) if scheduler is not None and built is not None else None

@@ -188,9 +188,7 @@ class Program:
             other = self.problems[player.problem]
             live = is_live and player.problem == name
             tensors = None if live else scope.get(player.problem) or other.constants()
-            roles[role] = BoundModule(
-                other.module, tensors, training=player.training, has_tied_weights=other.has_tied_weights
-            )
+            roles[role] = BoundModule(other.module, tensors, training=player.training, places=other.places)
         with self.loss_context():
             return LossOutput.of(problem.loss(batch, **roles))
 

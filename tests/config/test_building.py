@@ -25,7 +25,7 @@ def _weights(program: Program) -> list[torch.Tensor]:
 
 
 def test_a_recipe_becomes_a_program(changed: Change) -> None:
-    built = build(changed({}))
+    built = build(changed({"debug.limit_warmup_steps": 0}))
     assert set(built.program.problems) == {"classifier", "reweight"}
     problem = built.program.problems["classifier"]
     assert isinstance(problem.module, MLP)
@@ -59,6 +59,7 @@ def test_the_recipe_is_a_dozen_lines_of_python(changed: Change) -> None:
             "problems.reweight.optimizer": {"_target_": "torch.optim.Adam", "lr": 1e-3},
             "problems.classifier.optimizer": {"_target_": "torch.optim.SGD", "lr": 0.1},
             "problems.classifier.unroll_steps": 2,
+            "problems.classifier.warmup_steps": 0,
             "problems.classifier.module.hidden": [16],
             "hypergradient": {
                 "_target_": "mlotool.hypergradient.Implicit",

@@ -1,5 +1,6 @@
 """The whole config is checked, with every fault in one message."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+import mlotool
 from mlotool.config import check, compose
 from mlotool.config.schema import METRIC_NAMES, ProblemConfig
 from mlotool.core.errors import ConfigError
@@ -203,6 +205,7 @@ heavy = {"torch", "torchvision", "sklearn", "pytorch_lightning", "wandb", "numpy
 print(f"{time.perf_counter() - start:.2f} s for all recipes; imported: {sorted(heavy)}")
 sys.exit(len(heavy))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr

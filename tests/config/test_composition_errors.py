@@ -8,7 +8,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import HydraException
 
-from mlotool.config import compose, package_dir, register_sources, translate
+from mlotool.config import VERSION_KEYWORDS, compose, package_dir, register_sources, translate
 from tests.config.conftest import message_of
 
 OVERRIDES = {
@@ -84,6 +84,6 @@ def test_a_recipe_file_that_is_not_there(write_recipe: Callable[..., Path]) -> N
 
 def test_what_hydra_raises_elsewhere_translates_too() -> None:
     register_sources()
-    with initialize_config_dir(str(package_dir("conf")), version_base="1.3"), pytest.raises(HydraException) as caught:
+    with initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS), pytest.raises(HydraException) as caught:
         hydra_compose("config", ["+recipe=mwn", "runner.max_tick=1"])
     _assert_says(str(translate(caught.value)), OVERRIDES["runner.max_tick=1"])

@@ -1,20 +1,24 @@
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import mlotool
+
 PROGRAM = """
 import sys
 import hydra
-from mlotool.config import CONFIG_NAME, VERSION_BASE, check, package_dir, register_sources
+from mlotool.config import CONFIG_NAME, VERSION_KEYWORDS, check, package_dir, register_sources
 
 register_sources()
 
-@hydra.main(config_path=str(package_dir("conf")), config_name=CONFIG_NAME, version_base=VERSION_BASE)
+@hydra.main(config_path=str(package_dir("conf")), config_name=CONFIG_NAME, **VERSION_KEYWORDS)
 def main(config):
     from hydra.core.hydra_config import HydraConfig
     check(config)
-    print(config.name, config.seed, config.hypergradient._target_.rpartition(".")[2], HydraConfig.get().runtime.output_dir)
+    algorithm = config.hypergradient._target_.rpartition(".")[2]
+    print(config.name, config.seed, algorithm, HydraConfig.get().runtime.output_dir)
 
 main()
 assert "torch" not in sys.modules
@@ -23,7 +27,12 @@ assert "torch" not in sys.modules
 
 def _run(folder: Path, *words: str) -> list[str]:
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, cwd=folder, check=False
+        [sys.executable, "-c", PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(mlotool.__file__).parents[1])},
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stderr == ""

@@ -29,7 +29,7 @@ REFUSED = {
     "seed: !!python/object/apply:os.system [ls]": "python/object",
     "seed: !!binary aGk=\nname: !mine x": "!mine",
     "a: &a [1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b, *b]\n"
-    "d: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c, *c]\ne: &e [*d, *d, *d, *d, *d, *d, *d, *d, *d, *d]\nf: [*e, *e]": "aliases",
+    "d: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c, *c]\ne: [*d, *d, *d, *d, *d, *d, *d, *d, *d, *d]": "aliases",
     "a: &a [*a]": "alias",
     "name: a\nname: b": "'name' twice, again in line 4",
     "name: [": "line",

@@ -72,7 +72,7 @@ def test_neumann_stays_within_its_bound():
     step = float(1.0 / torch.linalg.eigvalsh(hessian).max())
     contraction = torch.linalg.matrix_norm(torch.eye(3, dtype=torch.float64) - step * hessian, 2)
     for num_terms in (1, 5, 20):
-        program = case.program(lambda: Implicit(Neumann(num_terms, step)))
+        program = case.program(lambda n=num_terms: Implicit(Neumann(n, step)))
         found = program.gradient("lam")["x"]
         exact = case.program(lambda: Implicit(Exact())).gradient("lam")["x"]
         # |M^T (I - aH)^K H^-1 v| with M = -H m and v = H (w - t).

@@ -133,6 +133,37 @@ def test_all_products_of_one_solve_see_one_mask() -> None:
     assert torch.allclose(_draws(program, 3), _draws(reverse, 3), rtol=1e-3, atol=1e-6)
 
 
+def test_all_evaluations_of_one_differentiated_pullback_see_the_same_random_numbers() -> None:
+    """Nested: the lower pullback is differentiated, for which its loss is evaluated again and again."""
+    drawn: list[Tensor] = []
+
+    def low(batch: None, *, low: Any, mid: Any) -> Tensor:
+        drawn.append(1 + torch.rand(2, dtype=torch.float64))
+        return (drawn[-1] * (low() - mid()) ** 2 + 0.1 * low() ** 4).sum()
+
+    def mid(batch: None, *, mid: Any, low: Any, top: Any) -> Tensor:
+        return ((mid() - top()) ** 2 + (low() - 1) ** 2 + low() * mid() ** 2).sum()
+
+    def top(batch: None, *, mid: Any) -> Tensor:
+        return (mid() ** 3).sum()
+
+    roles = {"low": ("low", "mid"), "mid": ("mid", "low", "top"), "top": ("mid",)}
+    problems = [
+        Problem(
+            name,
+            Point(numbers(0.3, 0.5)),
+            loss,
+            roles={role: role for role in roles[name]},
+            hypergradient=Implicit(Exact()),
+        )
+        for name, loss in {"low": low, "mid": mid, "top": top}.items()
+    ]
+    graph = Graph({"top": ["mid"], "mid": ["low"]}, {"low": ["mid"], "mid": ["top"]})
+    Program(problems, graph).gradient("top")
+    assert len(drawn) > 2
+    assert all(torch.equal(draw, drawn[0]) for draw in drawn)
+
+
 def _freeze(module: Mlp, name: str) -> Mlp:
     dict(module.named_parameters())[name].requires_grad_(False)
     return module

@@ -98,10 +98,9 @@ def web(
 def _web_loss(batch: Tensor, *, own: str, **roles: Any) -> Tensor:
     x = roles[own]()
     loss = 0.5 * ((x - batch) ** 2).sum(1).mean()
-    for shift, name in enumerate(sorted(set(roles) - {own})):
-        other = roles[name]()
-        loss = loss + 0.1 * (torch.sin(other) * x).sum() + 0.05 * (other**2 * x.roll(shift)).sum()
-    return loss
+    # The square couples the roles: what one of them does to x depends on all the others.
+    pull = sum(torch.sin(roles[name]() + shift) for shift, name in enumerate(sorted(set(roles) - {own})))
+    return loss + 0.1 * (pull**2 * x).sum()
 
 
 def parameters(program: Program) -> dict[str, Tensor]:

@@ -9,7 +9,13 @@ import mlotool
 from mlotool.config import Origin, find_recipe
 from mlotool.runner import evaluate, load
 
-OVERRIDES = ("runner.max_ticks=4", "runner.progress_bar=false", "logger.wandb=false", "evaluate.splits.val=2")
+OVERRIDES = (
+    "runner.max_ticks=4",
+    "runner.progress_bar=false",
+    "logger.wandb=false",
+    "evaluate.splits.val=2",
+    "debug.limit_warmup_steps=0",
+)
 
 
 def test_a_recipe_runs_and_its_run_folder_gives_the_module_back(tmp_path: Path) -> None:
