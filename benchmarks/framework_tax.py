@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/framework_tax.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    where = record.surroundings(("torch", "pytorch-lightning"))  # before the run: the checkout may move on meanwhile
     overrides = [
         f"runner.max_ticks={arguments.ticks}",
         "runner.num_threads=1",
@@ -247,7 +248,7 @@ def main() -> None:
         for name, train in rivals.items():
             found[name].append(train(config)[0])
     content = {
-        **record.surroundings(("torch", "pytorch-lightning")),
+        **where,
         "mlotool": mlotool.__version__,
         "recipe": "mwn",
         "overrides": overrides,

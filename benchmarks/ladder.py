@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/ladder.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    where = record.surroundings()  # before the run: the checkout may move on meanwhile
     if arguments.betty is not None:
         sys.path.insert(0, str(arguments.betty))
     print("| paths | problems | edges | rival | seconds | relative error |")
@@ -204,7 +205,7 @@ def main() -> None:
                 f"| {row['error']:.1e} |",
                 flush=True,
             )
-    content = {**record.surroundings(), "rows": rows}
+    content = {**where, "rows": rows}
     print(f"\nwritten to {record.write('ladder', content, arguments.output)}")
 
 

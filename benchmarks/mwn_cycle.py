@@ -159,13 +159,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/mwn_cycle.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    where = record.surroundings(
+        ("torch", "numpy", "scikit-learn")
+    )  # before the run: the checkout may move on meanwhile
     sys.path.insert(0, str(arguments.betty))
     rows = []
     for model in arguments.models:
         for algorithm in arguments.algorithms:
             rows.append(compare(Task(model, algorithm, arguments.device), arguments.rounds, arguments.own_data))
             show(rows[-1])
-    content = {**record.surroundings(("torch", "numpy", "scikit-learn")), **_versions(), "rows": rows}
+    content = {**where, **_versions(), "rows": rows}
     print(f"\nwritten to {record.write('mwn_cycle', content, arguments.output)}")
 
 
