@@ -11,7 +11,15 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from mlotool.core.errors import ConfigError
+
 Evaluation = Callable[[], Sequence[Tensor]]
+
+
+_CHANGED_CONSTANTS = (
+    "A loss calls stop_gradient a different number of times at perturbed parameters; expected the same calls in every "
+    "evaluation of a finite difference. Do not let the number depend on the parameters, or use product: reverse."
+)
 
 
 class _MissingConstantsError(Exception):
@@ -25,6 +33,11 @@ class _Tape:
         self.recorded: list[Tensor] = []
         self._values = values
         self._position = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether every value has been asked for."""
+        return self._values is None or self._position == len(self._values)
 
     def constant(self, tensor: Tensor) -> Tensor:
         if self._values is None:
@@ -110,15 +123,23 @@ class Replay:
         try:
             return self._run(evaluation)
         except _MissingConstantsError:
+            if self._constants:
+                raise ConfigError(_CHANGED_CONSTANTS) from None
             self._record()
+        try:
             return self._run(evaluation)
+        except _MissingConstantsError:
+            raise ConfigError(_CHANGED_CONSTANTS) from None
 
     def _run(self, evaluation: Evaluation) -> Sequence[Tensor]:
         if not self._is_first:
             self._random.restore()
         self._is_first = False
-        with _using(_Tape(self._constants)):
-            return evaluation()
+        with _using(_Tape(self._constants)) as tape:
+            result = evaluation()
+        if not tape.is_used_up:
+            raise ConfigError(_CHANGED_CONSTANTS)
+        return result
 
     def _record(self) -> None:
         self._random.restore()

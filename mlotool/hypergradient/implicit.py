@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -13,12 +14,6 @@ from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProd
 from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
-
-_CHOICES = {
-    "product": ("reverse", "finite_difference"),
-    "curvature": ("total", "partial"),
-    "batch": ("last", "fresh"),
-}
 
 
 @dataclass
@@ -49,15 +44,15 @@ class Implicit(AbstractHypergradient):
     """
 
     solver: AbstractSolver
-    product: str = "reverse"
-    curvature: str = "total"
-    batch: str = "last"
+    product: Literal["reverse", "finite_difference"] = "reverse"
+    curvature: Literal["total", "partial"] = "total"
+    batch: Literal["last", "fresh"] = "last"
     radius: float | None = None
     last: SolveResult | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for key, choices in _CHOICES.items():
-            value = getattr(self, key)
+        for key in ("product", "curvature", "batch"):
+            value, choices = getattr(self, key), get_args(self.__annotations__[key])
             if value not in choices:
                 raise ConfigError(
                     f"hypergradient.{key}: found {value!r}; expected one of {', '.join(choices)}."

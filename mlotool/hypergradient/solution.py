@@ -111,11 +111,12 @@ def differentiable_pullback(
     points, values = aliases(theta), aliases(inputs)
     gradient = stationarity(pullback.lower_loss, points, values)
     if pullback.solver.is_polynomial:
+        reduce = pullback.lower_loss.reduce
 
         def matvec(vector: Vector) -> Vector:
-            return vector_jacobian(gradient, points, vector, create_graph=True)
+            return reduce(vector_jacobian(gradient, points, vector, create_graph=True))
 
-        solution: Vector = pullback.solver.solve(matvec, cotangent).solution
+        solution: Vector = pullback.solver.solve(matvec, reduce(cotangent)).solution
     else:
         solution = LinearSolve.apply(pullback, len(theta), *cotangent, *theta, *inputs)
     sources = [value for value, flag in zip(values, wanted, strict=True) if flag]

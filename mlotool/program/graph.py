@@ -43,13 +43,18 @@ class Graph:
     def __post_init__(self) -> None:
         for key in ("upper_to_lower", "lower_to_upper"):
             edges = getattr(self, key) or {}
+            if not isinstance(edges, Mapping):
+                raise ConfigError(
+                    f"graph.{key}: found {edges!r}; expected lists of problems by problem. Write {key}: {{a: [b]}}."
+                )
             for start, ends in edges.items():
-                if isinstance(ends, str):
+                if isinstance(ends, str) or not isinstance(ends, Iterable | None):
                     raise ConfigError(
-                        f"graph.{key}.{start}: found the text '{ends}'; expected a list of problems. "
+                        f"graph.{key}.{start}: found {ends!r}; expected a list of problems. "
                         f"Write graph.{key}.{start}: [{ends}]."
                     )
-            object.__setattr__(self, key, {start: tuple(ends or ()) for start, ends in edges.items()})
+            # An edge counts once, however often it is written.
+            object.__setattr__(self, key, {start: tuple(dict.fromkeys(ends or ())) for start, ends in edges.items()})
 
     def uppers(self, name: str) -> tuple[str, ...]:
         """Return the problems whose parameters shape the solution of `name`."""
@@ -132,7 +137,7 @@ class Graph:
         try:
             self._reading_order()
         except CycleError as error:
-            cycle = " -> ".join(reversed(error.args[1]))
+            cycle = " -> ".join(error.args[1])
             return [
                 f"graph.lower_to_upper: a cycle {cycle}; expected that solutions flow upwards only. "
                 "Remove one of these edges; a problem that shapes a lower one stands in graph.upper_to_lower."

@@ -93,8 +93,12 @@ class Problem:
                 "at least one. Unfreeze a parameter, or remove the problem and use the module inside the loss."
             )
         for key, value in {"unroll_steps": unroll_steps, "accumulate_batches": accumulate_batches}.items():
-            _require(value >= 1, f"problems.{name}.{key}", value, "a whole number of at least 1")
-        _require(warmup_steps >= 0, f"problems.{name}.warmup_steps", warmup_steps, "0 or more steps")
+            whole = isinstance(value, int) and value >= 1
+            _require(whole, f"problems.{name}.{key}", value, "a whole number of at least 1")
+        whole = isinstance(warmup_steps, int) and warmup_steps >= 0
+        _require(whole, f"problems.{name}.warmup_steps", warmup_steps, "a whole number of at least 0")
+        has_both = scheduler is None or optimizer is not None
+        _require(has_both, f"problems.{name}.optimizer", optimizer, "an optimizer, since a scheduler is set")
         _require(
             gradient_clip_norm is None or gradient_clip_norm > 0,
             f"problems.{name}.gradient_clip_norm",
@@ -156,7 +160,6 @@ class Problem:
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Take a snapshot back."""
-        # The optimizer keeps references to what it loads.
         self._load_learned_state(copy.deepcopy(snapshot))
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,7 +171,8 @@ class Problem:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the state back."""
-        self._load_learned_state(state)
+        # The optimizer keeps what it loads: without a copy two problems would share their momentum.
+        self._load_learned_state(copy.deepcopy(state))
         if self.stream is not None:
             self.stream.load_state_dict(state["stream"])
         if self.hypergradient is not None:

@@ -53,7 +53,11 @@ class Program:
     """
 
     def __init__(self, problems: Iterable[Problem], graph: Graph, reduce: Reduce | None = None) -> None:
+        problems = list(problems)
         self.problems: dict[str, Problem] = {problem.name: problem for problem in problems}
+        if len(self.problems) < len(problems):
+            names = [problem.name for problem in problems]
+            raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
         self.graph = graph
         self.reduce = reduce or identity_reduce
         self.loss_context: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -129,13 +133,9 @@ class Program:
                 "the first_order hypergradient nothing passes through a solution."
             )
         gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
-        if self.reduce is identity_reduce:
-            return list(gradient)
-        filled = [
-            torch.zeros_like(parameter) if value is None else value
-            for parameter, value in zip(parameters, gradient, strict=True)
-        ]
-        return list(self.reduce(filled))
+        # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
+        reduced = iter(self.reduce([tensor for tensor in gradient if tensor is not None]))
+        return [None if tensor is None else next(reduced) for tensor in gradient]
 
     def statistics(self) -> dict[str, float]:
         """Return what the hypergradients report about their last pullback, as `<problem>/<name>`."""

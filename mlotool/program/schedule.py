@@ -1,6 +1,6 @@
 """When each problem steps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class Schedule:
         return {
             "num_ticks": self.num_ticks,
             "waited": [[upper, lower, steps] for (upper, lower), steps in self._waited.items()],
-            "snapshots": self._snapshots,
+            "snapshots": dict(self._snapshots),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -105,25 +105,33 @@ class Schedule:
     def _step_together(self, names: Iterable[str]) -> dict[str, StepResult]:
         problems = [self.program.problems[name] for name in names]
         for problem in problems:
-            if problem.roll_back and problem.name not in self._snapshots and self.program.graph.readers(problem.name):
+            if self._looks_ahead(problem) and problem.name not in self._snapshots:
                 self._snapshots[problem.name] = problem.snapshot()
-        found = [self._gradient(problem) for problem in problems]
+        found = [self._gradient(problem, self._next_batches(problem)) for problem in problems]
         results = {}
         for problem, (output, gradient) in zip(problems, found, strict=True):
             results[problem.name] = _result(output, problem.step(gradient))
         return results
 
-    def _gradient(self, problem: Problem) -> tuple[LossOutput, list[Tensor | None]]:
-        stream, count = problem.stream, problem.accumulate_batches
-        if count == 1:
-            return self._gradient_on(problem, None if stream is None else stream.next())
+    def _looks_ahead(self, problem: Problem) -> bool:
+        # Warm-up steps are real: no upper step follows that could take them back.
+        is_warm = problem.num_steps >= problem.warmup_steps
+        return problem.roll_back and is_warm and bool(self.program.graph.readers(problem.name))
+
+    def _next_batches(self, problem: Problem) -> Iterator[Any]:
+        return (None if problem.stream is None else problem.stream.next() for _ in range(problem.accumulate_batches))
+
+    def _gradient(self, problem: Problem, batches: Iterable[Any]) -> tuple[LossOutput, list[Tensor | None]]:
+        """Return the mean gradient over `batches`, which are drawn one at a time."""
         outputs, total = [], None
-        for _ in range(count):
-            output, gradient = self._gradient_on(problem, None if stream is None else stream.next())
+        for batch in batches:
+            output, gradient = self._gradient_on(problem, batch)
             outputs.append(output)
             total = gradient if total is None else [_add(a, b) for a, b in zip(total, gradient, strict=True)]
         assert total is not None
-        return _mean_output(outputs), [None if tensor is None else tensor / count for tensor in total]
+        if len(outputs) == 1:
+            return outputs[0], total
+        return _mean_output(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
 
     def _gradient_on(self, problem: Problem, batch: Any) -> tuple[LossOutput, list[Tensor | None]]:
         output = self.program.live_loss(problem.name, batch)
@@ -149,7 +157,9 @@ class Schedule:
         for problem in problems:
             problem.restore(self._snapshots.pop(problem.name))
         found = [
-            self._gradient_on(problem, None if problem.stream is None else problem.stream.last())
+            self._gradient(
+                problem, [None] if problem.stream is None else problem.stream.recent(problem.accumulate_batches)
+            )
             for problem in problems
         ]
         return {

@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Subset, default_collate
 
 
 class SizedDataset(Protocol):
@@ -96,10 +97,20 @@ class Stream:
             self._last = self._move(self._fetcher[self._key(self._epoch, self._batches_consumed - 1)])
         return self._last
 
+    def recent(self, count: int) -> list[Any]:
+        """Return the last `count` batches, the newest last; fewer where fewer were drawn."""
+        batches = [self.last()]
+        for back in range(2, count + 1):
+            epochs, number = divmod(self._batches_consumed - back, self.num_batches)
+            if self._epoch + epochs < 0:
+                break
+            batches.append(self._move(self._fetcher[self._key(self._epoch + epochs, number)]))
+        return batches[::-1]
+
     def to(self, device: torch.device | str) -> "Stream":
         """Deliver batches on `device`."""
         self._device = torch.device(device)
-        self._ahead = self._last = None
+        self._ahead = self._last = self._loader = None
         return self
 
     def state_dict(self) -> dict[str, int]:
@@ -129,6 +140,8 @@ class Stream:
                     batch_size=None,
                     num_workers=self._num_workers,
                     collate_fn=_as_is,
+                    # Its own: a loader draws a base seed, and must not take it from the generator of the training.
+                    generator=torch.Generator(),
                 )
             )
         return next(self._loader)
@@ -159,14 +172,16 @@ class _Fetcher:
         epoch, number, indices = key
         if isinstance(self.dataset, Tensor):
             return self.dataset[indices]
-        if hasattr(self.dataset, "__getitems__"):
+        # A Subset has `__getitems__` too, but returns a list of samples.
+        if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
             if getattr(self.dataset, "seeded", False):
                 return self.dataset.__getitems__(indices, seed=_mix(self.seed, epoch, number))
             return self.dataset.__getitems__(indices)
         samples = []
         with torch.random.fork_rng(devices=[]):
             for index in indices.tolist():
-                torch.manual_seed(_mix(self.seed, epoch, index))
+                # Not torch.manual_seed, which would seed the devices as well.
+                torch.default_generator.manual_seed(_mix(self.seed, epoch, index))
                 samples.append(self.dataset[index])
         return default_collate(samples)
 
@@ -185,6 +200,8 @@ def _to_device(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
         return {key: _to_device(value, device) for key, value in batch.items()}
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return replace(batch, **{each.name: _to_device(getattr(batch, each.name), device) for each in fields(batch)})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_to_device(value, device) for value in batch))
     if isinstance(batch, Sequence) and not isinstance(batch, str):

@@ -68,7 +68,7 @@ def test_a_name_instead_of_a_list(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Graph(**{key: {"reweight": "classifier"}})
     message = str(caught.value)
-    assert message.startswith(f"graph.{key}.reweight: found the text 'classifier'; expected a list")
+    assert message.startswith(f"graph.{key}.reweight: found 'classifier'; expected a list")
     assert f"Write graph.{key}.reweight: [classifier]." in message
 
 

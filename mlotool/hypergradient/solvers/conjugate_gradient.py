@@ -37,10 +37,11 @@ class ConjugateGradient(AbstractSolver):
     damping: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.max_iterations < 1 or self.tolerance < 0 or self.damping < 0:
+        whole = isinstance(self.max_iterations, int) and self.max_iterations >= 1
+        if not whole or not self.tolerance >= 0 or not self.damping >= 0:
             raise ConfigError(
                 f"ConjugateGradient: found max_iterations={self.max_iterations}, tolerance={self.tolerance}, "
-                f"damping={self.damping}; expected max_iterations >= 1, tolerance >= 0 and damping >= 0. "
+                f"damping={self.damping}; expected a whole max_iterations >= 1, tolerance >= 0 and damping >= 0. "
                 "Correct hypergradient.solver."
             )
 
@@ -68,7 +69,9 @@ class ConjugateGradient(AbstractSolver):
                 break
             if curvature <= 0.0:
                 # The first direction is v itself: the step of the identity, the best there is without curvature.
-                solution = list(vector) if num_products == 1 else solution
+                if num_products == 1:
+                    solution, residual = list(vector), add(residual, product, -1.0)
+                    squared = _value(dot(residual, residual))
                 status = Status.NEGATIVE_CURVATURE
                 break
             step = squared / curvature

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.vector import add, norm
 from mlotool.program.differentiation import Vector
 
 
@@ -32,6 +31,13 @@ class Exact(AbstractSolver):
     damping: float = 0.0
     max_parameters: int = 5000
 
+    def __post_init__(self) -> None:
+        if not self.damping >= 0 or self.max_parameters < 1:
+            raise ConfigError(
+                f"Exact: found damping={self.damping}, max_parameters={self.max_parameters}; expected damping >= 0 and "
+                "max_parameters >= 1. Correct hypergradient.solver."
+            )
+
     def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
         """Return the solution up to rounding."""
         sizes = [tensor.numel() for tensor in vector]
@@ -49,12 +55,15 @@ class Exact(AbstractSolver):
             return SolveResult(list(vector), Status.NON_FINITE, size)
         found, info = torch.linalg.solve_ex(matrix, flat)
         status = Status.CONVERGED
-        if bool(info != 0) or not bool(torch.isfinite(found).all()):
+        # LU of a matrix that is singular up to rounding succeeds, with a residual that tells.
+        if bool(info != 0) or not _residual(matrix, found, flat) < torch.finfo(flat.dtype).eps ** 0.5:
             found, status = torch.linalg.pinv(matrix, hermitian=True) @ flat, Status.SINGULAR
-        residual = float(
-            norm(add([matrix @ found], [flat], -1.0)) / norm([flat]).clamp_min(torch.finfo(flat.dtype).tiny)
-        )
-        return SolveResult(_unflat(found, vector), status, size, residual)
+        return SolveResult(_unflat(found, vector), status, size, _residual(matrix, found, flat))
+
+
+def _residual(matrix: Tensor, found: Tensor, flat: Tensor) -> float:
+    smallest = torch.finfo(flat.dtype).tiny
+    return float(torch.linalg.vector_norm(matrix @ found - flat) / torch.linalg.vector_norm(flat).clamp_min(smallest))
 
 
 def _flat(vector: Vector) -> Tensor:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.vector import scaled
 from mlotool.program.differentiation import Vector
@@ -29,6 +30,13 @@ class Identity(AbstractSolver):
     step_size: float = 1.0
     is_polynomial: ClassVar[bool] = True
     needs_products: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.step_size > 0:
+            raise ConfigError(
+                f"Identity: found step_size={self.step_size}; expected step_size > 0. "
+                "Correct hypergradient.solver.step_size."
+            )
 
     def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
         """Return `step_size * v`."""

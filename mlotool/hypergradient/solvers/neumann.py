@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.vector import add, scaled
+from mlotool.hypergradient.vector import add, norm, scaled
 from mlotool.program.differentiation import Vector
 
 
@@ -14,7 +16,8 @@ class Neumann(AbstractSolver):
     """`q = a * sum over k < num_terms of (I - a H)^k v`, with `a = step_size`.
 
     Converges to `H^-1 v` for `0 < a < 2 / lambda_max(H)`; the error is `(I - a H)^num_terms H^-1 v`. Lorraine et
-    al. 2020 (arXiv 1911.02590), Eq. 8. `num_terms=1` is `Identity(step_size)`.
+    al. 2020 (arXiv 1911.02590), Eq. 8. `num_terms=1` is `Identity(step_size)`, and what a series that overflows
+    falls back to.
 
     Args:
         num_terms: terms of the series.
@@ -33,10 +36,10 @@ class Neumann(AbstractSolver):
     is_polynomial: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.num_terms < 1 or self.step_size <= 0:
+        if not isinstance(self.num_terms, int) or self.num_terms < 1 or not self.step_size > 0:
             raise ConfigError(
-                f"Neumann: found num_terms={self.num_terms}, step_size={self.step_size}; expected num_terms >= 1 and "
-                "step_size > 0. Correct hypergradient.solver."
+                f"Neumann: found num_terms={self.num_terms}, step_size={self.step_size}; expected a whole num_terms "
+                ">= 1 and step_size > 0. Correct hypergradient.solver."
             )
 
     def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
@@ -45,4 +48,6 @@ class Neumann(AbstractSolver):
         for _ in range(self.num_terms - 1):
             term = add(term, matvec(term), -self.step_size)
             total = add(total, term)
+        if not bool(torch.isfinite(norm(total))):
+            return SolveResult(scaled(vector, self.step_size), Status.NON_FINITE, self.num_terms - 1)
         return SolveResult(scaled(total, self.step_size), Status.FIXED, self.num_terms - 1)
