@@ -1,0 +1,86 @@
+"""Every recipe runs; one of them, written as Python, takes the same steps."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision.utils import save_image
+
+import mlotool
+from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Stream
+from mlotool.config import build
+from mlotool.config.building import derived_seed
+from mlotool.losses import cross_entropy, reweighted_cross_entropy
+from mlotool.models import MLP, WeightNet
+
+RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+CIFAR = [name for name in RECIPES if "cifar10" in name]
+
+
+@pytest.fixture(scope="session")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten classes of CIFAR-10's layout, a few images each."""
+    root = tmp_path_factory.mktemp("images")
+    generator = torch.Generator().manual_seed(0)
+    for part, count in (("train", 8), ("test", 2)):
+        for label in range(10):
+            folder = root / part / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                save_image(torch.rand(3, 32, 32, generator=generator), folder / f"{number}.png")
+    return root
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_runs(recipe: str, tmp_path: Path, image_folder: Path) -> None:
+    overrides = ["debug=fast", "logger=csv", "runner.progress_bar=false"]
+    if recipe in CIFAR:
+        sizes = "{train: 50, meta: 10, val: 10, test: 20}"
+        overrides += ["data=cifar10_folder_longtailed", f"data.root={image_folder}", f"data.sizes={sizes}"]
+        overrides += ["data.imbalance_factor=5", "data.image_shape=[3,8,8]"]
+    result = mlotool.run(mlotool.compose(recipe, overrides), output_dir=tmp_path / "run")
+    steps = {key: value for key, value in result.metrics.items() if key.endswith("/step")}
+    assert min(steps.values()) >= 1, "a problem never stepped"
+    assert "test/accuracy" in result.metrics
+    assert result.checkpoint is not None
+
+
+def test_a_recipe_as_a_dozen_lines_of_python() -> None:
+    config = mlotool.compose("mwn", ["debug.limit_warmup_steps=2", "logger=csv"])
+    built = build(config)
+    expected = _losses(Schedule(built.program))
+
+    def seeded(name: str, make: type[nn.Module], *args: object) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(0, "module", name))
+            return make(*args)
+
+    def stream(name: str, split: str) -> Stream:
+        return Stream(built.data.split(split), 100, seed=derived_seed(0, "stream", name))
+
+    reweight = Problem(
+        "reweight",
+        seeded("reweight", WeightNet, 100),
+        cross_entropy,
+        roles={"model": "classifier"},
+        stream=stream("reweight", "meta"),
+        optimizer=partial(torch.optim.Adam, lr=1e-3),
+    )
+    classifier = Problem(
+        "classifier",
+        seeded("classifier", MLP, (1, 8, 8), 10, (128, 128)),
+        partial(reweighted_cross_entropy, normalize=False),
+        roles={"model": "classifier", "weigher": "reweight"},
+        stream=stream("classifier", "train"),
+        optimizer=partial(torch.optim.SGD, lr=5e-3, momentum=0.9, weight_decay=5e-3),
+        hypergradient=Implicit(Identity(), product="finite_difference"),
+        warmup_steps=2,
+    )
+    graph = Graph({"reweight": ["classifier"]}, {"classifier": ["reweight"]})
+    assert _losses(Schedule(Program([reweight, classifier], graph))) == expected
+
+
+def _losses(schedule: Schedule) -> list[dict[str, float]]:
+    return [{name: float(step.loss) for name, step in schedule.tick().items()} for _ in range(6)]
