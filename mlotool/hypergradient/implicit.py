@@ -113,18 +113,21 @@ class _ImplicitPullback:
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return `-M^T H^-1 v` for the wanted inputs."""
-        product = self._product(theta, inputs, wanted)
-        solution = self._solve(product, self.lower_loss.reduce(cotangent))
+        # Its one evaluation (or a difference's, which pairs them itself) needs no random numbers kept.
+        product = self._product(self._unpaired, theta, inputs, wanted)
+        solution = self._solve(product, self._unpaired.reduce(cotangent))
         return [-tensor for tensor in product.cross(solution)]
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
         """Return `H^-1 v`."""
-        return self._solve(self._product(theta, inputs, [False] * len(inputs)), self.lower_loss.reduce(vector))
+        return self._solve(
+            self._product(self.lower_loss, theta, inputs, [False] * len(inputs)), self.lower_loss.reduce(vector)
+        )
 
-    def _product(self, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
+    def _product(self, lower_loss: LowerLoss, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
-            return FiniteDifferenceProduct(self._unpaired, theta, inputs, wanted, self.settings.radius)
-        return ReverseProduct(self.lower_loss, theta, inputs, wanted)
+            return FiniteDifferenceProduct(lower_loss, theta, inputs, wanted, self.settings.radius)
+        return ReverseProduct(lower_loss, theta, inputs, wanted)
 
     def _solve(self, product: AbstractProduct, vector: Vector) -> list[Tensor]:
         reduce = self.lower_loss.reduce

@@ -118,7 +118,12 @@ class FiniteDifferenceProduct(AbstractProduct):
         length = norm(vector)
         # A zero vector has a zero product: keep 0 * (radius / 0) away.
         scale = self._radius / length.clamp_min(torch.finfo(length.dtype).tiny)
-        step = scaled(vector, scale)
-        above = self._replay(lambda: gradient(add(self._theta, step)))
-        below = self._replay(lambda: gradient(add(self._theta, step, -1.0)))
+        above = self._replay(lambda: gradient(self._moved(vector, scale)))
+        below = self._replay(lambda: gradient(self._moved(vector, -scale)))
         return scaled(add(above, below, -1.0), length / (2.0 * self._radius))
+
+    def _moved(self, vector: Vector, scale: Tensor) -> list[Tensor]:
+        # One buffer: the step becomes the point.
+        point = scaled(vector, scale)
+        torch._foreach_add_(point, self._theta)
+        return point

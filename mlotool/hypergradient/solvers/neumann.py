@@ -45,9 +45,15 @@ class Neumann(AbstractSolver):
     def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
         """Return the truncated series."""
         term = total = list(vector)
-        for _ in range(self.num_terms - 1):
-            term = add(term, matvec(term), -self.step_size)
-            total = add(total, term)
+        for number in range(1, self.num_terms):
+            product = matvec(term)
+            if number == 1 or torch.is_grad_enabled():
+                term = add(term, product, -self.step_size)
+                total = add(total, term)
+            else:
+                # Both are our own by now, and nothing is differentiated: two vectors do.
+                torch._foreach_add_(term, list(product), alpha=-self.step_size)
+                torch._foreach_add_(total, term)
         if not bool(torch.isfinite(norm(total))):
             return SolveResult(scaled(vector, self.step_size), Status.NON_FINITE, self.num_terms - 1)
         return SolveResult(scaled(total, self.step_size), Status.FIXED, self.num_terms - 1)
