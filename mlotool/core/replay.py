@@ -103,6 +103,13 @@ class RandomState:
             torch.cuda.set_rng_state(state, device)
 
 
+class Habit:
+    """What a loss did before: whether it met `stop_gradient`, so that the next replay records at once."""
+
+    def __init__(self) -> None:
+        self.uses_constants = False
+
+
 class Replay:
     """Runs several evaluations with the same random numbers and the same `stop_gradient` values.
 
@@ -110,36 +117,41 @@ class Replay:
         base: the unperturbed evaluation; it is run, without gradients, only if a perturbed one meets
             `stop_gradient`.
         devices: CUDA devices whose generators are used.
+        habit: of the loss; kept from one replay to the next, it saves the evaluation that would find out.
     """
 
-    def __init__(self, base: Evaluation, devices: tuple[torch.device, ...] = ()) -> None:
+    def __init__(self, base: Evaluation, devices: tuple[torch.device, ...] = (), habit: Habit | None = None) -> None:
         self._base = base
         self._random = RandomState(devices)
-        self._constants: list[Tensor] = []
-        self._is_first = True
+        self._habit = habit or Habit()
+        self._constants: list[Tensor] | None = None
 
     def __call__(self, evaluation: Evaluation) -> Sequence[Tensor]:
-        """Return what `evaluation` returns, with everything but its parameters held fixed."""
-        try:
-            return self._run(evaluation)
-        except _MissingConstantsError:
-            if self._constants:
-                raise ConfigError(_CHANGED_CONSTANTS) from None
-            self._record()
-        try:
-            return self._run(evaluation)
-        except _MissingConstantsError:
-            raise ConfigError(_CHANGED_CONSTANTS) from None
+        """Return what `evaluation` returns, with everything but its parameters held fixed.
 
-    def _run(self, evaluation: Evaluation) -> Sequence[Tensor]:
-        if not self._is_first:
-            self._random.restore()
-        self._is_first = False
-        with _using(_Tape(self._constants)) as tape:
-            result = evaluation()
-        if not tape.is_used_up:
+        Raises:
+            ConfigError: the loss calls `stop_gradient` more or less often than at the unperturbed parameters.
+        """
+        if self._habit.uses_constants and self._constants is None:
+            self._record()
+        result = self._run(evaluation)
+        if result is None and self._constants is None:
+            self._habit.uses_constants = True
+            self._record()
+            result = self._run(evaluation)
+        if result is None:
             raise ConfigError(_CHANGED_CONSTANTS)
         return result
+
+    def _run(self, evaluation: Evaluation) -> Sequence[Tensor] | None:
+        """Return None where the evaluation and the recorded constants do not fit."""
+        self._random.restore()
+        try:
+            with _using(_Tape(self._constants or [])) as tape:
+                result = evaluation()
+        except _MissingConstantsError:
+            return None
+        return result if tape.is_used_up else None
 
     def _record(self) -> None:
         self._random.restore()

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.replay import RandomState
+from mlotool.core.replay import Habit, RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
 from mlotool.hypergradient.solution import Solution
@@ -49,6 +49,7 @@ class Implicit(AbstractHypergradient):
     batch: Literal["last", "fresh"] = "last"
     radius: float | None = None
     last: SolveResult | None = field(default=None, init=False, repr=False)
+    habit: Habit = field(default_factory=Habit, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for key in ("product", "curvature", "batch"):
@@ -109,12 +110,14 @@ class _ImplicitPullback:
         self.settings = settings
         self.solver = settings.solver
         self._unpaired = lower_loss
-        self.lower_loss = replace(lower_loss, function=_Paired(lower_loss))
+        self._paired = _Paired(lower_loss)
+        self.lower_loss = replace(lower_loss, function=self._paired)
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return `-M^T H^-1 v` for the wanted inputs."""
-        # Its one evaluation (or a difference's, which pairs them itself) needs no random numbers kept.
-        product = self._product(self._unpaired, theta, inputs, wanted)
+        # Without a differentiated pullback before it there is one evaluation, or a difference that pairs its own.
+        loss = self.lower_loss if self._paired.is_used else self._unpaired
+        product = self._product(loss, theta, inputs, wanted)
         solution = self._solve(product, self._unpaired.reduce(cotangent))
         return [-tensor for tensor in product.cross(solution)]
 
@@ -126,7 +129,8 @@ class _ImplicitPullback:
 
     def _product(self, lower_loss: LowerLoss, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
-            return FiniteDifferenceProduct(lower_loss, theta, inputs, wanted, self.settings.radius)
+            settings = self.settings
+            return FiniteDifferenceProduct(lower_loss, theta, inputs, wanted, settings.radius, settings.habit)
         return ReverseProduct(lower_loss, theta, inputs, wanted)
 
     def _solve(self, product: AbstractProduct, vector: Vector) -> list[Tensor]:
@@ -142,6 +146,11 @@ class _Paired:
     def __init__(self, lower_loss: LowerLoss) -> None:
         self._loss = lower_loss
         self._random: RandomState | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it has drawn random numbers."""
+        return self._random is not None
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         if self._random is None:

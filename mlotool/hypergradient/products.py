@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mlotool.core.replay import Replay
+from mlotool.core.replay import Habit, Replay
 from mlotool.hypergradient.vector import add, leaves, norm, scaled, vector_jacobian
 from mlotool.program.differentiation import LowerLoss, Vector
 
@@ -72,6 +72,7 @@ class FiniteDifferenceProduct(AbstractProduct):
 
     Args:
         radius: 2-norm of the perturbation `e u`; None takes `DEFAULT_RADIUS` of the parameters' dtype.
+        habit: of the loss, kept between pullbacks.
 
     Cost: 2 gradients a product (and a forward pass, once, where the loss uses `stop_gradient`); no graph is kept.
     """
@@ -83,13 +84,14 @@ class FiniteDifferenceProduct(AbstractProduct):
         inputs: Vector,
         wanted: Sequence[bool],
         radius: float | None = None,
+        habit: Habit | None = None,
     ) -> None:
         self._loss = lower_loss
         self._theta = point = [tensor.detach() for tensor in theta]
         self._inputs = values = [tensor.detach() for tensor in inputs]
         self._wanted = wanted
         self._radius = radius or DEFAULT_RADIUS.get(theta[0].dtype, DEFAULT_RADIUS[torch.float32])
-        self._replay = Replay(lambda: [lower_loss(point, values)], lower_loss.devices)
+        self._replay = Replay(lambda: [lower_loss(point, values)], lower_loss.devices, habit)
 
     def hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""

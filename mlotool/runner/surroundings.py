@@ -21,6 +21,8 @@ IRRELEVANT_WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
 )
 
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
@@ -50,9 +52,13 @@ def torch_settings(*, num_threads: int | None, deterministic: bool) -> Iterator[
         # cuBLAS reads it when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
+    # Importing Lightning sets it; every step of Adam then probes NVML, which costs more than the step.
+    probes_nvml = os.environ.pop(_NVML_CHECK, None)
     try:
         yield
     finally:
+        if probes_nvml is not None:
+            os.environ[_NVML_CHECK] = probes_nvml
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(was_deterministic, warn_only=warn_only)
 
