@@ -1,7 +1,7 @@
 """Small programs in float64 with a reference gradient from a plain autograd program of their own.
 
 The reference solves each level by Newton's method on a function written with torch alone, then takes differentiable
-Newton steps from the solution: each adds one order of exact derivatives.
+Newton steps from the solution.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,12 @@ class Point(nn.Module):
         return self.x
 
 
-def newton(gradient: Callable[[Tensor], Tensor], start: Tensor, differentiable_steps: int = 3) -> Tensor:
-    """Return the root of `gradient`, differentiable with respect to whatever it closes over."""
+def newton(gradient: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Return the root of `gradient`, differentiable with respect to whatever it closes over.
+
+    A step squares the error, so of the Taylor series as well: the first makes first derivatives exact, the second
+    those up to the third, which is what the innermost of three nested levels needs.
+    """
 
     def step(x: Tensor, create_graph: bool) -> Tensor:
         with torch.enable_grad():
@@ -45,7 +49,7 @@ def newton(gradient: Callable[[Tensor], Tensor], start: Tensor, differentiable_s
         x = moved
         if done:
             break
-    for _ in range(differentiable_steps):
+    for _ in range(2):
         x = step(x, True)
     return x
 

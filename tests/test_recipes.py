@@ -74,7 +74,7 @@ def test_a_recipe_as_a_dozen_lines_of_python() -> None:
         partial(reweighted_cross_entropy, normalize=False),
         roles={"model": "classifier", "weigher": "reweight"},
         stream=stream("classifier", "train"),
-        optimizer=partial(torch.optim.SGD, lr=5e-3, momentum=0.9, weight_decay=5e-3),
+        optimizer=partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=5e-3),
         hypergradient=Implicit(Identity(), product="finite_difference"),
         warmup_steps=2,
     )

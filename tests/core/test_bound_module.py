@@ -128,8 +128,17 @@ class Counter(nn.Module):
         return self.weight * self.count
 
 
-def test_a_module_called_twice_sees_its_own_update_of_a_throw_away_buffer() -> None:
-    module = Counter()
+class Reassigning(Counter):
+    """Puts a new tensor into its buffer's place."""
+
+    def forward(self) -> Tensor:
+        self.count = self.count + 1
+        return self.weight * self.count
+
+
+@pytest.mark.parametrize("make", [Counter, Reassigning])
+def test_a_module_called_twice_sees_its_own_update_of_a_throw_away_buffer(make: type[Counter]) -> None:
+    module = make()
     bound = BoundModule(module, {"weight": torch.tensor(2.0)})
     assert [float(bound()), float(bound())] == [2.0, 4.0]
     assert float(module.count) == 0.0

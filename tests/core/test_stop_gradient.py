@@ -48,6 +48,18 @@ def test_the_unperturbed_evaluation_is_run_once_and_only_where_it_is_needed() ->
     assert calls == [False]
 
 
+@pytest.mark.parametrize(("num_base", "num_perturbed"), [(0, 1), (1, 2), (3, 2)])
+def test_a_number_of_calls_that_depends_on_the_parameters_is_an_error(num_base: int, num_perturbed: int) -> None:
+    def evaluate(count: int) -> list[Tensor]:
+        return [stop_gradient(values(1.0)) for _ in range(count)]
+
+    replay = Replay(partial(evaluate, num_base))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"calls stop_gradient a different number of times.*expected .*Do not"):
+            replay(partial(evaluate, num_perturbed))
+    assert len(evaluate(num_perturbed)) == num_perturbed  # outside of it, a detach again
+
+
 def test_every_evaluation_sees_the_same_random_numbers_also_after_a_recording() -> None:
     def evaluate() -> list[Tensor]:
         first = torch.rand(2)

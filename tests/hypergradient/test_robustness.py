@@ -87,11 +87,11 @@ def test_an_evaluation_moves_no_buffer() -> None:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_parameters_are_the_same_bits_after_a_hundred_gradients(name: str) -> None:
+def test_parameters_are_the_same_bits_after_many_gradients(name: str) -> None:
     program = reweighting(ALGORITHMS[name], Mlp(nn.BatchNorm1d(5, eps=1.0), nn.Dropout(0.1)))
     before, state = parameters(program), program.state_dict()["model"]["stream"]
     buffers = {key: buffer.clone() for key, buffer in program.problems["model"].module.named_buffers()}
-    for _ in range(100):
+    for _ in range(25):
         program.gradient("weigher")
     assert_identical(parameters(program), before)
     assert_identical(dict(program.problems["model"].module.named_buffers()), buffers)

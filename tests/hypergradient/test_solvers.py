@@ -177,6 +177,7 @@ def test_negative_curvature_at_once_gives_the_identity() -> None:
     result = solve(ConjugateGradient(10, 1e-6), matrix, vector)
     assert result.status is Status.NEGATIVE_CURVATURE
     assert torch.equal(flat(result.solution), vector)
+    assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-12)
 
 
 def test_negative_curvature_later_gives_the_best_vector_so_far() -> None:
@@ -202,6 +203,29 @@ def test_a_matrix_with_a_zero_row_gives_the_least_squares_solution() -> None:
     assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-9)
     zero = solve(Exact(), torch.zeros(SIZE, SIZE, dtype=torch.float64), vector)
     assert (zero.status, float(flat(zero.solution).norm())) == (Status.SINGULAR, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_matrix_that_is_singular_up_to_rounding_gives_the_least_squares_solution(seed: int) -> None:
+    """LU finds no zero pivot there, but a huge vector."""
+    eigenvalues = torch.linspace(1.0, 3.0, SIZE, dtype=torch.float64)
+    eigenvalues[:3] = 0
+    matrix, vector = with_spectrum(eigenvalues, seed), rand(SIZE, seed=10 + seed)
+    result = solve(Exact(), matrix, vector)
+    assert result.status is Status.SINGULAR
+    assert error(result, torch.linalg.pinv(matrix, rtol=1e-8) @ vector) < 1e-10
+    assert float((matrix @ (matrix @ flat(result.solution) - vector)).norm() / vector.norm()) < 1e-10
+    assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-9)
+
+
+@pytest.mark.parametrize("num_terms", [150, 1000])
+def test_a_neumann_series_that_overflows_ends_with_its_first_term(num_terms: int) -> None:
+    """After 150 terms the vector is finite in part, after 1000 it is NaN."""
+    eigenvalues = torch.linspace(1.0, 200.0, SIZE, dtype=torch.float64)
+    vector = rand(SIZE)
+    result = solve(Neumann(num_terms, 1.0), with_spectrum(eigenvalues), vector)
+    assert result.status is Status.NON_FINITE
+    assert torch.equal(flat(result.solution), vector)
 
 
 def test_conjugate_gradient_on_a_singular_but_consistent_system() -> None:
@@ -246,6 +270,16 @@ def test_a_product_that_becomes_non_finite_leaves_the_best_vector_so_far() -> No
         (ConjugateGradient, {"max_iterations": 1, "tolerance": 0.1, "damping": -1.0}, "damping=-1.0"),
         (Neumann, {"num_terms": 0, "step_size": 0.1}, "found num_terms=0"),
         (Neumann, {"num_terms": 1, "step_size": 0.0}, "step_size=0.0"),
+        (Neumann, {"num_terms": 1, "step_size": math.nan}, "step_size=nan"),
+        (Neumann, {"num_terms": 2.0, "step_size": 0.1}, "found num_terms=2.0"),
+        (ConjugateGradient, {"max_iterations": 2.0}, "found max_iterations=2.0"),
+        (ConjugateGradient, {"tolerance": math.nan}, "tolerance=nan"),
+        (ConjugateGradient, {"damping": math.nan}, "damping=nan"),
+        (Identity, {"step_size": 0.0}, "found step_size=0.0"),
+        (Identity, {"step_size": math.nan}, "found step_size=nan"),
+        (Exact, {"damping": -1.0}, "found damping=-1.0"),
+        (Exact, {"damping": math.nan}, "found damping=nan"),
+        (Exact, {"max_parameters": 0}, "max_parameters=0"),
     ],
 )
 def test_wrong_arguments(make: Callable[..., Any], keywords: dict[str, float], match: str) -> None:

@@ -69,6 +69,14 @@ def test_wrong_choices(keywords: dict[str, Any], match: str) -> None:
         Implicit(Identity(), **keywords)
 
 
+def test_two_problems_of_one_name_are_an_error() -> None:
+    problems = [
+        Problem("w", Point(numbers(value)), lambda batch, *, w: w().sum(), roles={"w": "w"}) for value in (1.0, 2.0)
+    ]
+    with pytest.raises(ConfigError, match=r"problems: found the names \['w', 'w'\]; expected each once. Rename"):
+        Program(problems, Graph())
+
+
 def test_unknown_problems_are_errors() -> None:
     program = reweighting(REVERSE)
     for call in (

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -108,6 +109,19 @@ def test_an_ordinary_step_reduces_its_gradient_once() -> None:
     assert len(recording.seen) == 1
 
 
+class Mean(torch.autograd.Function):
+    """A mean over ranks, whose backward is the mean over ranks of the cotangents."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Reduce, *vector: Tensor) -> tuple[Tensor, ...]:
+        ctx.exchange = exchange
+        return tuple(exchange(vector))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Any, ...]:
+        return None, *Mean.apply(ctx.exchange, *cotangent)
+
+
 class Ranks:
     """Two ranks as two threads; `reduce` waits for the other one's vector."""
 
@@ -117,7 +131,7 @@ class Ranks:
         self.num_calls = [0, 0]
 
     def reduce_of(self, rank: int) -> Reduce:
-        def reduce(vector: Vector) -> Vector:
+        def exchange(vector: Vector) -> Vector:
             self.num_calls[rank] += 1
             self._vectors[rank] = [tensor.detach().clone() for tensor in vector]
             self._barrier.wait()
@@ -125,7 +139,7 @@ class Ranks:
             self._barrier.wait()
             return mean
 
-        return reduce
+        return lambda vector: Mean.apply(exchange, *vector)
 
     def run(self, work: Callable[[int, Reduce], Any]) -> list[Any]:
         results: list[Any] = [None, None]
@@ -168,6 +182,46 @@ def test_two_ranks_equal_the_joined_batch(name: str, graph: Graph) -> None:
     # Without it the ranks would differ: the test has something to find.
     alone = [program(graph, make).gradient("u", halves(rank, graph))["x"] for rank in range(2)]
     assert not torch.allclose((alone[0] + alone[1]) / 2, joined["x"], rtol=1e-2)
+
+
+def nested(make: Callable[[], AbstractHypergradient], reduce: Reduce | None = None) -> Program:
+    """v shapes and reads w, so the pullback of w is differentiated."""
+
+    def middle_loss(batch: Tensor, *, v: Any, w: Any, u: Any) -> Tensor:
+        return v_loss(batch, v=v, w=w) + 2 * (torch.exp(u() * batch) * v() ** 2).mean(0).sum()
+
+    settings: list[tuple[str, Tensor, Callable[..., Tensor], dict[str, str]]] = [
+        ("w", numbers(0.5, -0.3, 0.8), w_loss, {"w": "w", "u": "v"}),
+        ("v", numbers(0.2, 0.4, -0.1), middle_loss, {"v": "v", "w": "w", "u": "u"}),
+        ("u", numbers(0.1, 0.2, -0.4), top_loss, {"below": "v", "u": "u"}),
+    ]
+    problems = [
+        Problem(name, Point(value), loss, roles=roles, hypergradient=make()) for name, value, loss, roles in settings
+    ]
+    return Program(problems, Graph({"u": ["v"], "v": ["w"]}, {"w": ["v"], "v": ["u"]}), reduce)
+
+
+@pytest.mark.parametrize("name", ["identity", "neumann", "cg", "exact"])
+def test_two_ranks_equal_the_joined_batch_where_a_pullback_is_differentiated(name: str) -> None:
+    make = ALGORITHMS[name][0]
+    work = [halves(rank, TRILEVEL) for rank in range(2)]
+    first, second = Ranks().run(lambda rank, reduce: nested(make, reduce).gradient("u", work[rank]))
+    assert_identical(first, second)
+    joined = nested(make).gradient("u", batches(TRILEVEL))
+    assert torch.allclose(first["x"], joined["x"], rtol=1e-11, atol=1e-11)
+    alone = [nested(make).gradient("u", work[rank])["x"] for rank in range(2)]
+    assert not torch.allclose((alone[0] + alone[1]) / 2, joined["x"], rtol=1e-2)
+
+
+def test_unused_parameters_are_neither_reduced_nor_stepped() -> None:
+    module, recording = Point(numbers(0.5)), Recording()
+    module.spare = torch.nn.Parameter(numbers(1.0, 2.0))
+    decaying = partial(torch.optim.SGD, lr=0.1, weight_decay=0.5)
+    problem = Problem("w", module, lambda batch, *, w: (w() ** 2).sum(), roles={"w": "w"}, optimizer=decaying)
+    Schedule(Program([problem], Graph(), recording)).tick()
+    assert torch.equal(module.spare, numbers(1.0, 2.0))
+    assert not torch.equal(module.x, numbers(0.5))
+    assert [[tuple(tensor.shape) for tensor in vector] for vector in recording.seen] == [[(1,)]]
 
 
 def test_two_ranks_step_together() -> None:

@@ -1,5 +1,6 @@
 """A program and its schedule, saved at any tick and loaded into a new one, go on bit by bit as before."""
 
+import copy
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -117,3 +118,32 @@ def test_a_state_of_other_problems_is_an_error() -> None:
     state = _plain().state_dict()
     with pytest.raises(ConfigError, match=r"A saved program has the problems \['u', 'w'\]; expected \['low', 'mid'"):
         _adaptation({}).load_state_dict(state)
+
+
+def test_problems_that_load_one_state_share_no_tensor() -> None:
+    programs = [_plain() for _ in range(2)]
+    schedules = [Schedule(program) for program in programs]
+    schedules[0].tick()
+    programs[1].load_state_dict(programs[0].state_dict())
+    state = programs[1].problems["w"].optimizer.state_dict()["state"][0]["momentum_buffer"]
+    before = state.clone()
+    assert float(before.norm()) > 0
+    schedules[0].tick()
+    assert torch.equal(state, before)
+
+
+def test_a_schedules_state_does_not_change_afterwards() -> None:
+    """Neither in the run that saved it nor in one that loads it."""
+    schedule, resumed = (Schedule(_looking_ahead()) for _ in range(2))
+    for _ in range(4):
+        schedule.tick()
+    state = schedule.state_dict()
+    before = copy.deepcopy(state)
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        schedule.tick()
+        resumed.tick()
+    assert list(state["snapshots"]) == list(before["snapshots"]) == ["w"]
+    for part in ("module", "optimizer"):
+        torch.testing.assert_close(state["snapshots"]["w"][part], before["snapshots"]["w"][part], rtol=0, atol=0)
+    assert (state["num_ticks"], state["waited"]) == (before["num_ticks"], before["waited"])

@@ -192,3 +192,40 @@ def test_a_problem_that_nothing_reads_just_steps() -> None:
             schedule.tick()
         found.append(parameters(program))
     assert_identical(*found)
+
+
+def test_warm_up_steps_are_not_taken_back() -> None:
+    lower = {"roll_back": True, "warmup_steps": 2}
+    schedule, twin = Schedule(pair(lower)), ByHand(pair(lower))
+    assert [sorted(schedule.tick()) for _ in range(4)] == [["w"], ["w"], ["u", "w"], ["u", "w"]]
+    twin.step("w")
+    twin.step("w")
+    for _ in range(2):
+        saved = _saved(twin.program, "w")
+        twin.step("w")
+        twin.step("u")
+        _restore(twin.program, "w", saved)
+        twin.step("w", draw=False)
+    assert_identical(parameters(schedule.program), parameters(twin.program))
+    assert schedule.program.problems["w"].num_steps == 4
+
+
+def test_the_real_step_is_on_all_accumulated_batches() -> None:
+    """An epoch has three batches: some pairs of them lie in two epochs."""
+    schedule, twin = Schedule(pair({"roll_back": True, "accumulate_batches": 2})), ByHand(pair())
+    stream = twin.program.problems["w"].stream
+
+    def step(batches: list[Tensor]) -> None:
+        first, second = (twin.program.gradient("w", {"w": batch})["x"] for batch in batches)
+        twin.apply({"w": {"x": (first + second) / 2}})
+
+    for _ in range(4):
+        schedule.tick()
+        batches = [stream.next(), stream.next()]
+        saved = _saved(twin.program, "w")
+        step(batches)
+        twin.batches["w"] = batches[1]
+        twin.step("u")
+        _restore(twin.program, "w", saved)
+        step(batches)
+        assert_identical(parameters(schedule.program), parameters(twin.program))

@@ -269,7 +269,11 @@ def test_a_problem_without_an_optimizer_is_an_error() -> None:
     ("setting", "expected"),
     [
         ({"unroll_steps": 0}, "problems.w.unroll_steps: found 0; expected a whole number of at least 1"),
+        ({"unroll_steps": 1.5}, "problems.w.unroll_steps: found 1.5; expected a whole number of at least 1"),
         ({"accumulate_batches": 0}, "problems.w.accumulate_batches: found 0"),
+        ({"accumulate_batches": 2.0}, "problems.w.accumulate_batches: found 2.0"),
+        ({"warmup_steps": 0.5}, "problems.w.warmup_steps: found 0.5; expected a whole number of at least 0"),
+        ({"scheduler": SCHEDULERS["StepLR"]}, "problems.w.optimizer: found None; expected an optimizer, since a sched"),
         ({"warmup_steps": -1}, "problems.w.warmup_steps: found -1; expected a whole number of at least 0"),
         ({"gradient_clip_norm": 0.0}, "problems.w.gradient_clip_norm: found 0.0; expected a positive norm or null"),
         ({"scheduler_interval": "epoch"}, "problems.w.scheduler_interval: found 'epoch'"),

@@ -1,11 +1,13 @@
 """The stream: its order, its resume, its workers, its devices."""
 
 from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from mlotool.program import Stream
 
@@ -178,10 +180,35 @@ def test_a_seeded_data_set_gets_a_seed_for_each_batch_of_each_epoch() -> None:
     assert not torch.equal(Stream(Seeded(), 5, seed=2, shuffle=False).next()["input"], first[0]["input"])
 
 
-def test_loading_leaves_the_random_numbers_of_training_alone() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loading_leaves_the_random_numbers_of_training_alone(num_workers: int) -> None:
     before = torch.get_rng_state()
-    draw(Stream(Noisy(), 3), 4)
+    draw(Stream(Noisy(), 3, num_workers=num_workers), 4)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_loading_does_not_seed_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    torch.manual_seed(0)
+    assert seeds == [0]  # so this is where torch would do it
+    draw(Stream(Noisy(), 3), 4)
+    assert seeds == [0]
+
+
+def test_a_subset_is_collated() -> None:
+    """It has `__getitems__`, which returns samples."""
+    batches = draw(Stream(Subset(Noisy(), [7, 1, 5, 3]), 2, shuffle=False), 2)
+    assert [batch["target"].tolist() for batch in batches] == [[7, 1], [5, 3]]
+    assert [batch["input"].shape for batch in batches] == [(2, 2), (2, 2)]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A batch with a dataclass's fields."""
+
+    input: Tensor
+    more: tuple[Tensor, int]
 
 
 class Nested(Whole):
@@ -189,7 +216,7 @@ class Nested(Whole):
 
     def __getitems__(self, indices: Tensor) -> Any:
         x = self.data[indices]
-        return {"a": [x, (x, 1)], "b": Pair(x, {"c": x}), "d": "text", "e": None}
+        return {"a": [x, (x, 1)], "b": Pair(x, {"c": x}), "d": "text", "e": None, "f": Named(x, (x, 2))}
 
 
 def test_nested_batches_move() -> None:
@@ -197,14 +224,17 @@ def test_nested_batches_move() -> None:
     assert isinstance(batch["a"], list)
     assert isinstance(batch["a"][1], tuple)
     assert isinstance(batch["b"], Pair)
+    assert isinstance(batch["f"], Named)
     moved = [batch["a"][0], batch["a"][1][0], batch["b"].input, batch["b"].target["c"]]
-    assert [tensor.device.type for tensor in moved] == ["meta"] * 4
-    assert (batch["a"][1][1], batch["d"], batch["e"]) == (1, "text", None)
+    moved += [batch["f"].input, batch["f"].more[0]]
+    assert [tensor.device.type for tensor in moved] == ["meta"] * 6
+    assert (batch["a"][1][1], batch["d"], batch["e"], batch["f"].more[1]) == (1, "text", None, 2)
 
 
-def test_a_stream_that_moves_delivers_the_batches_that_it_would_have_delivered() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_that_moves_delivers_the_batches_that_it_would_have_delivered(num_workers: int) -> None:
     expected = draw(Stream(Noisy(), 3), 4)
-    stream = Stream(Noisy(), 3)
+    stream = Stream(Noisy(), 3, num_workers=num_workers)
     stream.next()
     stream.peek()
     stream.to("cpu")
