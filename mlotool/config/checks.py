@@ -50,6 +50,7 @@ def checked(config: Any, *, targets: bool) -> tuple[dict[str, Any], list[str]]:
         _name_faults,
         _choice_faults,
         _range_faults,
+        _namespace_faults,
         _graph_faults,
         _stream_faults,
         evaluation_faults,
@@ -165,6 +166,16 @@ def _stream_faults(values: Values) -> Iterator[str]:
             yield (
                 f"{key}: found '{split}'; expected a split of the data: {', '.join(splits)}."
                 f"{did_you_mean(split, splits)} Correct it, or set data.sizes.{split}=100."
+            )
+
+
+def _namespace_faults(values: Values) -> Iterator[str]:
+    splits = (values["evaluate"] or {}).get("splits", ())
+    for kind, names in (("problem", values["problems"]), ("split", splits)):
+        for name in set(values["analyses"]) & set(names):
+            yield (
+                f"analyses.{name}: found the name of a {kind}; expected a name of its own, since metrics are logged as "
+                f"<name>/<metric>. Rename it to {name}_analysis."
             )
 
 

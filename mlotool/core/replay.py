@@ -125,6 +125,7 @@ class Replay:
         self._random = RandomState(devices)
         self._habit = habit or Habit()
         self._constants: list[Tensor] | None = None
+        self._has_result = False
 
     def __call__(self, evaluation: Evaluation) -> Sequence[Tensor]:
         """Return what `evaluation` returns, with everything but its parameters held fixed.
@@ -135,12 +136,13 @@ class Replay:
         if self._habit.uses_constants and self._constants is None:
             self._record()
         result = self._run(evaluation)
-        if result is None and self._constants is None:
+        if result is None and self._constants is None and not self._has_result:
             self._habit.uses_constants = True
             self._record()
             result = self._run(evaluation)
         if result is None:
             raise ConfigError(_CHANGED_CONSTANTS)
+        self._has_result = True
         return result
 
     def _run(self, evaluation: Evaluation) -> Sequence[Tensor] | None:

@@ -96,8 +96,8 @@ class Implicit(AbstractHypergradient):
         if result.status in failures and (self.last is None or self.last.status is not result.status):
             warnings.warn(
                 f"The {type(self.solver).__name__} solve at problem '{problem}' ended with {result.status.value} after "
-                f"{result.num_products} products; the best vector so far is used. Raise the solver's damping, or use "
-                "hypergradient=neumann.",
+                f"{result.num_products} products; the best vector so far is used. Raise the solver's damping, or "
+                "lower its step_size.",
                 stacklevel=2,
             )
         self.last = result

@@ -176,7 +176,8 @@ class _Fetcher:
         if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
             if getattr(self.dataset, "seeded", False):
                 return self.dataset.__getitems__(indices, seed=_mix(self.seed, epoch, number))
-            return self.dataset.__getitems__(indices)
+            batch = self.dataset.__getitems__(indices)
+            return default_collate(batch) if isinstance(batch, list) else batch
         samples = []
         with torch.random.fork_rng(devices=[]):
             for index in indices.tolist():

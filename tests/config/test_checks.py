@@ -209,3 +209,9 @@ sys.exit(len(heavy))
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     print(result.stdout)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_an_analysis_with_the_name_of_a_problem() -> None:
+    config = compose("mwn", ["+analyses.classifier=${analyses.weights}", "~analyses.weights"])
+    with pytest.raises(ConfigError, match=r"analyses.classifier: found the name of a problem.*classifier_analysis"):
+        check(config)
