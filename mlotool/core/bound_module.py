@@ -1,6 +1,6 @@
 """A module with the parameters that it plays with in one evaluation: what a loss sees of a problem."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,8 +73,11 @@ class BoundModule:
         if self._buffers is None:
             # One copy for the whole evaluation: a module that is called twice sees its own update of a buffer.
             self._buffers = self._places.copy_buffers()
-        with self._places.filled(self._parameters, self._buffers):
+        restore = self._places.fill(self._parameters, self._buffers)
+        try:
             return self._module(*args, **kwargs)
+        finally:
+            restore()
 
     def _prefixed(self) -> dict[str, Tensor] | None:
         if self._parameters is None:
@@ -100,29 +103,28 @@ class Places:
         """Return copies of the current buffers by name."""
         return {name: places[0][0][places[0][1]].clone() for name, places in self._buffers.items()}
 
-    @contextmanager
-    def filled(self, parameters: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> Iterator[None]:
-        """Put tensors into the places of those names; afterwards all is as it was.
+    def fill(self, parameters: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> Callable[[], None]:
+        """Put tensors into the places of those names; return what puts all back as it was.
 
-        A module may assign a new tensor to a buffer; `buffers` then holds that one.
+        A module may assign a new tensor to a buffer; once all is put back, `buffers` holds that one.
 
         Raises:
-            KeyError: the module has no parameter or buffer of such a name.
+            KeyError: the module has no parameter or buffer of such a name; nothing has changed.
         """
-        saved = []
-        try:
-            for tensors, places_by_name in ((parameters, self._parameters), (buffers, self._buffers)):
-                for name, tensor in tensors.items():
-                    for holder, attribute in places_by_name[name]:
-                        saved.append((holder, attribute, holder[attribute]))
-                        holder[attribute] = tensor
-            yield
-        finally:
+        moves = [(place, tensor) for name, tensor in parameters.items() for place in self._parameters[name]]
+        moves += [(place, tensor) for name, tensor in buffers.items() for place in self._buffers[name]]
+        saved = [(holder, attribute, holder[attribute]) for (holder, attribute), _ in moves]
+        for (holder, attribute), tensor in moves:
+            holder[attribute] = tensor
+
+        def restore() -> None:
             for name in buffers:
                 holder, attribute = self._buffers[name][0]
                 buffers[name] = holder[attribute]
-            for holder, attribute, tensor in reversed(saved):
+            for holder, attribute, tensor in saved:
                 holder[attribute] = tensor
+
+        return restore
 
 
 def _places_of(module: nn.Module, tensors: dict[str, Tensor], kind: str) -> dict[str, list[tuple[dict[str, Any], str]]]:

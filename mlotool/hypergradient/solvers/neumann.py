@@ -23,7 +23,7 @@ class Neumann(AbstractSolver):
         num_terms: terms of the series.
         step_size: `a`; the lower learning rate is the usual choice.
 
-    Cost: `num_terms - 1` products; two vectors of memory.
+    Cost: `num_terms - 1` products; one vector of memory.
 
     Example:
         >>> import torch
@@ -44,16 +44,15 @@ class Neumann(AbstractSolver):
 
     def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
         """Return the truncated series."""
-        term = total = list(vector)
+        # Horner's scheme, total <- v + (I - aH) total: no vector but the sum itself is kept.
+        total = list(vector)
         for number in range(1, self.num_terms):
-            product = matvec(term)
             if number == 1 or torch.is_grad_enabled():
-                term = add(term, product, -self.step_size)
-                total = add(total, term)
+                total = add(add(total, matvec(total), -self.step_size), vector)
             else:
-                # Both are our own by now, and nothing is differentiated: two vectors do.
-                torch._foreach_add_(term, list(product), alpha=-self.step_size)
-                torch._foreach_add_(total, term)
+                # Its own tensors by now, and nothing is differentiated.
+                torch._foreach_add_(total, list(matvec(total)), alpha=-self.step_size)
+                torch._foreach_add_(total, list(vector))
         if not bool(torch.isfinite(norm(total))):
             return SolveResult(scaled(vector, self.step_size), Status.NON_FINITE, self.num_terms - 1)
         return SolveResult(scaled(total, self.step_size), Status.FIXED, self.num_terms - 1)
