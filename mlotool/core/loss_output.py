@@ -1,27 +1,40 @@
 """What a loss returns when it has more to tell than one number."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+Metrics = Mapping[str, Tensor]
 
-@dataclass(frozen=True)
+
 class LossOutput:
     """A scalar loss with metrics beside it.
 
+    A hypergradient evaluates a loss many times and looks at its metrics in none of them; given as a callable, they
+    are computed only where they are read.
+
     Args:
         loss: 0-D tensor, the value that is minimised.
-        metrics: 0-D tensors to log, by name; they are detached, nothing flows back through them.
+        metrics: 0-D tensors to log, by name, or a callable that returns them; nothing flows back through them.
 
     Example:
         >>> import torch
-        >>> LossOutput(torch.tensor(0.5), {"accuracy": torch.tensor(1.0)}).loss
-        tensor(0.5000)
+        >>> LossOutput(torch.tensor(0.5), lambda: {"accuracy": torch.tensor(1.0)}).metrics
+        {'accuracy': tensor(1.)}
     """
 
-    loss: Tensor
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    __slots__ = ("_metrics", "loss")
+
+    def __init__(self, loss: Tensor, metrics: Metrics | Callable[[], Metrics] | None = None) -> None:
+        self.loss = loss
+        self._metrics = {} if metrics is None else metrics
+
+    @property
+    def metrics(self) -> Metrics:
+        """The metrics by name."""
+        if callable(self._metrics):
+            self._metrics = self._metrics()
+        return self._metrics
 
     @classmethod
     def of(cls, value: "Tensor | LossOutput") -> "LossOutput":

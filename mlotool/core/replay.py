@@ -5,7 +5,7 @@ loss treats as a constant, must then be the same in every evaluation, or the dif
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 
 import torch
@@ -26,12 +26,22 @@ class _MissingConstantsError(Exception):
     """A perturbed evaluation met `stop_gradient` before an unperturbed one had recorded its values."""
 
 
-class _Tape:
-    """The values of the `stop_gradient` calls of one evaluation, in the order of the calls."""
+class _RecordedAllError(Exception):
+    """The unperturbed evaluation has met its last `stop_gradient`; the rest of it is not needed."""
 
-    def __init__(self, values: list[Tensor] | None) -> None:
+
+class _Tape:
+    """The values of the `stop_gradient` calls of one evaluation, in the order of the calls.
+
+    Args:
+        values: what to return; None records instead.
+        num_expected: how many to record before the evaluation is cut short; 0 lets it run to its end.
+    """
+
+    def __init__(self, values: list[Tensor] | None, num_expected: int = 0) -> None:
         self.recorded: list[Tensor] = []
         self._values = values
+        self._num_expected = num_expected
         self._position = 0
 
     @property
@@ -43,6 +53,8 @@ class _Tape:
         if self._values is None:
             value = tensor.detach()
             self.recorded.append(value)
+            if len(self.recorded) == self._num_expected:
+                raise _RecordedAllError
             return value
         if self._position >= len(self._values):
             raise _MissingConstantsError
@@ -104,10 +116,10 @@ class RandomState:
 
 
 class Habit:
-    """What a loss did before: whether it met `stop_gradient`, so that the next replay records at once."""
+    """What a loss did before: how often it met `stop_gradient`, so that the next replay records at once."""
 
     def __init__(self) -> None:
-        self.uses_constants = False
+        self.num_constants = 0
 
 
 class Replay:
@@ -133,12 +145,12 @@ class Replay:
         Raises:
             ConfigError: the loss calls `stop_gradient` more or less often than at the unperturbed parameters.
         """
-        if self._habit.uses_constants and self._constants is None:
-            self._record()
+        if self._habit.num_constants and self._constants is None:
+            self._record(self._habit.num_constants)
         result = self._run(evaluation)
-        if result is None and self._constants is None and not self._has_result:
-            self._habit.uses_constants = True
-            self._record()
+        if result is None and not self._has_result:
+            # Its habit is not known yet, or the loss has changed it: record all there is.
+            self._record(0)
             result = self._run(evaluation)
         if result is None:
             raise ConfigError(_CHANGED_CONSTANTS)
@@ -155,8 +167,9 @@ class Replay:
             return None
         return result if tape.is_used_up else None
 
-    def _record(self) -> None:
+    def _record(self, num_expected: int) -> None:
         self._random.restore()
-        with torch.no_grad(), _using(_Tape(None)) as tape:
+        with torch.no_grad(), suppress(_RecordedAllError), _using(_Tape(None, num_expected)) as tape:
             self._base()
         self._constants = tape.recorded
+        self._habit.num_constants = len(tape.recorded)

@@ -1,6 +1,6 @@
 """Cross-entropies in which each sample has a weight that another problem learns."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,7 +39,7 @@ def reweighted_cross_entropy(
     logits, target = model(batch["input"]), batch["target"]
     losses = F.cross_entropy(logits, target, reduction="none")
     weight = weigher(stop_gradient(losses)[:, None]).squeeze(1)
-    return _weighted(losses, weight, normalize, accuracy(logits, target))
+    return _weighted(losses, weight, normalize, lambda: accuracy(logits, target))
 
 
 def sample_weighted_cross_entropy(
@@ -62,11 +62,11 @@ def sample_weighted_cross_entropy(
     """
     logits, target = model(batch["input"]), batch["target"]
     losses = F.cross_entropy(logits, target, reduction="none")
-    return _weighted(losses, weights(batch["index"]), normalize, accuracy(logits, target))
+    return _weighted(losses, weights(batch["index"]), normalize, lambda: accuracy(logits, target))
 
 
-def _weighted(losses: Tensor, weight: Tensor, normalize: bool, accuracy: Tensor) -> LossOutput:
+def _weighted(losses: Tensor, weight: Tensor, normalize: bool, accuracy: Callable[[], Tensor]) -> LossOutput:
     total = (weight * losses).sum()
     # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
     loss = total / weight.sum().clamp_min(1e-12) if normalize else total / len(losses)
-    return LossOutput(loss, {"accuracy": accuracy, "mean_weight": weight.detach().mean()})
+    return LossOutput(loss, lambda: {"accuracy": accuracy(), "mean_weight": weight.detach().mean()})
