@@ -10,8 +10,7 @@ from torchvision.utils import save_image
 
 import mlotool
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Stream
-from mlotool.config import build
-from mlotool.config.building import derived_seed
+from mlotool.config import build, derived_seed
 from mlotool.losses import cross_entropy, reweighted_cross_entropy
 from mlotool.models import MLP, WeightNet
 

@@ -1,8 +1,10 @@
 """`mlotool -sc query=bash`: what could stand where the cursor is; `-sc install=bash`: the script that asks."""
 
 import os
+import re
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 
 from mlotool.cli.main import VERBS
 from mlotool.cli.request import Request, read_request
@@ -12,6 +14,8 @@ WITH_OVERRIDES = ("run", "show", "validate")
 WITH_RECIPE = (*WITH_OVERRIDES, "copy")
 OPTIONS_WITH_VALUE = ("--trust", "-cd", "--config-dir")
 SHELLS = ("bash", "zsh", "fish")
+# An option of a config group at a place of its own: model@problems.classifier.module=resnet8
+_PLACED_OPTION = re.compile(r"(?P<group>\+{0,2}[\w/]+)(?P<place>@[\w.]+)=(?P<option>.*)")
 
 
 def main(words: Sequence[str]) -> int:
@@ -23,7 +27,10 @@ def main(words: Sequence[str]) -> int:
             'Write: eval "$(mlotool -sc install=bash)"'
         )
     if command != "query":
-        _ask_hydra(words, Request(None, None, ()), "")
+        with redirect_stdout(StringIO()) as script:
+            _ask_hydra(words, Request(None, None, ()), "")
+        # To bash an @ begins a new word, unless it is told otherwise, as Hydra does for the =.
+        print(script.getvalue().replace("${COMP_WORDBREAKS//=}", "${COMP_WORDBREAKS//[=@]}"), end="")
         return 0
     line = os.environ.get("COMP_LINE", "")
     before, current = _split(line)
@@ -56,7 +63,12 @@ def _complete_recipe(words: Sequence[str], verb: str, before: list[str], current
         # A recipe comes first; without one Hydra would compose a config only to offer its bare keys.
         print(" ".join(names))
     elif verb in WITH_OVERRIDES and not current.startswith("-"):
-        _ask_hydra(words, request, " ".join([*flags, *request.hydra_words(), current]))
+        # Hydra's plugin knows a group's options, but not that they can go to a place.
+        placed = _PLACED_OPTION.fullmatch(current)
+        asked, place = (f"{placed['group']}={placed['option']}", placed["place"]) if placed else (current, "")
+        with redirect_stdout(StringIO()) as answer:
+            _ask_hydra(words, request, " ".join([*flags, *request.hydra_words(), asked]))
+        print(answer.getvalue().replace("=", f"{place}="), end="")
 
 
 def _recipe_names(prefix: str) -> list[str]:

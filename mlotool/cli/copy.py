@@ -46,9 +46,14 @@ def main(words: Sequence[str]) -> int:
 
 
 def with_origin(text: str) -> str:
-    """Return a recipe's text with a line that tells its origin, behind the `# @package` line, which must come first."""
+    """Return a recipe's text with a line that tells its origin.
+
+    It stands behind the `# @package` line, which must come first, and the header's first line, which `list` shows.
+    """
     lines = text.splitlines(keepends=True)
     place = 1 if lines and lines[0].startswith("# @package") else 0
+    if lines[place:] and lines[place].startswith("#"):
+        place += 1
     return "".join([*lines[:place], f"# copied from mlotool {__version__}\n", *lines[place:]])
 
 

@@ -60,6 +60,7 @@ class Job:
             raise
         except Exception as error:
             self.errors.append(error)
+            run_dir = getattr(error, "run_dir", None) or run_dir
             if self.sweep_dir is None:
                 _leave(run_dir)
             else:
@@ -87,10 +88,11 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin) -> "RunResul
 
     try:
         result = runner.run(config, output_dir=run_dir, origin=origin)
-    except RunError:
-        write_report(config, run_dir)
+    except RunError as error:
+        write_report(config, error.run_dir or run_dir)
         raise
-    write_report(config, run_dir)
+    # Not run_dir: where another run of the same second had it, the runner took the folder beside it.
+    write_report(config, result.output_dir)
     return result
 
 

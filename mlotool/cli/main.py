@@ -2,8 +2,11 @@
 
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from typing import TextIO
 
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.suggest import did_you_mean
@@ -56,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
-        code = _dispatch([word for word in words if word != "--debug"])
+        with _plain_warnings(debug=debug):
+            code = _dispatch([word for word in words if word != "--debug"])
         sys.stdout.flush()  # a broken pipe shows here, not behind our back at exit
         return code
     except SystemExit as exit_:  # argparse, after --help
@@ -105,6 +109,31 @@ def _unknown_verb(word: str) -> str:
     if "=" in word or word.endswith((".yaml", ".yml")) or word in ("-m", "--multirun"):
         return f"Found '{word}' where a verb was expected. Write: mlotool run {word} ..."
     return f"Unknown verb '{word}'; expected one of {', '.join(VERBS)}.{did_you_mean(word, VERBS)} See mlotool --help."
+
+
+@contextmanager
+def _plain_warnings(*, debug: bool) -> Iterator[None]:
+    """Print warnings as our own are printed; with --debug, Python's way, which shows the line that warned."""
+    previous = warnings.showwarning
+
+    # Python calls it with every argument by position.
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        print(f"mlotool: warning: {message}", file=file or sys.stderr)
+
+    if not debug:
+        # Not `formatwarning`, which Lightning replaces when it is imported.
+        warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = previous
 
 
 def _say(text: str, *, debug: bool) -> None:

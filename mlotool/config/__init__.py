@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlotool.config.building import Analysis, Built, build
+    from mlotool.config.building import Analysis, Built, build, derived_seed
     from mlotool.config.checks import check
     from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, compose, config_errors, load_run_config
     from mlotool.config.paths import package_dir
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlotool.config.trusted import trust
 
 _HOMES = {
-    "mlotool.config.building": ("Analysis", "Built", "build"),
+    "mlotool.config.building": ("Analysis", "Built", "build", "derived_seed"),
     "mlotool.config.checks": ("check",),
     "mlotool.config.composition": ("CONFIG_NAME", "VERSION_KEYWORDS", "compose", "config_errors", "load_run_config"),
     "mlotool.config.paths": ("package_dir",),
@@ -40,6 +40,7 @@ __all__ = [
     "check_recipe_file",
     "compose",
     "config_errors",
+    "derived_seed",
     "find_recipe",
     "finish_provenance",
     "list_recipes",

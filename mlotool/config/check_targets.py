@@ -9,7 +9,9 @@ from mlotool.config.leftover import leftover_advice
 from mlotool.config.resolve import is_known
 from mlotool.config.signatures import keyword_faults, signature_of
 from mlotool.config.source import Signature
-from mlotool.config.trusted import trust_fault
+from mlotool.config.sweep import DANGEROUS
+from mlotool.config.torch_names import CONTAINERS
+from mlotool.config.trusted import is_of_user, trust_fault
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
@@ -17,6 +19,14 @@ Values = Mapping[str, Any]
 _OURS = {"loss": ("roles",), "analysis": ("roles", "split", "batch_size")}
 _GIVEN = {"optimizer": ("params",), "scheduler": ("optimizer",)}
 _HYDRA_KEYS = ("_partial_", "_convert_", "_recursive_")
+# By kind of node, the kind of those inside it.
+_INSIDE = {
+    "module": "module",
+    "loss": "module",
+    "analysis": "module",
+    "scheduler": "scheduler",
+    "hypergradient": "solver",
+}
 
 
 @dataclass(frozen=True)
@@ -26,13 +36,13 @@ class Place:
     Args:
         key: where it stands.
         node: what stands there.
-        kind: what it has to be; None for one inside another.
+        kind: what it has to be.
         given: parameters that come from the node around it.
     """
 
     key: str
     node: Any
-    kind: str | None
+    kind: str
     given: tuple[str, ...] = ()
 
 
@@ -67,7 +77,10 @@ def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
     if fault is not None:
         yield fault
         return
-    yield from _special_faults(place)
+    faults = list(_special_faults(place))
+    yield from faults
+    if faults:
+        return
     try:
         signature = signature_of(key, name, targets=targets)
     except ConfigError as error:
@@ -80,9 +93,9 @@ def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
         yield from _analysis_faults(key, node)
     if signature is None:
         return
-    ours = _OURS.get(place.kind or "", ())
+    ours = _OURS.get(place.kind, ())
     first = [each.name for each in signature.parameters if not each.is_keyword_only][:1] if ours else []
-    given = [*first, *_GIVEN.get(place.kind or "", ()), *place.given, *(roles if isinstance(roles, Mapping) else ())]
+    given = [*first, *_GIVEN.get(place.kind, ()), *place.given, *(roles if isinstance(roles, Mapping) else ())]
     settings = {keyword: value for keyword, value in node.items() if keyword not in (*ours, *_HYDRA_KEYS)}
     yield from keyword_faults(
         key, settings, signature, given=given, leftover=partial(leftover_advice, key, place.kind, name)
@@ -92,8 +105,10 @@ def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
 def _inner_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[str]:
     """Check the targets inside a node: a solver, schedulers in a list, layers."""
     given = ("optimizer",) if place.kind == "scheduler" or "optimizer" in place.given else ()
-    for key, node in _inner(place.key, {k: v for k, v in place.node.items() if k != "roles"}):
-        yield from _place_faults(Place(key, node, None, given), problems, targets=targets)
+    # Where roles are ours they only name problems; elsewhere they are built like anything else.
+    ours = _OURS.get(place.kind, ())
+    for key, node in _inner(place.key, {k: v for k, v in place.node.items() if k not in ours}):
+        yield from _place_faults(Place(key, node, _INSIDE.get(place.kind, "nothing"), given), problems, targets=targets)
 
 
 def _inner(key: str, node: Any) -> Iterator[tuple[str, Any]]:
@@ -113,9 +128,24 @@ def _special_faults(place: Place) -> Iterator[str]:
                 f"{place.key}.{keyword}: found {place.node[keyword]!r}; expected no {keyword}, as mlotool knows how to "
                 "build each node. Remove it."
             )
-    arguments = place.node.get("_args_")
-    if arguments is not None and (not isinstance(arguments, list) or place.kind in _OURS):
-        yield f"{place.key}._args_: found {arguments!r}; expected keywords, or a list for a module. Write keywords."
+    name = place.node["_target_"]
+    if "_args_" in place.node and not (name in CONTAINERS and isinstance(place.node["_args_"], list)):
+        # By position a setting would have no name that the checks know it by.
+        wanted = "a list of modules" if name in CONTAINERS else f"keywords; only {', '.join(CONTAINERS)} takes a list"
+        yield (
+            f"{place.key}._args_: found {place.node['_args_']!r} for {name}; expected {wanted}. "
+            f"Write each value under its name: {place.key}.<name>: .."
+        )
+    # `data.download` is the user's to set on the command line, and so is what the user's own package takes.
+    if place.kind == "data" or is_of_user(name):
+        return
+    for keyword, allowed in DANGEROUS.items():
+        value = place.node.get(keyword)
+        if keyword in place.node and not any(value is each for each in allowed):
+            yield (
+                f"{place.key}.{keyword}: found {value!r}; expected nothing that downloads, unpickles or chooses where "
+                "files go. Remove it."
+            )
 
 
 def _role_faults(place: Place, problems: Values, signature: Signature | None) -> Iterator[str]:

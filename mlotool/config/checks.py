@@ -183,6 +183,7 @@ def _warnings(values: Values) -> Iterator[str]:
     data = values["data"]
     if data.get("download") is True:
         yield f"data.download: files that are missing will be downloaded to '{data.get('root')}'."
+    yield from _ignored(values)
     if values["runner"]["precision"] == "bf16":
         for key, node in _hypergradients(values):
             if isinstance(node, Mapping) and node.get("product") == "finite_difference":
@@ -190,6 +191,25 @@ def _warnings(values: Values) -> Iterator[str]:
                     f"{key}.product: finite_difference under runner.precision=bf16 divides rounding errors by a small "
                     "step; expected fp32 or product=reverse. Use hypergradient=identity or runner.precision=fp32."
                 )
+
+
+def _ignored(values: Values) -> Iterator[str]:
+    """Yield the settings that have no effect."""
+    for name, problem in values["problems"].items():
+        stream, key = problem["stream"] or {}, f"problems.{name}.stream.batch_size"
+        split, batch_size = f"data.sizes.{stream.get('split')}", stream.get("batch_size")
+        size = _at(values, split)
+        if isinstance(size, int) and isinstance(batch_size, int) and 0 < size < batch_size:
+            yield (
+                f"{key}: found {batch_size}, while {split}={size}; expected no more than the split has, so each batch "
+                f"has {size} samples. Set {key}={size}, or {split}={batch_size}."
+            )
+    logger = values["logger"]
+    if logger["mode"] != "offline" and logger["wandb"] is False:
+        yield (
+            f"logger.mode: found '{logger['mode']}' with logger.wandb=false, which ignores it; expected W&B to log. "
+            "Set logger.wandb=true, or leave logger.mode out."
+        )
 
 
 def _hypergradients(values: Values) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,8 @@
 """From a recipe's name and overrides to one config."""
 
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from mlotool.config.paths import package_dir
-from mlotool.config.recipes import recipe_argument
+from mlotool.config.provenance import Origin
+from mlotool.config.recipes import find_recipe, recipe_argument
 from mlotool.config.schema import Config
-from mlotool.config.sources import sources
+from mlotool.config.sources import GROUP, sources
 from mlotool.config.translation import translate
 from mlotool.core.errors import ConfigError
 
 CONFIG_NAME = "config"
 # Hydra 1.3 warns without it, 1.4 with it.
 VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+_origins: dict[int, Origin] = {}
 
 
 def compose(recipe: str | None, overrides: Sequence[str] = ()) -> DictConfig:
@@ -45,7 +48,35 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> DictConfig:
     """
     argument, folders = recipe_argument(recipe)
     with sources(folders), config_errors(), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
-        return hydra_compose(CONFIG_NAME, [*argument, *overrides])
+        config = hydra_compose(CONFIG_NAME, [*argument, *overrides])
+    _keep_origin(config, Origin(_call(recipe, overrides), tuple(overrides), _recipe_path(recipe, overrides, folders)))
+    return config
+
+
+def origin_of(config: Any) -> Origin | None:
+    """Return where a config that `compose` made came from; None for any other, a copy of one too."""
+    return _origins.get(id(config))
+
+
+def _keep_origin(config: DictConfig, origin: Origin) -> None:
+    # By identity, not in a WeakKeyDictionary: a DictConfig's hash is that of its values, which may be changed.
+    _origins[id(config)] = origin
+    weakref.finalize(config, _origins.pop, id(config), None)
+
+
+def _call(recipe: str | None, overrides: Sequence[str]) -> str:
+    return f"mlotool.run(mlotool.compose({recipe!r}, {list(overrides)!r}))"
+
+
+def _recipe_path(recipe: str | None, overrides: Sequence[str], folders: Sequence[Path]) -> Path | None:
+    if recipe is not None:
+        return folders[0] / Path(recipe).name if folders else find_recipe(recipe)
+    names = [word.partition("=")[2].strip("'\"") for word in overrides if word.lstrip("+").startswith(f"{GROUP}=")]
+    if names:
+        # Several, in a list, are no one file, and null is none.
+        with suppress(ConfigError):
+            return find_recipe(names[-1])
+    return None
 
 
 def load_run_config(run_dir: Path | str) -> DictConfig:

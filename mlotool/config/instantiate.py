@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from mlotool.config.signatures import SPECIAL
+from mlotool.config.torch_names import CONTAINERS
 from mlotool.config.trusted import resolve
 from mlotool.core.errors import ConfigError, MlotoolError
 
@@ -62,6 +63,7 @@ def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, li
     target = resolve(key, node["_target_"])
     settings = {name: value for name, value in node.items() if name not in SPECIAL}
     built = {name: _plain_or_built(f"{key}.{name}", value, context) for name, value in settings.items()}
+    assert "_args_" not in node or node["_target_"] in CONTAINERS, f"{key}: _args_ is unchecked"
     arguments = [instantiate(f"{key}._args_[{i}]", value, **context) for i, value in enumerate(node.get("_args_", ()))]
     if context:
         accepted = inspect.signature(target).parameters

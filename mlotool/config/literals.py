@@ -43,14 +43,28 @@ def describe(annotation: str) -> str:
     """Return an annotation in words.
 
     Example:
-        >>> describe("float | None"), describe("Sequence[int]")
-        ('a number or null', 'Sequence[int]')
+        >>> describe("float | None"), describe("Sequence[int]"), describe("Literal['a', 'b']")
+        ('a number or null', 'Sequence[int]', 'one of a, b')
     """
+    if choices(annotation):
+        return f"one of {', '.join(choices(annotation))}"
     if annotation.startswith("Abstract"):
         return "a node with a _target_"
     parts = [part.strip() for part in annotation.split("|")]
     known = [_WORDS[part] for part in parts if part in _WORDS]
     return " or ".join(known) if known and "[" not in annotation else annotation
+
+
+def choices(annotation: str | None) -> tuple[str, ...]:
+    """Return the values of a `Literal`; none for any other annotation."""
+    try:
+        node = ast.parse(annotation or "", mode="eval").body
+    except SyntaxError:
+        return ()
+    if not isinstance(node, ast.Subscript) or _name(node.value) != "Literal":
+        return ()
+    values = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    return tuple(str(each.value) for each in values if isinstance(each, ast.Constant))
 
 
 def _fits(value: Any, node: ast.expr) -> bool:

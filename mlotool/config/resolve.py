@@ -5,8 +5,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, InterpolationToMissingValueError, OmegaConfBaseException
 
-from mlotool.config.schema import Config, is_container, keys_at
-from mlotool.config.translation import unknown_key
+from mlotool.config.schema import ROOT_KEYS, Config, is_container, keys_at
+from mlotool.config.translation import removed_key, unknown_key
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
@@ -41,6 +41,9 @@ def resolve_config(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     Raises:
         ConfigError: a part of the schema's own is missing, so that nothing else can be checked.
     """
+    removed = [removed_key(key) for key in ROOT_KEYS if key not in config]
+    if removed:
+        raise ConfigError("\n".join(removed))
     faults: list[str] = []
     values = _resolve(config, "", faults)
     if any(is_container(fault.partition(":")[0]) for fault in faults):

@@ -20,6 +20,7 @@ MAX_BYTES = 200_000
 MAX_NODES = 20_000
 PACKAGE_HEADER = "# @package _global_"
 RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values")
+_ARGUMENT = re.compile(r"(data|hypergradient|problems\.[^.]+\.[^.]+|analyses\.[^.]+)\.(?P<path>.+)")
 _ROLES = re.compile(r"(problems\.[^.]+\.loss|analyses\.[^.]+)\.roles\.[^.]+")
 
 
@@ -198,7 +199,8 @@ def _value_faults(document: Document) -> Iterator[str]:
         name = key.rpartition(".")[2]
         # A role may be called `weights`; it only names a problem.
         is_argument = name in DANGEROUS and not _ROLES.fullmatch(key)
-        if is_argument and not any(value is allowed for allowed in DANGEROUS[name]):
+        is_refused = is_argument and not any(value is allowed for allowed in DANGEROUS[name])
+        if is_refused or _is_inside_dangerous(key):
             yield (
                 f"{key}: found {value!r}; a recipe may not download, unpickle or choose where files go. "
                 f"Remove it; for data.download write data.download=true on the command line."
@@ -210,6 +212,15 @@ def _value_faults(document: Document) -> Iterator[str]:
                 for resolver in _resolvers(value)
                 if resolver not in RESOLVERS
             )
+
+
+def _is_inside_dangerous(key: str) -> bool:
+    """Say whether a value stands in a list or mapping that is a dangerous argument: `weights[0]`, `loader.x`."""
+    found = _ARGUMENT.fullmatch(key)
+    if found is None or _ROLES.match(key):
+        return False
+    *above, last = found["path"].split(".")
+    return not DANGEROUS.keys().isdisjoint(each.partition("[")[0] for each in (*above, last if "[" in last else ""))
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

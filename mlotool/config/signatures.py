@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from mlotool.config.literals import describe, fits
+from mlotool.config.literals import choices, describe, fits
 from mlotool.config.source import Parameter, Signature, read_signature
 from mlotool.config.trusted import is_own, resolve
 from mlotool.core.suggest import did_you_mean
@@ -53,7 +53,9 @@ def keyword_faults(
     known = [each.name for each in signature.parameters if each.name not in filled]
     for keyword, value in settings.items():
         parameter = signature.get(keyword)
-        if keyword in given:
+        if keyword in positional:
+            yield f"{key}.{keyword}: found {value!r}, and one in _args_; expected one of them. Remove it from _args_."
+        elif keyword in given:
             yield f"{key}.{keyword}: found {value!r}; mlotool fills '{keyword}' in itself. Remove it."
         elif parameter is not None:
             yield from _value_faults(key, parameter, value)
@@ -77,7 +79,8 @@ def _value_faults(key: str, parameter: Parameter, value: Any) -> Iterator[str]:
         yield f"{place}: found {value!r}; expected this role under roles. Write {key}.roles: {{{parameter.name}: ..}}."
     elif not fits(value, parameter.annotation):
         assert parameter.annotation is not None
-        yield f"{place}: found {value!r}; expected {describe(parameter.annotation)}. Correct it."
+        hint = did_you_mean(str(value), choices(parameter.annotation))
+        yield f"{place}: found {value!r}; expected {describe(parameter.annotation)}.{hint} Correct it."
 
 
 @lru_cache(maxsize=256)

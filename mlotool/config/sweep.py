@@ -38,5 +38,8 @@ def sweep_faults(params: Any) -> Iterator[str]:
             yield from key_faults(where, match["path"], match["package"])
         if not isinstance(value, str | int | float):
             yield f"{where}: found {value!r}; expected choices in one text. Write `seed: 0,1,2`."
+        elif isinstance(value, str) and "{" in value.replace("${", ""):
+            # A mapping could hold what no key here may name.
+            yield f"{where}: found {value!r}; expected values or options of a group, no mappings. Sweep each key."
         elif isinstance(value, str) and "${" in value:
             yield f"{where}: found {value!r}; expected no reference. Write the choices out."

@@ -21,6 +21,8 @@ MODULES = (
     "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer", "Unflatten", "Upsample",
     "ZeroPad2d",
 )
+# They take a list of modules, by position.
+CONTAINERS = ("torch.nn.Sequential",)
 # Inside a loss of the user's, say as its criterion.
 LOSS_MODULES = (
     "BCELoss", "BCEWithLogitsLoss", "CosineEmbeddingLoss", "CrossEntropyLoss", "GaussianNLLLoss",

@@ -68,6 +68,13 @@ def unknown_key(path: str, options: Sequence[str], advice: str = "") -> str:
     )
 
 
+def removed_key(path: str) -> str:
+    """Return the message for `~path` where the schema has a key."""
+    expected = describe_type(path)
+    value = "null" if expected.endswith("or null") else ".."
+    return f"~{path}: found a key removed that every config has; expected {expected}. Write {path}={value}."
+
+
 def options_of(group: str) -> list[str]:
     """Return the built-in options of a group."""
     return sorted(path.stem for path in (package_dir("conf") / group).glob("*.yaml"))
@@ -112,6 +119,8 @@ def _node_error(error: OmegaConfBaseException) -> str:
         )
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return _key_error(path, error)
+    if "does not support deletion" in str(error):
+        return removed_key(path)
     expected = describe_type(path) if path else "mappings, lists and values where the schema has them"
     value = getattr(error, "value", None)
     found = _first_line(error) if value is None else f"found {value!r}"

@@ -6,6 +6,7 @@ reach is everything.
 
 import sys
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -17,17 +18,14 @@ from mlotool.config.torch_names import LOSS_MODULES, MODULES, OPTIMIZERS, SCHEDU
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
-# By kind of node, the packages whose public names fit there.
-OWN_HOMES = {
-    "module": ("mlotool.models",),
-    "loss": ("mlotool.losses",),
-    "analysis": ("mlotool.losses",),
-    "data": ("mlotool.data",),
-    "hypergradient": ("mlotool.hypergradient",),
-    "optimizer": (),
-    "scheduler": (),
-}
-_FOREIGN = {
+KINDS = ("module", "loss", "analysis", "data", "hypergradient", "solver", "optimizer", "scheduler")
+# By kind of node, the package whose public names all fit there.
+_HOMES = {"module": "mlotool.models", "loss": "mlotool.losses", "analysis": "mlotool.losses"}
+# What these packages offer beside is no data, no solver.
+_NAMES = {
+    "data": tuple(f"mlotool.data.{name}" for name in ("Digits", "MNIST", "CIFAR10", "ImageFolder")),
+    "hypergradient": tuple(f"mlotool.hypergradient.{name}" for name in ("Implicit", "FirstOrder")),
+    "solver": tuple(f"mlotool.hypergradient.{name}" for name in ("Identity", "Neumann", "ConjugateGradient", "Exact")),
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
     "module": tuple(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),
@@ -71,11 +69,11 @@ def trusted_packages() -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def trusted_names(kind: str | None = None) -> tuple[str, ...]:
-    """Return the names that may stand as `_target_`; of one kind of node, or of all."""
+    """Return the names that may stand as `_target_`; of one kind of node (none for `nothing`), or of all."""
     if kind is None:
-        return tuple(dict.fromkeys(name for each in OWN_HOMES for name in trusted_names(each)))
-    own = [f"{home}.{name}" for home in OWN_HOMES[kind] for name in public_names(home)]
-    return (*own, *_FOREIGN.get(kind, ()))
+        return tuple(dict.fromkeys(name for each in KINDS for name in trusted_names(each)))
+    own = [f"{_HOMES[kind]}.{name}" for name in public_names(_HOMES[kind])] if kind in _HOMES else []
+    return (*own, *_NAMES.get(kind, ()))
 
 
 def is_own(name: str) -> bool:
@@ -89,17 +87,16 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
     Args:
         key: the place, e.g. `problems.classifier.module`.
         name: the value of its `_target_`.
-        kind: of the node; None for a node inside another one.
+        kind: of the node, one of KINDS; `nothing` where no node belongs; None for any.
     """
-    if isinstance(name, str) and ("." in name and name.partition(".")[0] in _packages):
+    if is_of_user(name):
         return None
     options = trusted_names(kind)
     if name in options:
         return None
-    short = str(name).rpartition(".")[2]
-    hint = did_you_mean(str(name), options) or next(
-        (f" Did you mean '{option}'?" for option in options if option.rpartition(".")[2] == short), ""
-    )
+    hint = "" if kind is None else _hint(str(name), options)
+    if kind == "nothing":
+        return f"{key}._target_: found '{name}'; expected plain values in this place, no node to build. Remove it."
     if name in trusted_names():
         return (
             f"{key}._target_: found '{name}', which is no {kind}; expected one of {_examples(options)}.{hint} "
@@ -111,6 +108,11 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
         f"{key}._target_: found '{name}', which is not trusted; expected one of {_examples(options)}.{hint} "
         f"Correct the name.{advice}"
     )
+
+
+def is_of_user(name: Any) -> bool:
+    """Say whether a target is of a package that the user trusts."""
+    return isinstance(name, str) and "." in name and name.partition(".")[0] in _packages
 
 
 def resolve(key: str, name: str) -> Any:
@@ -159,6 +161,15 @@ def _splits(name: str) -> Iterator[tuple[str, list[str]]]:
 
 def _is_foreign(package: str) -> bool:
     return package not in _NEVER and package not in sys.stdlib_module_names
+
+
+def _hint(name: str, options: tuple[str, ...]) -> str:
+    """Suggest by the last component: `torch.` in common makes no name close."""
+    shorts = list(dict.fromkeys(option.rpartition(".")[2] for option in options))
+    for short in get_close_matches(name.rpartition(".")[2], shorts, n=1):
+        homes = [option for option in options if option.rpartition(".")[2] == short]
+        return f" Did you mean '{get_close_matches(name, homes, n=1, cutoff=0.0)[0]}'?"
+    return ""
 
 
 def _examples(options: tuple[str, ...]) -> str:

@@ -1,5 +1,7 @@
 """The errors that a user sees: what was found, what was expected, what to do."""
 
+from pathlib import Path
+
 
 class MlotoolError(Exception):
     """Base of all errors that mlotool raises for its user; the CLI prints them without a traceback."""
@@ -14,7 +16,17 @@ class ConfigError(MlotoolError, ValueError):
 
 
 class RunError(MlotoolError, RuntimeError):
-    """A run has failed; what it had written stays (exit code 1)."""
+    """A run has failed; what it had written stays (exit code 1).
+
+    Attributes:
+        run_dir: where that lies; None where the error did not come from a run.
+    """
+
+    run_dir: Path | None = None
+
+    def add(self, sentence: str) -> None:
+        """Append a sentence, of what only a caller further up knows."""
+        self.args = (f"{self} {sentence}",)
 
 
 class NonFiniteLossError(RunError):
@@ -31,6 +43,24 @@ class NonFiniteLossError(RunError):
         self.tick = tick
         super().__init__(
             f"The loss of problem '{problem}' became {value} at tick {tick}; expected a finite number. "
-            f"Lower problems.{problem}.optimizer.lr, or set problems.{problem}.gradient_clip_norm=1.0; "
-            "checkpoints/ in the run folder holds the last good state."
+            f"Lower problems.{problem}.optimizer.lr, or set problems.{problem}.gradient_clip_norm=1.0."
+        )
+
+
+class NonFiniteParametersError(RunError):
+    """Parameters became NaN or infinite though the losses are finite: a gradient was not.
+
+    Args:
+        problem: name of the problem whose parameters they are.
+        tick: the tick, counted from 1, after which they were found; they are looked at once a round.
+    """
+
+    def __init__(self, problem: str, tick: int) -> None:
+        self.problem = problem
+        self.tick = tick
+        super().__init__(
+            f"The parameters of problem '{problem}' were found to be NaN or infinite after tick {tick}; expected "
+            "finite numbers. The losses so far are finite, so a gradient was not: look for sqrt, log, norm or a "
+            f"division at zero in the loss of '{problem}' and of what reads it, or lower "
+            f"problems.{problem}.optimizer.lr."
         )

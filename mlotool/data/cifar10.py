@@ -46,26 +46,33 @@ class CIFAR10(AbstractImageData):
         augment: bool = True,
         download: bool = False,
     ) -> None:
+        image_files = "cifar10_folder" if imbalance_factor is None else "cifar10_folder_longtailed"
         super().__init__(
-            _read(root, is_train=True, download=download),
-            _read(root, is_train=False, download=download),
+            _read(root, is_train=True, download=download, image_files=image_files),
+            _read(root, is_train=False, download=download, image_files=image_files),
             SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
             Normalization(mean=[0.4914, 0.4822, 0.4465], std=[0.2470, 0.2435, 0.2616]),
             CropAndFlip() if augment else None,
         )
 
 
-def _read(root: str, *, is_train: bool, download: bool) -> Part:
+def _read(root: str, *, is_train: bool, download: bool, image_files: str) -> Part:
     from torchvision import datasets  # takes a second to import
 
     try:
         reader = datasets.CIFAR10(Path(root).expanduser(), train=is_train, download=download)
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"data.root={root}: CIFAR-10 could not be read from {Path(root) / 'cifar-10-batches-py'} ({error}); "
+            f"data.root={root}: CIFAR-10 could not be read from {Path(root) / 'cifar-10-batches-py'} "
+            f"({_reason(error)}); "
             "expected the published files data_batch_1 .. data_batch_5, test_batch and batches.meta there. Set "
             "data.root to the folder that holds cifar-10-batches-py/, or data.download=true; for a tree of JPEG or PNG "
-            "files use data=cifar10_folder."
+            f"files use data={image_files}."
         ) from error
     images = torch.from_numpy(reader.data).permute(0, 3, 1, 2).contiguous()
     return Part(images, torch.tensor(reader.targets))
+
+
+def _reason(error: Exception) -> str:
+    # torchvision goes on with advice in terms of its own arguments: "You can use download=True to download it".
+    return str(error).partition(" You can use ")[0].rstrip(".")

@@ -27,13 +27,16 @@ class Best:
 
 
 def training_cards(book: Sketchbook, series: Sequence[Series], colours: dict[str, str]) -> list[Card]:
-    """Draw what the problems logged while they trained; losses first, the learning rate last."""
+    """Draw what the problems logged while they trained; losses first, the learning rate last.
+
+    Not the number of steps: it is a straight line, and the table of last values has it.
+    """
     own = [each for each in series if each.owner in colours]
     cards = []
     for each in sorted((s for s in own if s.metric == "loss"), key=lambda s: list(colours).index(s.owner)):
         title = f"{each.owner}: training loss"
         cards.append(_card(book, f"loss-{each.owner}", title, [each], [_line(each, colours[each.owner])], None))
-    metrics = dict.fromkeys(each.metric for each in own if each.metric not in ("loss", "lr"))
+    metrics = dict.fromkeys(each.metric for each in own if each.metric not in ("loss", "lr", "step"))
     for metric in (*metrics, "lr"):
         group = [each for each in own if each.metric == metric]
         if group:

@@ -14,6 +14,8 @@ BADGES = {
     "interrupted": ("❙❙", "interrupted"),
     "unknown": ("?", "no summary: still running, or killed"),
 }
+# What platform.processor() and platform.machine() answer.
+ARCHITECTURES = ("x86_64", "AMD64", "i386", "i686", "aarch64", "arm64", "arm", "armv7l", "ppc64le", "riscv64", "s390x")
 
 
 def header(run: RunFolder) -> Markup:
@@ -42,7 +44,7 @@ def _tiles(run: RunFolder) -> Markup:
         _tile(label, number(objective.get("value")), below, "tile first"),
         _tile("ticks", number(run.summary.get("num_ticks")), _started(provenance)),
         _tile("duration", duration(provenance.get("duration_s")), _of_which(run.summary.get("training_s"))),
-        _tile("device", str(provenance.get("device") or NONE)),
+        _tile("device", _device(provenance.get("device"))),
         _tile("seed", number(provenance.get("seed", run.config.get("seed")))),
     ]
     return element("dl", *tiles, class_="tiles")
@@ -51,6 +53,11 @@ def _tiles(run: RunFolder) -> Markup:
 def _started(provenance: Mapping[str, Any]) -> str:
     started = provenance.get("started")
     return f"started {str(started)[:16].replace('T', ' ')}" if started else ""
+
+
+def _device(name: object) -> str:
+    # A processor is recorded by its architecture, which tells few readers what it is; a GPU by its name.
+    return f"CPU ({name})" if name in ARCHITECTURES else str(name or NONE)
 
 
 def _of_which(training: object) -> str:

@@ -20,7 +20,8 @@ SECONDS_BETWEEN_LAST = 5.0
 
 
 class LastCheckpoint(Checkpoint):
-    """Writes `last.ckpt`: at the first round's end, then at the end of rounds, but not too often, and at the run's.
+    """Writes `last.ckpt`: before the first tick, at the first round's end, then at the end of rounds, but not too
+    often, and at the run's.
 
     Not a ModelCheckpoint: one that writes each round costs 2-3% of a run with ticks of 2 ms, and none of its
     intervals covers the last round.
@@ -35,6 +36,11 @@ class LastCheckpoint(Checkpoint):
         self._seconds_between = seconds_between
         self._written_at = float("-inf")
         self._written_step = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write before the first tick: a run that fails in its first round has a good state too."""
+        self._write(trainer)
+        self._written_at = float("-inf")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write after a round, if it is time."""

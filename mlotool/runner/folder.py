@@ -2,17 +2,20 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mlotool.config import Origin, write_provenance
+from mlotool.config import Origin, load_run_config, write_provenance
 from mlotool.core.errors import ConfigError
 from mlotool.program import Graph
+
+STAMP = "%Y-%m-%d_%H-%M-%S"
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,22 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Any, output_dir: Path | None) -> "RunFolder":
-        """Make the folder: `output_dir`, or a new `outputs/<name>/<date>_<time>`."""
-        path = new_output_dir(config.name) if output_dir is None else Path(output_dir)
-        if (path / "metrics.csv").exists():
+        """Make the folder, which no other run has: `output_dir`, or a new `outputs/<name>/<date>_<time>`.
+
+        Where two runs of the same second have the same `<date>_<time>`, the later one gets `<date>_<time>_1`.
+
+        Raises:
+            ConfigError: `output_dir` holds a run, and its name is none that was made from the time.
+        """
+        path = make_output_dir(config.name) if output_dir is None else Path(output_dir)
+        claimed = next((each for each in _candidates(path) if _claim(each)), None)
+        if claimed is None:
             raise ConfigError(
                 f"{path} holds a run already; expected a new or empty folder. Name another one, or remove it."
             )
-        for folder in (path, path / "artifacts", path / "checkpoints"):
-            folder.mkdir(parents=True, exist_ok=True)
-        return cls(path)
+        for folder in (claimed / "artifacts", claimed / "checkpoints"):
+            folder.mkdir(exist_ok=True)
+        return cls(claimed)
 
     def checkpoint(self, which: str) -> Path:
         """Return where the checkpoint `which` ("best" or "last") lies."""
@@ -58,14 +68,25 @@ class RunFolder:
 
     def find_checkpoint(self, which: str) -> Path:
         """Return the checkpoint `which`; a run without one is a ConfigError."""
+        if not self.path.is_dir():
+            raise ConfigError(
+                f"There is no folder '{self.path}'; expected that of a run, outputs/<name>/<date>_<time>. "
+                "Give the folder that `mlotool run` printed."
+            )
         path = self.checkpoint(which)
         if not path.is_file():
-            present = sorted(each.stem for each in self.checkpoints.glob("*.ckpt"))
-            raise ConfigError(
-                f"{self.path} has no checkpoint '{which}'; expected {path}. "
-                + (f"Use checkpoint={present[0]}." if present else "Run the recipe with runner.checkpoint=true.")
-            )
+            # Refuses a folder that is not a run's.
+            is_kept = load_run_config(self.path).runner.checkpoint
+            raise ConfigError(f"{self.path} has no checkpoint '{which}'; expected {path}. {self._way_out(is_kept)}")
         return path
+
+    def _way_out(self, is_kept: bool) -> str:
+        present = sorted(each.stem for each in self.checkpoints.glob("*.ckpt"))
+        if present:
+            return f"Use checkpoint={present[0]}."
+        if not is_kept:
+            return "It was run with runner.checkpoint=false: run the recipe with runner.checkpoint=true."
+        return "It failed before its first tick, or has not begun it yet: see its summary.json, or wait."
 
     def write_inputs(self, config: Any, origin: Origin | None, graph: Graph) -> None:
         """Write everything that is known before the first tick."""
@@ -83,12 +104,50 @@ class RunFolder:
         (self.path / "summary.json").write_text(text + "\n")
 
 
-def new_output_dir(name: str) -> Path:
-    """Return a path `outputs/<name>/<date>_<time>` that does not exist yet."""
-    parent = Path("outputs") / name
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    candidates = (parent / (stamp if count == 0 else f"{stamp}_{count}") for count in range(1_000_000))
-    return next(path for path in candidates if not path.exists())
+def make_output_dir(name: str) -> Path:
+    """Make a folder `outputs/<name>/<date>_<time>` that did not exist, with a suffix `_1`, `_2` where it did."""
+    path = Path("outputs") / name / datetime.now().strftime(STAMP)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return next(each for each in _with_suffixes(path) if _is_made(each))
+
+
+def _is_made(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _candidates(path: Path) -> Iterator[Path]:
+    # Hydra has made the folder of a run of the command line before we are asked; a job's lies in the sweep's. A name
+    # that the user has chosen is not changed.
+    is_stamped = any(_is_stamp(each.name) for each in (path, path.parent))
+    return _with_suffixes(path) if is_stamped else iter((path,))
+
+
+def _with_suffixes(path: Path) -> Iterator[Path]:
+    return chain((path,), (path.with_name(f"{path.name}_{count}") for count in range(1, 1_000_000)))
+
+
+def _is_stamp(name: str) -> bool:
+    try:
+        datetime.strptime(name, STAMP)
+    except ValueError:
+        return False
+    return True
+
+
+def _claim(path: Path) -> bool:
+    """Take a folder for one run, by making its config.yaml, which only one process can; False where it is taken."""
+    path.mkdir(parents=True, exist_ok=True)
+    if (path / "metrics.csv").exists():
+        return False
+    try:
+        (path / "config.yaml").open("x").close()
+    except FileExistsError:
+        return False
+    return True
 
 
 def plain(node: Any) -> Any:

@@ -1,6 +1,7 @@
 """Where logged numbers go: metrics.csv always, W&B and TensorBoard by choice."""
 
 import csv
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,17 +23,20 @@ class MetricLog:
 
     Args:
         path: of metrics.csv; lines are appended.
-        loggers: Lightning's loggers.
     """
 
-    def __init__(self, path: Path, loggers: Iterable[Logger] = ()) -> None:
+    def __init__(self, path: Path) -> None:
         self.last: dict[str, float] = {}
-        self._loggers = list(loggers)
+        self._loggers: list[Logger] = []
         is_new = not path.exists() or path.stat().st_size == 0
         self._file: TextIO = path.open("a", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if is_new:
             self._writer.writerow(("tick", "key", "value"))
+
+    def send_to(self, loggers: Iterable[Logger]) -> None:
+        """Pass what is logged from now on to Lightning's loggers as well."""
+        self._loggers = list(loggers)
 
     def log(self, tick: int, values: Mapping[str, float]) -> None:
         """Log `values` at `tick`."""
@@ -84,23 +88,51 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
     # Imported here: it takes a second, and runs without W&B need not have it.
     import wandb
 
-    run = wandb.init(
-        project=config.logger.project,
-        name=f"{config.name}/{run_dir.name}",
-        group=config.name,
-        dir=str(run_dir),
-        mode=config.logger.mode,
-        config=plain(config),
-        # A run that the user's own code has open is left alone.
-        reinit="create_new",
-        settings=wandb.Settings(silent=True, console="off"),
-    )
+    mode = config.logger.mode
+    try:
+        with _without_empty_mode():
+            run = wandb.init(
+                project=config.logger.project,
+                name=f"{config.name}/{run_dir.name}",
+                group=config.name,
+                dir=str(run_dir),
+                mode=mode,
+                config=plain(config),
+                # A run that the user's own code has open is left alone.
+                reinit="create_new",
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+    # Its settings are checked by pydantic, whose errors are ValueErrors.
+    except (wandb.Error, ValueError) as error:
+        reason = " ".join(str(error).split())
+        advice = (
+            "Run `wandb login`, or set logger.mode=offline."
+            if mode == "online"
+            else "Correct the WANDB_ variables of the environment, or set logger.mode=disabled."
+        )
+        raise ConfigError(
+            f"logger.mode: found '{mode}', with which W&B does not start ({reason.rstrip('.')}); expected "
+            f"{'an account, and a service that answers' if mode == 'online' else 'settings that W&B takes'}. {advice}"
+        ) from error
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     for name in problems:
         run.define_metric(f"{name}/step")
         run.define_metric(f"{name}/*", step_metric=f"{name}/step")
     return run
+
+
+@contextmanager
+def _without_empty_mode() -> Iterator[None]:
+    # W&B refuses WANDB_MODE='', which elsewhere means that it is not set.
+    if os.environ.get("WANDB_MODE") != "":
+        yield
+        return
+    del os.environ["WANDB_MODE"]
+    try:
+        yield
+    finally:
+        os.environ["WANDB_MODE"] = ""
 
 
 def _wandb_logger(run: "Run", run_dir: Path) -> Logger:

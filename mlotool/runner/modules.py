@@ -9,6 +9,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.program import Problem, Program, Schedule
 from mlotool.runner.checkpoint import STATE_KEY
 from mlotool.runner.evaluation import Evaluator
+from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective
 from mlotool.runner.plan import ChunkLoader, TickPlan
@@ -142,7 +143,8 @@ class ProgramModule(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """End a round: hand the objective to the callbacks, which save and stop after this."""
-        self.window.check()
+        # Every checkpoint is written after this, that of the last tick and of Ctrl-C as well.
+        self._check_finite()
         if self.interrupt.requested:
             self._flush()
             return
@@ -167,7 +169,8 @@ class ProgramModule(LightningModule):
         checkpoint[STATE_KEY] = {
             "program": self.program.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "random_state": random_state(),
+            # A checkpoint at the start of a resumed run comes before the states are put back.
+            "random_state": random_state() if self._random_state is None else self._random_state,
             "tick": self.schedule.num_ticks,
             "metrics": dict(self.metric_log.last),
         }
@@ -198,9 +201,14 @@ class ProgramModule(LightningModule):
         self.metric_log.log(self.schedule.num_ticks, values)
         self.display.update(self.schedule.num_ticks, self.metric_log.last)
 
+    def _check_finite(self) -> None:
+        # The losses first: they know the tick.
+        self.window.check()
+        check_parameters(self.program, self.schedule.num_ticks)
+
     def _evaluate(self, split: str) -> None:
         # A NaN must not reach the schedulers and the best checkpoint.
-        self.window.check()
+        self._check_finite()
         assert self.evaluator is not None
         values = self.evaluator.evaluate(split)
         self.metric_log.log(self.schedule.num_ticks, values)

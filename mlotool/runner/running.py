@@ -7,6 +7,8 @@ from typing import Any
 from pytorch_lightning import seed_everything
 
 from mlotool.config import Origin, build, finish_provenance
+from mlotool.config.composition import origin_of
+from mlotool.core.errors import RunError
 from mlotool.runner.device import find_device
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.session import Session
@@ -36,14 +38,14 @@ def run(config: Any, *, output_dir: Path | None = None, origin: Origin | None = 
     Args:
         config: a composed config.
         output_dir: the run folder; None makes `outputs/<name>/<date>_<time>`.
-        origin: where the config came from, for provenance.json.
+        origin: where the config came from, for provenance.json; None takes what `compose` knows of it.
 
     Returns:
         Metrics, run folder, checkpoint and objective.
 
     Raises:
         ConfigError: the config cannot run.
-        RunError: the run failed, e.g. NonFiniteLossError; the run folder holds the last good checkpoint.
+        RunError: the run failed, e.g. NonFiniteLossError; last.ckpt in the run folder holds a good state from before.
         KeyboardInterrupt: after Ctrl-C, once last.ckpt and summary.json are written.
 
     Example::
@@ -59,9 +61,12 @@ def run(config: Any, *, output_dir: Path | None = None, origin: Origin | None = 
         # Everything that can be wrong with the config is found before a folder is made.
         session = Session(config, built, device)
         folder = RunFolder.create(config, output_dir)
-        folder.write_inputs(config, origin, built.program.graph)
+        folder.write_inputs(config, origin or origin_of(config), built.program.graph)
         try:
             outcome = session.run(folder)
+        except RunError as error:
+            error.run_dir = folder.path
+            raise
         finally:
             finish_provenance(folder.path)
     kept = [path for path in map(folder.checkpoint, ("best", "last")) if path.is_file()]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
 from mlotool.program import Schedule
 from mlotool.runner.analysis import run_analyses
-from mlotool.runner.checkpoint import checkpoint_callbacks, early_stopping, load_program
+from mlotool.runner.checkpoint import checkpoint_callbacks, early_stopping, load_program, read_checkpoint
 from mlotool.runner.device import place
 from mlotool.runner.evaluation import find_split
 from mlotool.runner.folder import RunFolder
@@ -62,10 +62,13 @@ class Session:
             resume_from: a `last.ckpt` to go on from.
         """
         config, outcome = self._config, Outcome(self._objective)
-        with open_loggers(config, folder.path, self._built.program.problems) as loggers:
-            log = MetricLog(folder.metrics, loggers)
+        log = MetricLog(folder.metrics)
+        # The loggers are finished last: W&B may wait for its service, and summary.json must not.
+        with ExitStack() as stack:
             try:
                 with _outcome_of_errors(outcome):
+                    loggers = stack.enter_context(open_loggers(config, folder.path, self._built.program.problems))
+                    log.send_to(loggers)
                     self._fit(folder, log, loggers, outcome, resume_from)
                     self._finish(folder, log)
             finally:
@@ -97,6 +100,9 @@ class Session:
             with graceful_interrupt(interrupt):
                 resume: dict[str, Any] = {} if resume_from is None else {"ckpt_path": resume_from, "weights_only": True}
                 trainer.fit(module, **resume)
+        except (NonFiniteLossError, NonFiniteParametersError) as error:
+            error.add(_what_is_kept(folder))
+            raise
         finally:
             outcome.training_s = time.perf_counter() - began
             display.stop()
@@ -151,6 +157,16 @@ class Session:
                 log.log(tick, self._evaluator.evaluate(split))
         built = self._built
         log.log(tick, run_analyses(built.analyses, program, built.data, folder.artifacts, self._device))
+
+
+def _what_is_kept(folder: RunFolder) -> str:
+    last = folder.checkpoint("last")
+    if not last.is_file():
+        return "No checkpoint is kept, for runner.checkpoint=false."
+    tick = read_checkpoint(last)["tick"]
+    return f"{last} holds the last good state that was saved, " + (
+        f"after tick {tick}." if tick else "the initial one."
+    )
 
 
 @contextmanager

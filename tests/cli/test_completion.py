@@ -32,6 +32,8 @@ def complete(call: Call, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], lis
         ("mlotool copy m", "mwn"),
         ("mlotool run +recipe=mwn hypergradient=", "hypergradient=cg"),
         ("mlotool run mwn hypergradient=f", "hypergradient=finite_difference"),
+        ("mlotool run mwn model@problems.classifier.module=res", "model@problems.classifier.module=resnet8"),
+        ("mlotool show mwn +optimizer@a.b=", "+optimizer@a.b=sgd"),
         ("mlotool run mwn problems.classifier.op", "problems.classifier.optimizer."),
         ("mlotool run -m +recipe=mwn runner.max", "runner.max_ticks="),
         ("mlotool run mwn --trust mypackage data=dig", "data=digits"),
@@ -53,6 +55,10 @@ def test_own_recipes_are_offered(complete: Callable[[str], list[str]], tmp_path:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "mine.yaml").write_text("# @package _global_\n")
     assert "+recipe=mine" in complete("mlotool run +recipe=m")
+
+
+def test_bash_takes_a_placed_option_as_one_word(call: Call) -> None:
+    assert "COMP_WORDBREAKS//[=@]" in call("-sc", "install=bash")[1]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -76,6 +77,24 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setattr(list_verb, "main", fail)
     assert main(["list", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_warning_has_no_path(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(words: object) -> int:
+        warnings.warn("raise the damping", stacklevel=1)
+        return 0
+
+    def show(message: Warning | str, *rest: object) -> None:
+        sys.stderr.write(f"Python's way: {message}")
+
+    monkeypatch.setattr(list_verb, "main", warn)
+    monkeypatch.setattr(warnings, "showwarning", show)
+    assert main(["list"]) == 0
+    assert capsys.readouterr().err == "mlotool: warning: raise the damping\n"
+    assert main(["list", "--debug"]) == 0
+    assert capsys.readouterr().err == "Python's way: raise the damping"
+    assert warnings.showwarning is show
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,10 @@ def test_copy_and_show_the_copy(call: Call, tmp_path: Path) -> None:
     lines = copied.read_text().splitlines()
     assert code == 0
     assert "mlotool run recipes/mwn.yaml" in out
-    assert lines[:2] == ["# @package _global_", f"# copied from mlotool {__version__}"]
+    assert lines[0] == "# @package _global_"
+    assert lines[2] == f"# copied from mlotool {__version__}"
+    listed = next(line for line in call("list")[1].splitlines() if line.startswith("mwn "))
+    assert listed.endswith(lines[1].removeprefix("# "))
     assert call("show", "mwn")[1] == call("show", str(copied))[1]
 
 

@@ -8,8 +8,7 @@ import torch
 from omegaconf import DictConfig
 
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Stream
-from mlotool.config import build, compose
-from mlotool.config.building import derived_seed
+from mlotool.config import build, compose, derived_seed
 from mlotool.config.instantiate import optimizer_factory, scheduler_factory
 from mlotool.config.limit import limited
 from mlotool.losses import cross_entropy, reweighted_cross_entropy

@@ -140,6 +140,11 @@ WARNINGS: dict[str, tuple[dict[str, Any], str]] = {
     "objective on test": ({"objective": "test/accuracy", "evaluate.splits.test": 100}, "selects the best checkpoint"),
     "training on test": ({f"{REWEIGHT}.stream.split": "test"}, "trains on test data"),
     "training on val": ({f"{REWEIGHT}.stream.split": "val"}, "trains on the data of the objective"),
+    "batch larger than its split": (
+        {f"{REWEIGHT}.stream.batch_size": 5000},
+        f"{REWEIGHT}.stream.batch_size: found 5000, while data.sizes.meta=",
+    ),
+    "mode of no logger": ({"logger.mode": "online", "logger.wandb": False}, "logger.mode: found 'online'"),
     "finite differences in bf16": ({"runner.precision": "bf16"}, "hypergradient.product"),
 }
 
@@ -149,6 +154,16 @@ def test_a_doubtful_choice_warns(name: str, changed: Change) -> None:
     changes, part = WARNINGS[name]
     [warning] = check(changed(changes))
     assert part in warning
+
+
+def test_what_does_as_it_says_does_not_warn(changed: Change) -> None:
+    assert check(changed({"logger.mode": "online"})) == []
+    assert check(changed({"logger.wandb": False, "debug.limit_ticks": 5})) == []
+
+
+def test_a_removed_key_of_the_root_is_a_fault() -> None:
+    assert "Write evaluate=null." in message_of(check, compose("plain", ["~evaluate"]))
+    assert "Write seed=.." in message_of(check, compose("plain", ["~seed"]))
 
 
 def test_a_download_is_announced() -> None:

@@ -27,6 +27,7 @@ OVERRIDES = {
     "graph.upper_to_lower.reweight=classifier": ["graph.upper_to_lower.reweight: found 'classifier'", "a list"],
     "problems=3": ["problems: found 3", "a mapping"],
     "seed=1,2": ["seed=1,2", "Add -m"],
+    "~problems.classifier.stream": ["Write problems.classifier.stream=null."],
     "seed=[1": ["seed=[1", "key=value"],
     "seed": ["'seed'", "key=value"],
     "+seed=1": ["seed: found a plus", "seed=.. without the plus"],

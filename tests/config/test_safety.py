@@ -56,6 +56,10 @@ REFUSED = {
     "data: {download: true}": "data.download=true",
     "problems: {classifier: {module: {weights: IMAGENET1K_V1}}}": "problems.classifier.module.weights",
     "problems: {classifier: {module: {x: [{loader: torch.load}]}}}": "loader",
+    "problems: {classifier: {module: {weights: [X]}}}": "problems.classifier.module.weights[0]",
+    "problems: {classifier: {module: {x: {loader: {a: b}}}}}": "loader.a",
+    "data: {download: {_target_: torch.nn.Identity}}": "data.download",
+    "hydra: {sweeper: {params: {problems.c.module: '{weights: X},{weights: Y}'}}}": "no mappings",
     "analyses: {a: {dirpath: /tmp}}": "dirpath",
 }
 
@@ -97,6 +101,13 @@ def test_a_file_that_is_not_text(write_recipe: Write, folder: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     assert "cannot be read" in message_of(check_recipe_file, path)
     assert "cannot be read" in message_of(check_recipe_file, folder / "nowhere.yaml")
+
+
+def test_names_of_problems_and_analyses_are_free(write_recipe: Write) -> None:
+    roles = "roles: {weights: {problem: weights, mode: eval}}"
+    loss = f"{{_target_: mlotool.losses.cross_entropy, {roles}}}"
+    body = f"problems: {{weights: {{loss: {loss}}}}}\nanalyses: {{weights: {{{roles}}}}}\n"
+    check_recipe_file(write_recipe(body + "graph: {upper_to_lower: {weights: [classifier]}}\n"))
 
 
 def test_accepted(write_recipe: Write) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlotool.config.literals import describe, fits
+from mlotool.config.signatures import keyword_faults
 from mlotool.config.source import public_names, read_signature
 from mlotool.config.trusted import resolve, trusted_names
 
@@ -102,3 +103,11 @@ def test_annotations_in_words() -> None:
     assert describe("int") == "a whole number"
     assert describe("float | None") == "a number or null"
     assert describe("Sequence[int]") == "Sequence[int]"
+
+
+def test_a_setting_by_position_and_by_name() -> None:
+    node = {"_target_": "mlotool.models.WeightNet", "_args_": [10], "hidden": 20}
+    signature = read_signature("mlotool.models.WeightNet")
+    assert signature is not None
+    [fault] = keyword_faults("key", node, signature)
+    assert "key.hidden: found 20, and one in _args_" in fault

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from mlotool.config import build, check, trust
+from mlotool.config import build, check, compose, trust
 from mlotool.config.trusted import resolve, trust_fault, trusted_names
 from tests.config.conftest import message_of
 
@@ -132,3 +132,92 @@ def test_what_cannot_be_trusted(package: str, folder: Path) -> None:
 
 def test_a_misspelt_package_is_suggested(own_package: str) -> None:
     assert f"Did you mean '{own_package}'?" in message_of(trust, own_package[:-1])
+
+
+CIFAR10 = {"_target_": "mlotool.data.CIFAR10", "_args_": ["elsewhere", {"train": 10}, 10, [3, 32, 32], 0, None, None]}
+MODEL = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}
+OPTIMIZER = {"_target_": "torch.optim.SGD", "lr": 0.1}
+LOSS = {"_target_": "mlotool.losses.cross_entropy"}
+SCHEDULER = {"_target_": "torch.optim.lr_scheduler.ConstantLR"}
+MODULE = "problems.classifier.module"
+
+
+def _sequential(*layers: Any) -> dict[str, Any]:
+    return {"_target_": "torch.nn.Sequential", "_args_": list(layers)}
+
+
+MISPLACED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "data in a module": ({MODULE: _sequential(CIFAR10)}, [f"{MODULE}._args_[0]._target_", "no module"]),
+    "data deep in a module": (
+        {MODULE: _sequential(_sequential(MODEL, CIFAR10))},
+        [f"{MODULE}._args_[0]._args_[1]._target_", "no module"],
+    ),
+    "data as a keyword of a module": ({f"{MODULE}.hidden": CIFAR10}, [f"{MODULE}.hidden._target_", "no module"]),
+    "data as the roles of a module": ({f"{MODULE}.roles": CIFAR10}, [f"{MODULE}.roles._target_", "no module"]),
+    "data in a list in a mapping": (
+        {f"{MODULE}.hidden": {"a": [CIFAR10]}},
+        [f"{MODULE}.hidden.a[0]._target_", "no module"],
+    ),
+    "loss in a module": ({MODULE: _sequential(LOSS)}, ["no module"]),
+    "optimizer in a module": ({MODULE: _sequential(OPTIMIZER)}, ["no module"]),
+    "data in a loss": ({"problems.classifier.loss.x": CIFAR10}, ["problems.classifier.loss.x._target_", "no module"]),
+    "module in a scheduler": ({"problems.classifier.scheduler": {**SCHEDULER, "factor": MODEL}}, ["no scheduler"]),
+    "module in an optimizer": ({"problems.classifier.optimizer.lr": MODEL}, ["optimizer.lr._target_", "plain values"]),
+    "data in data": ({"data.root": CIFAR10}, ["data.root._target_", "plain values"]),
+    "data that is none": ({"data": {"_target_": "mlotool.data.corrupt_labels"}}, ["not trusted", "mlotool.data.MNIST"]),
+    "solver that is a model": ({"hypergradient.solver": MODEL}, ["hypergradient.solver._target_", "no solver"]),
+    "solver that is an algorithm": (
+        {"hypergradient.solver": {"_target_": "mlotool.hypergradient.FirstOrder"}},
+        ["no solver", "mlotool.hypergradient.Neumann"],
+    ),
+    "hypergradient that is a solver": (
+        {"hypergradient": {"_target_": "mlotool.hypergradient.Identity"}},
+        ["no hypergradient", "mlotool.hypergradient.Implicit"],
+    ),
+    "solver of a problem": (
+        {"problems.classifier.hypergradient": {"_target_": "mlotool.hypergradient.Implicit", "solver": CIFAR10}},
+        ["problems.classifier.hypergradient.solver._target_", "no solver"],
+    ),
+    "data by position": ({"data": CIFAR10}, ["data._args_", "keywords", "torch.nn.Sequential"]),
+    "optimizer by position": ({"problems.classifier.optimizer._args_": [[], 0.1]}, ["optimizer._args_", "keywords"]),
+    "no list": ({f"{MODULE}._args_": 3}, [f"{MODULE}._args_: found 3", "keywords"]),
+    "no list of modules": ({MODULE: {"_target_": "torch.nn.Sequential", "_args_": None}}, ["a list of modules"]),
+    "weights": (
+        {MODULE: _sequential({"_target_": "mlotool.models.torchvision_model", "name": "resnet18", "weights": "X"})},
+        [f"{MODULE}._args_[0].weights: found 'X'", "downloads"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISPLACED)
+def test_what_stands_in_the_wrong_place(case: str, changed: Change) -> None:
+    changes, parts = MISPLACED[case]
+    for message in (message_of(check, changed(changes)), message_of(build, changed(changes))):
+        assert all(part in message for part in parts), message
+
+
+def test_a_recipe_cannot_download_by_position(write_recipe: Callable[..., Path], folder: Path) -> None:
+    cifar10 = (
+        "{_target_: mlotool.data.CIFAR10, _args_: [evil, {train: 10}, 10, [3, 32, 32], 0, null, null, true, true]}"
+    )
+    write_recipe(f"defaults: [plain, _self_]\ndata: {cifar10}\n", name="as_data")
+    write_recipe(
+        "defaults: [plain, _self_]\nproblems: {classifier: {module: {_target_: torch.nn.Sequential, _args_: ["
+        + cifar10
+        + "]}}}\n",
+        name="as_layer",
+    )
+    assert "data._args_: found" in message_of(build, compose("as_data"))
+    message = message_of(build, compose("as_layer"))
+    assert f"{MODULE}._args_[0]._target_: found 'mlotool.data.CIFAR10', which is no module" in message
+    assert not (folder / "evil").exists()
+
+
+def test_modules_in_modules_and_schedulers_in_schedulers(changed: Change) -> None:
+    chain = {"_target_": "torch.optim.lr_scheduler.ChainedScheduler", "schedulers": [SCHEDULER]}
+    check(changed({MODULE: _sequential(_sequential(MODEL)), "problems.classifier.scheduler": chain}), targets=True)
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "module", "scheduler"])
+def test_no_far_name_is_suggested(kind: str) -> None:
+    assert "Did you mean" not in str(trust_fault("key", "torch.load", kind))

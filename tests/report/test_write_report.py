@@ -62,6 +62,16 @@ def test_a_report_is_written_again_over_the_old_one_byte_for_byte(tmp_path: Path
     assert len(list((run / "report").iterdir())) == 2
 
 
+def test_steps_are_no_curve_and_a_processor_is_a_cpu(tmp_path: Path) -> None:
+    rows = [(tick, f"classifier/{metric}", 1.0 * tick) for tick in (1, 2) for metric in ("loss", "step", "gain")]
+    run = write_run(tmp_path / "run", rows=rows)
+    (run / "provenance.json").write_text(json.dumps({"device": "x86_64"}))
+    page = read_page(write_report(run))
+    assert "Training: gain" in page.text
+    assert "Training: step" not in page.text
+    assert "CPU (x86_64)" in page.text
+
+
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     evil = "</script></style><img src=x onerror=alert(1)>\"'&$\\frac{"
     config = mwn_config()

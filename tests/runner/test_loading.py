@@ -39,6 +39,21 @@ def test_wrong_names(tiny_run: Run) -> None:
         evaluate(run_dir, "tests", "last")
 
 
+def test_it_says_why_there_is_no_checkpoint(tiny_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no folder 'nowhere'; expected that of a run"):
+        load("nowhere", "classifier")
+    with pytest.raises(ConfigError, match=r"has no config\.yaml; expected the folder of a run"):
+        evaluate(tmp_path, "test")
+    run_dir = tiny_run({"runner.checkpoint": False}).output_dir
+    with pytest.raises(ConfigError, match=r"no checkpoint 'best'.*was run with runner\.checkpoint=false"):
+        load(run_dir, "classifier")
+    run_dir = tiny_run(folder="other").output_dir
+    for path in (run_dir / "checkpoints").iterdir():
+        path.unlink()
+    with pytest.raises(ConfigError, match=r"no checkpoint 'best'.*failed before its first tick"):
+        evaluate(run_dir, "test")
+
+
 def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "best.ckpt")
     with pytest.raises(RunError, match=r"is not a checkpoint of mlotool"):

@@ -1,11 +1,14 @@
 """W&B, offline, and TensorBoard."""
 
+import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlotool.core.errors import ConfigError
 from mlotool.runner import RunResult
 
 Run = Callable[..., RunResult]
@@ -73,6 +76,28 @@ def test_wandb_is_finished_when_a_run_fails(tiny_run: Run, fake_wandb: tuple[Fak
     with pytest.raises(KeyError):
         tiny_run({**SHORT, "logger.wandb": True}, loss=fail)
     assert fake_wandb[0].exit_code == 1
+
+
+@pytest.mark.parametrize("environment", [None, ""])
+def test_wandb_without_an_account(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: str | None
+) -> None:
+    import wandb
+
+    def init(**given: Any) -> Any:
+        assert "WANDB_MODE" not in os.environ
+        raise wandb.errors.UsageError("No API key configured.\nUse `wandb login`.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("WANDB_MODE", environment)
+    with pytest.raises(ConfigError, match=r"found 'online'.*No API key.*Run `wandb login`, or set logger.mode=offline"):
+        tiny_run({**SHORT, "logger.wandb": True, "logger.mode": "online"})
+    assert os.environ.get("WANDB_MODE") == environment
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["num_ticks"]) == ("failed", 0)
+    assert "No API key" in summary["error"]
 
 
 def test_a_disabled_logger_starts_nothing(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:

@@ -8,13 +8,18 @@ import numpy
 import pytest
 import torch
 
+from mlotool.core.errors import NonFiniteLossError
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.random_state import random_state, restore_random_state
 from mlotool.runner.session import Session
 from mlotool.runner.surroundings import quiet_lightning
-from tests.runner.test_running import read_metrics
+from tests.runner.test_running import LossThat, read_metrics
 from tests.runner.tiny import make_built, make_config
+
+
+def halve(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.5)
 
 
 def train(path: Path, resume_from: Path | None = None, **changes: Any) -> RunFolder:
@@ -24,7 +29,7 @@ def train(path: Path, resume_from: Path | None = None, **changes: Any) -> RunFol
     with quiet_lightning():
         session = Session(
             config,
-            make_built(scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 7)),
+            make_built(scheduler=halve),
             torch.device("cpu"),
         )
         session.run(folder, resume_from)
@@ -43,6 +48,17 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path, stop: int) -> None:
     for problem, state in a["program"].items():
         for key, tensor in state["module"].items():
             assert torch.equal(tensor, b["program"][problem]["module"][key]), (problem, key)
+
+
+def test_a_run_that_is_resumed_from_its_start_is_bit_identical(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole")
+    start = RunFolder.create(make_config(), tmp_path / "start")
+    nan = LossThat(1, lambda loss: loss * float("nan"))
+    torch.manual_seed(0)
+    with quiet_lightning(), pytest.raises(NonFiniteLossError):
+        Session(make_config(), make_built(nan, scheduler=halve), torch.device("cpu")).run(start)
+    train(tmp_path / "start", start.checkpoint("last"))
+    assert read_metrics(start.path) == read_metrics(whole.path)
 
 
 def test_random_states_come_back(tmp_path: Path) -> None:

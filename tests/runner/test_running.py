@@ -5,6 +5,9 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +18,11 @@ import torch
 from torch import Tensor
 
 from mlotool import LossOutput
-from mlotool.core.errors import ConfigError, NonFiniteLossError
+from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
 from mlotool.runner import RunResult
 from mlotool.runner.checkpoint import read_checkpoint
-from tests.runner.tiny import Analysis, lower_loss
+from mlotool.runner.finiteness import check_parameters
+from tests.runner.tiny import Analysis, lower_loss, make_built
 
 Run = Callable[..., RunResult]
 
@@ -139,6 +143,82 @@ def test_a_non_finite_loss_names_problem_and_tick_and_keeps_the_last_good_checkp
     summary = read_summary(tmp_path / "run")
     assert summary["status"] == "failed"
     assert "'classifier'" in summary["error"]
+
+
+def assert_is_good(checkpoint: Path, tick: int) -> None:
+    state = read_checkpoint(checkpoint)
+    assert state["tick"] == tick
+    for problem in state["program"].values():
+        assert all(tensor.isfinite().all() for tensor in problem["module"].values())
+
+
+def make_gradient_nan(loss: Tensor) -> Tensor:
+    # sqrt has the derivative infinity at zero.
+    return loss + (loss.detach() - loss).abs().sqrt() * 0
+
+
+def test_a_run_that_fails_in_its_first_round_has_the_initial_state(tiny_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(
+        NonFiniteLossError, match=r"at tick 2;.*last\.ckpt holds the .* state .*, the initial one\.$"
+    ) as info:
+        tiny_run(loss=LossThat(2, lambda loss: loss * math.nan))
+    assert_is_good(tmp_path / "run/checkpoints/last.ckpt", 0)
+    assert info.value.run_dir == tmp_path / "run"
+
+
+def test_without_checkpoints_the_error_promises_none(tiny_run: Run) -> None:
+    with pytest.raises(NonFiniteLossError, match=r"No checkpoint is kept, for runner\.checkpoint=false\.$"):
+        tiny_run({"runner.checkpoint": False}, loss=LossThat(2, lambda loss: loss * math.nan))
+
+
+def test_parameters_that_became_nan_are_not_saved(tiny_run: Run, tmp_path: Path) -> None:
+    # The last tick before the evaluation, at which the upper problem does not step: no loss shows it.
+    with pytest.raises(NonFiniteParametersError, match=r"after tick 20;.*good state that was saved, after tick \d+\.$"):
+        tiny_run(loss=LossThat(20, make_gradient_nan), unroll_steps=3)
+    for which in ("best", "last"):
+        assert_is_good(tmp_path / f"run/checkpoints/{which}.ckpt", 10)
+    assert 20 not in {tick for tick, key, _ in read_metrics(tmp_path / "run") if key == "val/accuracy"}
+    assert read_summary(tmp_path / "run")["status"] == "failed"
+
+
+@pytest.mark.parametrize("changes", [{}, {"evaluate": None, "objective": None}])
+def test_parameters_are_looked_at_after_the_last_tick(tiny_run: Run, tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(NonFiniteParametersError) as caught:
+        tiny_run({"runner.max_ticks": 1, **changes}, loss=LossThat(1, make_gradient_nan), unroll_steps=3)
+    assert (caught.value.problem, caught.value.tick) == ("classifier", 1)
+    assert_is_good(tmp_path / "run/checkpoints/last.ckpt", 0)
+
+
+def test_large_parameters_are_finite() -> None:
+    program = make_built().program
+    with torch.no_grad():
+        program.problems["classifier"].module[0].weight.fill_(1e30)
+        check_parameters(program, 1)
+        program.problems["weights"].module.logits[0] = -math.inf
+    with pytest.raises(NonFiniteParametersError, match="'weights'"):
+        check_parameters(program, 1)
+
+
+@pytest.mark.slow
+def test_a_real_ctrl_c_of_the_command_line(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    words = ["run", "+recipe=plain", "logger=csv", "runner.max_ticks=100000", f"hydra.run.dir={run_dir}"]
+    with subprocess.Popen([sys.executable, "-m", "mlotool", *words], cwd=tmp_path) as process:
+        try:
+            # The first losses: training is under way.
+            while process.poll() is None and not has_metrics(run_dir):
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=120) == 130
+        finally:
+            process.kill()
+    summary = read_summary(run_dir)
+    assert summary["status"] == "interrupted"
+    assert read_checkpoint(run_dir / "checkpoints/last.ckpt")["tick"] == summary["num_ticks"] > 0
+
+
+def has_metrics(run_dir: Path) -> bool:
+    return (run_dir / "metrics.csv").exists() and len(read_metrics(run_dir)) > 0
 
 
 @pytest.mark.parametrize("how", [interrupt, press_ctrl_c])

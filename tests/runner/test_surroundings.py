@@ -4,13 +4,15 @@ import logging
 import os
 import signal
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
-from mlotool.runner.folder import new_output_dir, plain
+from mlotool.core.errors import ConfigError
+from mlotool.runner.folder import RunFolder, make_output_dir, plain
 from mlotool.runner.surroundings import Interrupt, graceful_interrupt, quiet_lightning, torch_settings
 
 
@@ -50,7 +52,27 @@ def test_a_config_becomes_plain_with_its_interpolations_resolved() -> None:
 
 def test_each_run_gets_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first = new_output_dir("mwn")
-    first.mkdir(parents=True)
-    assert new_output_dir("mwn") != first
-    assert first.parent == Path("outputs/mwn")
+    made = [make_output_dir("mwn") for _ in range(20)]
+    assert len(set(made)) == 20
+    assert {path.parent for path in made} == {Path("outputs/mwn")}
+
+
+def test_two_runs_of_the_same_second_share_no_folder(tmp_path: Path) -> None:
+    path = tmp_path / "2026-01-31_12-00-00"
+    path.mkdir()  # as Hydra does
+    config = OmegaConf.create({"name": "mwn"})
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: RunFolder.create(config, path).path, range(8)))
+    assert set(folders) == {path, *(path.with_name(f"{path.name}_{count}") for count in range(1, 8))}
+
+
+def test_a_job_of_two_sweeps_of_the_same_second_is_kept_apart(tmp_path: Path) -> None:
+    config, job = OmegaConf.create({"name": "mwn"}), tmp_path / "2026-01-31_12-00-00" / "0"
+    assert [RunFolder.create(config, job).path for _ in range(2)] == [job, job.with_name("0_1")]
+
+
+def test_a_folder_with_a_name_of_the_users_is_refused_when_it_is_taken(tmp_path: Path) -> None:
+    config = OmegaConf.create({"name": "mwn"})
+    RunFolder.create(config, tmp_path / "mine")
+    with pytest.raises(ConfigError, match="mine holds a run already"):
+        RunFolder.create(config, tmp_path / "mine")

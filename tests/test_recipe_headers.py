@@ -1,0 +1,23 @@
+"""Every recipe's header says how to run it, what comes out, and how long that takes."""
+
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+
+
+def test_there_are_recipes() -> None:
+    assert RECIPES
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_header(file: Path) -> None:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    header = list(takewhile(lambda line: line.startswith("#"), lines))
+    assert header[0] == "# @package _global_"
+    for field in ("Command:", "Result:", "Time:"):
+        assert sum(line.startswith(f"# {field}") for line in header) == 1, field
+    assert f"# Command:   mlotool run +recipe={file.stem}" in "\n".join(header)
+    assert "to be measured" not in "\n".join(header).lower()
