@@ -1,10 +1,15 @@
-"""`mlotool -sc query=bash`: what could stand where the cursor is; `-sc install=bash`: the script that asks."""
+"""`mlotool -sc query=bash`: what could stand where the cursor is; `-sc install=bash`: the script that asks.
+
+Nobody waits longer than 0.3 s for a Tab, so a query imports neither Hydra, which has completions too, nor OmegaConf.
+"""
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
+from glob import escape, glob
 from io import StringIO
+from typing import Any
 
 from mlotool.cli.main import VERBS
 from mlotool.cli.request import Request, read_request
@@ -14,8 +19,8 @@ WITH_OVERRIDES = ("run", "show", "validate")
 WITH_RECIPE = (*WITH_OVERRIDES, "copy")
 OPTIONS_WITH_VALUE = ("--trust", "-cd", "--config-dir")
 SHELLS = ("bash", "zsh", "fish")
-# An option of a config group at a place of its own: model@problems.classifier.module=resnet8
-_PLACED_OPTION = re.compile(r"(?P<group>\+{0,2}[\w/]+)(?P<place>@[\w.]+)=(?P<option>.*)")
+# A shell expands what it is offered: `$(..)` in a recipe would be run. This leaves out ${..} and ??? as well.
+_HARMLESS = re.compile(r"[\w.,:@+~/=%\-]+")
 
 
 def main(words: Sequence[str]) -> int:
@@ -26,49 +31,49 @@ def main(words: Sequence[str]) -> int:
             f"Found '-sc {' '.join(words)}'; expected install=SHELL or uninstall=SHELL with {', '.join(SHELLS)}. "
             'Write: eval "$(mlotool -sc install=bash)"'
         )
-    if command != "query":
-        with redirect_stdout(StringIO()) as script:
-            _ask_hydra(words, Request(None, None, ()), "")
-        # To bash an @ begins a new word, unless it is told otherwise, as Hydra does for the =.
-        print(script.getvalue().replace("${COMP_WORDBREAKS//=}", "${COMP_WORDBREAKS//[=@]}"), end="")
-        return 0
-    line = os.environ.get("COMP_LINE", "")
-    before, current = _split(line)
-    if not before:
-        print(" ".join(verb for verb in VERBS if verb.startswith(current)))
-    elif before[0] in WITH_RECIPE:
-        # A line that would fail has no completions; its error comes when it is run.
-        with suppress(ConfigError):
-            _complete_recipe(words, before[0], before[1:], current)
+    if command == "query":
+        offers = sorted(filter(_HARMLESS.fullmatch, set(_offers(os.environ.get("COMP_LINE", "")))))
+        print(("\n" if shell == "fish" else " ").join(offers))
+    else:
+        print(_script(words), end="")
     return 0
 
 
+def _script(words: Sequence[str]) -> str:
+    from mlotool.cli.hydra_app import call_hydra, never
+
+    with redirect_stdout(StringIO()) as script:
+        call_hydra(["-sc", *words], never)
+    # To bash an @ begins a new word, unless it is told otherwise, as Hydra does for the =.
+    return script.getvalue().replace("${COMP_WORDBREAKS//=}", "${COMP_WORDBREAKS//[=@]}")
+
+
+def _offers(line: str) -> Iterator[str]:
+    before, current = _split(line)
+    if not before:
+        yield from (verb for verb in VERBS if verb.startswith(current))
+    elif before[0] in WITH_RECIPE and not current.startswith("-"):
+        # A line that would fail has no completions; its error comes when it is run.
+        with suppress(ConfigError, RecursionError):
+            request = read_request(before[1:])
+            names = _recipe_names(current) if request.recipe is None and "=" not in current else []
+            # A recipe comes first; the keys that there are without one are bare.
+            if names or before[0] not in WITH_OVERRIDES:
+                yield from names
+            else:
+                yield from _override_offers(request, current)
+
+
 def _split(line: str) -> tuple[list[str], str]:
-    """Return the words behind the program's name that are complete, and the one at the cursor."""
+    """Return the words behind the program's name that are complete, options left out, and the one at the cursor."""
     words = line.split()[1:]
     current = "" if not words or line[-1].isspace() else words.pop()
-    # Of the options, -m alone changes what Hydra offers.
     before = [
         word
         for previous, word in zip(["", *words], words, strict=False)
-        if previous not in OPTIONS_WITH_VALUE and (not word.startswith("-") or word in ("-m", "--multirun"))
+        if previous not in OPTIONS_WITH_VALUE and not word.startswith("-")
     ]
     return before, current
-
-
-def _complete_recipe(words: Sequence[str], verb: str, before: list[str], current: str) -> None:
-    flags = [word for word in before if word.startswith("-")]
-    request = read_request([word for word in before if word not in flags])
-    if request.recipe is None and "=" not in current and (names := _recipe_names(current)):
-        # A recipe comes first; without one Hydra would compose a config only to offer its bare keys.
-        print(" ".join(names))
-    elif verb in WITH_OVERRIDES and not current.startswith("-"):
-        # Hydra's plugin knows a group's options, but not that they can go to a place.
-        placed = _PLACED_OPTION.fullmatch(current)
-        asked, place = (f"{placed['group']}={placed['option']}", placed["place"]) if placed else (current, "")
-        with redirect_stdout(StringIO()) as answer:
-            _ask_hydra(words, request, " ".join([*flags, *request.hydra_words(), asked]))
-        print(answer.getvalue().replace("=", f"{place}="), end="")
 
 
 def _recipe_names(prefix: str) -> list[str]:
@@ -77,11 +82,53 @@ def _recipe_names(prefix: str) -> list[str]:
     return [info.name for info in config.list_recipes() if info.name.startswith(prefix)]
 
 
-def _ask_hydra(words: Sequence[str], request: Request, line: str) -> None:
-    from mlotool import config
-    from mlotool.cli.hydra_app import call_hydra, never
+def _override_offers(request: Request, current: str) -> Iterator[str]:
+    from mlotool.config.schema import GROUPS
 
-    config.register_sources([] if request.file is None else [request.file.parent])
-    # Hydra's plugin knows no verbs, and strips the program's name by itself.
-    os.environ["COMP_LINE"] = f"mlotool {line}"
-    call_hydra(["-sc", *words], never)
+    address, equals, value = current.partition("=")
+    name = address.lstrip("+~")
+    sign = address.removesuffix(name)
+    # An option can go to a place of its own: model@problems.classifier.module=resnet8
+    group, at, _ = name.partition("@")
+    if equals and value.startswith((".", "/")):
+        # Not Path.glob, which takes the ./ away that was typed.
+        yield from (f"{address}={path}" for path in glob(escape(value) + "*"))  # noqa: PTH207
+    elif equals and group in GROUPS:
+        yield from (f"{address}={option}" for option in _options(group) if option.startswith(value))
+    elif not at:
+        end = "" if sign == "~" else "="
+        yield from (f"{sign}{each}{end}" for each in GROUPS if each.startswith(name) and not equals)
+        # A plus is for new keys, and few may be deleted.
+        if sign in ("", "++"):
+            yield from (sign + each for each in _keys(request, name, value if equals else None))
+
+
+def _options(group: str) -> list[str]:
+    from mlotool.config.paths import GROUP, SUFFIX, package_dir
+
+    if group == GROUP:
+        return _recipe_names("")
+    return [path.stem for path in (package_dir("conf") / group).glob(f"*{SUFFIX}")]
+
+
+def _keys(request: Request, key: str, value: str | None) -> Iterator[str]:
+    """Yield the keys that begin with `key`, or its own value where that begins with `value`."""
+    from mlotool.config.completion_keys import compose_keys
+
+    node: Any = compose_keys(request.hydra_words(), [] if request.file is None else [request.file.parent])
+    parent, dot, last = key.rpartition(".")
+    for part in parent.split(".") if parent else ():
+        node = _children(node).get(part)
+    for name, child in _children(node).items():
+        is_open = isinstance(child, dict | list)
+        if value is None and name.startswith(last):
+            yield f"{parent}{dot}{name}{'.' if is_open else '='}"
+        elif value is not None and name == last and not is_open and child is not None:
+            # YAML writes booleans small.
+            text = str(child).lower() if isinstance(child, bool) else str(child)
+            yield from [f"{key}={text}"] if text.startswith(value) else []
+
+
+def _children(node: Any) -> dict[str, Any]:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return {str(key): value for key, value in items}

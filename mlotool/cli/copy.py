@@ -23,7 +23,7 @@ def main(words: Sequence[str]) -> int:
     arguments = parser.parse(words)
     from mlotool import config
     from mlotool.cli.request import read_request
-    from mlotool.config.sources import recipe_file
+    from mlotool.config.paths import recipe_file
 
     request = read_request([arguments.recipe])
     if request.recipe is None:

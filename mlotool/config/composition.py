@@ -14,11 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from mlotool.config.paths import package_dir
+from mlotool.config.paths import GROUP, package_dir
 from mlotool.config.provenance import Origin
 from mlotool.config.recipes import find_recipe, recipe_argument
 from mlotool.config.schema import Config
-from mlotool.config.sources import GROUP, sources
+from mlotool.config.sources import sources
 from mlotool.config.translation import translate
 from mlotool.core.errors import ConfigError
 

@@ -1,6 +1,14 @@
-"""Where the built-in conf/ and recipes/ lie."""
+"""Where the built-in conf/ and recipes/ lie, and where else recipes are looked for. No Hydra: completion asks."""
 
+import os
 from pathlib import Path
+
+GROUP = "recipe"
+"""The config group of recipes: `+recipe=<name>`."""
+
+SUFFIX = ".yaml"
+named_folders: list[Path] = []
+"""Folders of recipe files that were named by their path; they come first. `register_sources` sets them."""
 
 
 def package_dir(name: str) -> Path:
@@ -11,3 +19,20 @@ def package_dir(name: str) -> Path:
     """
     package = Path(__file__).resolve().parents[1]
     return next((home / name for home in (package, package.parent) if (home / name).is_dir()), package / name)
+
+
+def recipe_folders() -> list[tuple[str, Path]]:
+    """Return where recipes are looked for, in that order, as `(source, folder)`."""
+    places = [("file", folder) for folder in named_folders]
+    places += [("./recipes", Path.cwd() / "recipes"), ("built-in", package_dir("recipes"))]
+    known: dict[Path, str] = {}
+    for source, folder in places:
+        if folder.is_dir():
+            known.setdefault(folder, source)
+    return [(source, folder) for folder, source in known.items()]
+
+
+def recipe_file(folder: Path, name: str) -> Path | None:
+    """Return the file of recipe `name` in `folder`; None where there is none, or where it would lie outside."""
+    path = Path(os.path.normpath(folder / (name if name.endswith(SUFFIX) else name + SUFFIX)))
+    return path if path.is_relative_to(folder) and path.is_file() else None

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlotool.config.sources import GROUP, SUFFIX, recipe_file, recipe_folders
+from mlotool.config.paths import GROUP, SUFFIX, recipe_file, recipe_folders
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 

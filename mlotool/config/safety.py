@@ -11,6 +11,7 @@ import yaml
 
 from mlotool.config.defaults import defaults_faults, recipe_entries
 from mlotool.config.names import is_plain_name
+from mlotool.config.paths import recipe_file, recipe_folders
 from mlotool.config.schema import ROOT_KEYS
 from mlotool.config.sweep import DANGEROUS, sweep_faults
 from mlotool.core.errors import ConfigError
@@ -254,7 +255,5 @@ def _resolvers(text: str) -> Iterator[str]:
 
 
 def _find(name: str, beside: Path) -> Path | None:
-    from mlotool.config.sources import recipe_file, recipe_folders
-
     folders = [beside.parent, *(folder for _, folder in recipe_folders())]
     return next((file for folder in folders if (file := recipe_file(folder, name)) is not None), None)

@@ -3,11 +3,12 @@
 Nodes of type Any hold a `_target_` and its settings; check_targets.py compares them with the target's signature.
 """
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from omegaconf import MISSING
+# As omegaconf has it, whose import completion cannot wait for.
+MISSING: Any = "???"
 
 GROUPS = ("data", "model", "optimizer", "hypergradient", "runner", "logger", "debug", "recipe")
 """The config groups that recipes and command lines choose from; `recipe` lives in recipes/, the others in conf/."""
@@ -149,9 +150,19 @@ def keys_at(path: str) -> tuple[str, ...]:
         >>> keys_at("problems.classifier.stream")
         ('split', 'batch_size', 'shuffle', 'drop_last', 'num_workers')
     """
-    kind = _kind_at(path)
-    kind = next((each for each in _members(kind) if is_dataclass(each)), None)
+    kind = _dataclass_at(path)
     return () if kind is None else tuple(each.name for each in fields(kind))
+
+
+def defaults_at(path: str) -> dict[str, Any]:
+    """Return the values that the schema gives the keys below a dotted path, once there are any.
+
+    Example:
+        >>> defaults_at("logger")
+        {'mode': 'offline', 'wandb': True, 'tensorboard': False, 'project': 'mlotool'}
+    """
+    kind = _dataclass_at(path)
+    return {} if kind is None else asdict(kind())
 
 
 def describe_type(path: str) -> str:
@@ -173,6 +184,10 @@ def is_container(path: str) -> bool:
         (True, False, False)
     """
     return any(is_dataclass(each) or get_origin(each) in (dict, list) for each in _members(_kind_at(path)))
+
+
+def _dataclass_at(path: str) -> Any:
+    return next((each for each in _members(_kind_at(path)) if is_dataclass(each)), None)
 
 
 def _kind_at(path: str) -> Any:

@@ -4,7 +4,6 @@ A `hydra_plugins` package would alter every Hydra application of the machine, so
 """
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,16 +16,14 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from mlotool.config.paths import package_dir
+from mlotool.config import paths
+from mlotool.config.paths import GROUP, SUFFIX, package_dir, recipe_file, recipe_folders
 from mlotool.config.safety import check_text
 from mlotool.config.schema import Config
 
-GROUP = "recipe"
 SCHEMA = "mlotool_schema"
-SUFFIX = ".yaml"
 
 _log = logging.getLogger("mlotool")
-_extra: list[Path] = []
 _loaded: dict[Path, None] = {}
 _announced: set[Path] = set()
 
@@ -37,7 +34,7 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
     Args:
         extra: folders of recipe files that were named by their path; they come first, and replace earlier ones.
     """
-    _extra[:] = [Path(folder).absolute() for folder in extra]
+    paths.named_folders[:] = [Path(folder).absolute() for folder in extra]
     _loaded.clear()
     plugins = Plugins.instance()
     plugins.register(RecipesSource)
@@ -51,29 +48,12 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
 @contextmanager
 def sources(extra: Sequence[Path] = ()) -> Iterator[None]:
     """Register with other `extra` folders for the time of one composition."""
-    before = list(_extra)
+    before = list(paths.named_folders)
     register_sources([*extra, *before])
     try:
         yield
     finally:
-        _extra[:] = before
-
-
-def recipe_folders() -> list[tuple[str, Path]]:
-    """Return where recipes are looked for, in that order, as `(source, folder)`."""
-    places = [("file", folder) for folder in _extra]
-    places += [("./recipes", Path.cwd() / "recipes"), ("built-in", package_dir("recipes"))]
-    known: dict[Path, str] = {}
-    for source, folder in places:
-        if folder.is_dir():
-            known.setdefault(folder, source)
-    return [(source, folder) for folder, source in known.items()]
-
-
-def recipe_file(folder: Path, name: str) -> Path | None:
-    """Return the file of recipe `name` in `folder`; None where there is none, or where it would lie outside."""
-    path = Path(os.path.normpath(folder / (name if name.endswith(SUFFIX) else name + SUFFIX)))
-    return path if path.is_relative_to(folder) and path.is_file() else None
+        paths.named_folders[:] = before
 
 
 def loaded_recipes() -> list[Path]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
@@ -119,7 +120,7 @@ class _ImplicitPullback:
         loss = self.lower_loss if self._paired.is_used else self._unpaired
         product = self._product(loss, theta, inputs, wanted)
         solution = self._solve(product, self._unpaired.reduce(cotangent))
-        return [-tensor for tensor in product.cross(solution)]
+        return list(torch._foreach_neg(product.cross(solution)))
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
         """Return `H^-1 v`."""

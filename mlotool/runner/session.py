@@ -24,7 +24,7 @@ from mlotool.runner.modules import ProgramModule
 from mlotool.runner.objective import Objective, make_plan
 from mlotool.runner.outcome import Outcome
 from mlotool.runner.progress import ProgressDisplay
-from mlotool.runner.surroundings import Interrupt, graceful_interrupt
+from mlotool.runner.surroundings import Interrupt, graceful_interrupt, untracked_past
 
 
 class Session:
@@ -97,7 +97,7 @@ class Session:
         trainer = self._trainer(folder, loggers)
         began = time.perf_counter()
         try:
-            with graceful_interrupt(interrupt):
+            with graceful_interrupt(interrupt), untracked_past():
                 resume: dict[str, Any] = {} if resume_from is None else {"ckpt_path": resume_from, "weights_only": True}
                 trainer.fit(module, **resume)
         except (NonFiniteLossError, NonFiniteParametersError) as error:

@@ -18,7 +18,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     monkeypatch.setattr(root, "handlers", list(root.handlers))
     monkeypatch.setattr(root, "level", root.level)
     # A process of its own would forget the folders of the files that it was given.
-    monkeypatch.setattr("mlotool.config.sources._extra", [])
+    monkeypatch.setattr("mlotool.config.paths.named_folders", [])
 
     def run(*words: str) -> Result:
         capfd.readouterr()

@@ -1,0 +1,46 @@
+"""A sweep as it is typed: real jobs, in a process of its own."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mlotool
+
+
+@pytest.mark.slow
+def test_six_jobs_are_six_runs_and_one_table(tmp_path: Path) -> None:
+    words = ["+recipe=mwn", "hypergradient=finite_difference,neumann,cg", "seed=1,2", "logger=wandb"]
+    words += ["runner.max_ticks=4", "debug=fast", "runner.progress_bar=false"]
+    environment = {**os.environ, "WANDB_MODE": "offline", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
+    command = [sys.executable, "-m", "mlotool", "run", "-m", *words]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    [sweep] = (tmp_path / "outputs" / "mwn" / "multirun").iterdir()
+    jobs = sorted(path.name for path in sweep.iterdir() if path.is_dir())
+    assert jobs == ["0", "1", "2", "3", "4", "5"]
+
+    offline_runs = [[path.name for path in (sweep / job / "wandb").glob("offline-run-*")] for job in jobs]
+    assert [len(names) for names in offline_runs] == [1] * 6
+    # offline-run-<date>_<time>-<id>
+    assert len({names[0].rpartition("-")[2] for names in offline_runs}) == 6
+
+    rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+    choices = [
+        f"hypergradient={name} seed={seed}" for name in ("finite_difference", "neumann", "cg") for seed in (1, 2)
+    ]
+    assert [(row["job"], row["status"], row["objective"]) for row in rows] == [
+        (job, "finished", "val/accuracy") for job in jobs
+    ]
+    for row, choice in zip(rows, choices, strict=True):
+        assert choice in row["overrides"]
+        assert 0 <= float(row["value"]) <= 1
+
+    heading = next(index for index, line in enumerate(result.stdout.splitlines()) if line.startswith("job "))
+    printed = result.stdout.splitlines()[heading + 1 : heading + 8]
+    assert printed[-1].strip() == ""
+    for row, choice, line in zip(rows, choices, printed[:-1], strict=True):
+        assert line.split()[:4] == [row["job"], *choice.split(), f"{float(row['value']):.4g}"]
