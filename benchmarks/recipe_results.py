@@ -24,23 +24,26 @@ from mlotool.runner import evaluate
 
 def main() -> None:
     options = _options()
-    rivals = {options.recipe: options.recipe_only}
+    rivals = {options.recipe: (options.recipe, options.recipe_only)}
     if options.baseline:
-        rivals[options.baseline] = options.baseline_only
+        # A recipe may be its own baseline, with other settings.
+        label = options.baseline if options.baseline != options.recipe else f"{options.recipe} (baseline)"
+        rivals[label] = (options.baseline, options.baseline_only)
     results: dict[str, dict[str, list[float]]] = {name: {} for name in rivals}
-    jobs = [
-        (name, [*options.overrides, *own, f"seed={seed}"]) for seed in options.seeds for name, own in rivals.items()
-    ]
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        for (name, overrides), figures in zip(jobs, pool.map(_figures, *zip(*jobs, strict=True)), strict=True):
-            for key, value in figures.items():
-                results[name].setdefault(key, []).append(value)
-            print(name, overrides[-1], {key: round(value, 4) for key, value in figures.items()}, flush=True)
+    for name, (recipe, own) in rivals.items():
+        jobs = [(recipe, [*options.overrides, *own, f"seed={seed}"]) for seed in options.seeds]
+        # Processes of its own for each recipe: peak memory is that of a process.
+        with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+            for (_, overrides), figures in zip(jobs, pool.map(_figures, *zip(*jobs, strict=True)), strict=True):
+                for key, value in figures.items():
+                    results[name].setdefault(key, []).append(value)
+                print(name, overrides[-1], {key: round(value, 4) for key, value in figures.items()}, flush=True)
     summary = {name: {key: _summary(values) for key, values in figures.items()} for name, figures in results.items()}
     for name, figures in summary.items():
         for key, value in figures.items():
             print(f"{name:24} {key:32} {value['mean']:.4f} +- {value['standard_error']:.4f}")
-    content = {"seeds": options.seeds, "overrides": options.overrides, "only": rivals, "values": results}
+    only = {name: own for name, (_, own) in rivals.items()}
+    content = {"seeds": options.seeds, "overrides": options.overrides, "only": only, "values": results}
     content |= {"summary": summary, **record.surroundings()}
     path = record.write(f"recipe_{options.recipe}{options.tag}", content)
     print(path)
@@ -54,8 +57,10 @@ def _figures(recipe: str, overrides: list[str]) -> dict[str, float]:
         figures = {key: value for key, value in result.metrics.items() if key.startswith((split, "val/"))}
         analyses = set(config.analyses or {})
         figures.update({key: value for key, value in result.metrics.items() if key.split("/")[0] in analyses})
-        figures.update({f"last {key}": value for key, value in evaluate(result.output_dir, split, "last").items()})
+        if config.evaluate is not None:
+            figures.update({f"last {key}": value for key, value in evaluate(result.output_dir, split, "last").items()})
         figures["training_s"] = _training_seconds(result.output_dir)
+        figures["peak_rss_mb"] = record.peak_memory()
     return figures
 
 

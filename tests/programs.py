@@ -130,6 +130,90 @@ def bilevel(cubic: float = 0.0) -> Case:
     )
 
 
+def ridge(cubic: float = 0.0) -> Case:
+    """Ridge regression whose penalty `exp(lam)` is chosen on other data; w has a closed form."""
+    inputs, targets, other_inputs, other_targets = regression_data()
+
+    def w(w: Tensor, lam: Tensor) -> Tensor:
+        return 0.5 * ((inputs @ w - targets) ** 2).mean() + 0.5 * lam.exp().sum() * (w**2).sum() + cubic * (w**4).sum()
+
+    def lam(w: Tensor) -> Tensor:
+        return 0.5 * ((other_inputs @ w - other_targets) ** 2).mean()
+
+    def solve(a: Tensor) -> dict[str, Tensor]:
+        return {"w": _minimise(lambda x: w(x, a))}
+
+    return Case({"w": w, "lam": lam}, {"lam": ["w"]}, {"w": ["lam"]}, solve, "lam", start=vector(98, 1))
+
+
+def regression_data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return inputs and targets of two samples."""
+    return matrix(61, 8)[:, :3], vector(62, 8), matrix(63, 8)[:, :3], vector(64, 8)
+
+
+def logistic(cubic: float = 0.0) -> Case:
+    """Logistic regression with a weight decay `exp(lam)` of each parameter."""
+    inputs, targets, other_inputs, other_targets = regression_data()
+
+    def w(w: Tensor, lam: Tensor) -> Tensor:
+        loss = torch.nn.functional.softplus(-targets.sign() * (inputs @ w)).mean()
+        return loss + 0.5 * (lam.exp() * w**2).sum() + cubic * (w**4).sum()
+
+    def lam(lam: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(-other_targets.sign() * (other_inputs @ w)).mean() + 0.01 * (lam**2).sum()
+
+    return Case(
+        {"w": w, "lam": lam}, {"lam": ["w"]}, {"w": ["lam"]}, lambda a: {"w": _minimise(lambda x: w(x, a))}, "lam"
+    )
+
+
+def ladder(cubic: float = 0.0) -> Case:
+    """Three rungs of two problems, each of which shapes both of the next: eight paths."""
+    h = [definite(70 + i, 2) for i in range(6)]
+    m = [matrix(80 + i, 2) for i in range(12)]
+
+    def rung(x: Tensor, number: int, first: Tensor, second: Tensor) -> Tensor:
+        target = m[2 * number] @ first + m[2 * number + 1] @ second
+        return _quadratic(x, h[number], target) + cubic * (x**4).sum()
+
+    def a1(a1: Tensor, top: Tensor) -> Tensor:
+        return rung(a1, 0, top, top**2)
+
+    def b1(b1: Tensor, top: Tensor) -> Tensor:
+        return rung(b1, 1, top, top**2)
+
+    def a2(a2: Tensor, a1: Tensor, b1: Tensor) -> Tensor:
+        return rung(a2, 2, a1, b1)
+
+    def b2(b2: Tensor, a1: Tensor, b1: Tensor) -> Tensor:
+        return rung(b2, 3, a1, b1)
+
+    def a3(a3: Tensor, a2: Tensor, b2: Tensor) -> Tensor:
+        return rung(a3, 4, a2, b2)
+
+    def b3(b3: Tensor, a2: Tensor, b2: Tensor) -> Tensor:
+        return rung(b3, 5, a2, b2)
+
+    def top(top: Tensor, a3: Tensor, b3: Tensor) -> Tensor:
+        return (a3 * b3).sum() + 0.5 * (a3**2).sum() + 0.1 * (top**2).sum()
+
+    def solve(a: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for loss, names in [(a1, "a1"), (b1, "b1"), (a2, "a2"), (b2, "b2"), (a3, "a3"), (b3, "b3")]:
+            rung_below = {"1": (a,), "2": (found.get("a1"), found.get("b1")), "3": (found.get("a2"), found.get("b2"))}
+            found[names] = _minimise(lambda x, f=loss, s=rung_below[names[1]]: f(x, *s), size=2)
+        return found
+
+    return Case(
+        {"a1": a1, "b1": b1, "a2": a2, "b2": b2, "a3": a3, "b3": b3, "top": top},
+        {"top": ["a1", "b1"]},
+        {"a1": ["a2", "b2"], "b1": ["a2", "b2"], "a2": ["a3", "b3"], "b2": ["a3", "b3"], "a3": ["top"], "b3": ["top"]},
+        solve,
+        "top",
+        start=vector(99, 2),
+    )
+
+
 def trilevel(cubic: float = 0.0) -> Case:
     """Domain adaptation's graph: top shapes pretrain, pretrain -> finetune -> top."""
     h1, h2, m1, m2, t = definite(4), definite(5), matrix(6), matrix(7), vector(8)

@@ -15,7 +15,15 @@ from mlotool.losses import cross_entropy, reweighted_cross_entropy
 from mlotool.models import MLP, WeightNet
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
-CIFAR = [name for name in RECIPES if "cifar10" in name]
+CELLS = ["problems.classifier.module.num_cells=3", "problems.classifier.module.width=4"]
+# On CIFAR-10 at the size of their paper; what of it is too much for a test is made smaller.
+SMALLER = {
+    "data_poisoning_paper": ["problems.classifier.module.depth=8", "problems.poison.module.num_samples=50"],
+    "darts_evaluate_paper": CELLS,
+    "darts_paper": CELLS,
+    "label_correction_paper": [],
+}
+CIFAR = [name for name in RECIPES if "cifar10" in name or name in SMALLER]
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +47,7 @@ def test_every_recipe_runs(recipe: str, tmp_path: Path, image_folder: Path) -> N
         sizes = "{train: 50, meta: 10, val: 10, test: 20}"
         overrides += ["data=cifar10_folder_longtailed", f"data.root={image_folder}", f"data.sizes={sizes}"]
         overrides += ["data.imbalance_factor=5", "data.image_shape=[3,8,8]"]
+    overrides += SMALLER.get(recipe, [])
     result = mlotool.run(mlotool.compose(recipe, overrides), output_dir=tmp_path / "run")
     steps = {key: value for key, value in result.metrics.items() if key.endswith("/step")}
     assert min(steps.values()) >= 1, "a problem never stepped"

@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -39,6 +40,11 @@ def write(name: str, content: dict[str, Any], path: Path | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
+
+
+def peak_memory() -> float:
+    """Return the most memory that this process has had resident, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _module_and_arguments() -> list[str]:

@@ -17,6 +17,7 @@ VERBS = {
     "list": "the recipes there are, with a line each",
     "show": "a recipe as it will run: resolved YAML and its graph",
     "validate": "check a recipe without running it",
+    "check": "measure a recipe's hypergradients against the most exact ones",
     "copy": "take a built-in recipe as the start of one of yours",
     "evaluate": "the metrics of a finished run on any split",
     "report": "write the page and the pictures of a finished run again",

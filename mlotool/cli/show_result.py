@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def show_result(config: Any, result: "RunResult", console: Console | None = None) -> None:
     """Print objective, final metrics of the evaluated splits, and where everything lies."""
-    console = console or _plain_console()
+    console = console or plain_console()
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -36,7 +36,7 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> None:
     """Print one row a job, failed ones included, and write sweep.csv."""
     from mlotool.report import sweep_rows, write_sweep_summary
 
-    console = console or _plain_console()
+    console = console or plain_console()
     rows = sweep_rows(sweep_dir)
     file = write_sweep_summary(sweep_dir)
     objectives = {row.objective for row in rows if row.objective}
@@ -64,7 +64,8 @@ def nearby(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _plain_console() -> Console:
+def plain_console() -> Console:
+    """Return a console that wraps nothing where nobody watches."""
     # Overrides such as `a=[b]` are no markup.
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlotool.config.building import Analysis, Built, build, derived_seed
+    from mlotool.config.building import Analysis, Built, build, derived_seed, hypergradient_options
     from mlotool.config.checks import check
     from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, compose, config_errors, load_run_config
     from mlotool.config.paths import package_dir
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlotool.config.trusted import trust
 
 _HOMES = {
-    "mlotool.config.building": ("Analysis", "Built", "build", "derived_seed"),
+    "mlotool.config.building": ("Analysis", "Built", "build", "derived_seed", "hypergradient_options"),
     "mlotool.config.checks": ("check",),
     "mlotool.config.composition": ("CONFIG_NAME", "VERSION_KEYWORDS", "compose", "config_errors", "load_run_config"),
     "mlotool.config.paths": ("package_dir",),
@@ -43,6 +43,7 @@ __all__ = [
     "derived_seed",
     "find_recipe",
     "finish_provenance",
+    "hypergradient_options",
     "list_recipes",
     "load_run_config",
     "package_dir",

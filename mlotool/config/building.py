@@ -3,11 +3,17 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import yaml
+from omegaconf import OmegaConf
 
 from mlotool.config.checks import checked
 from mlotool.config.instantiate import bind, instantiate, optimizer_factory, scheduler_factory
 from mlotool.config.limit import LimitedData
+from mlotool.config.optimizer_roles import optimizer_roles
+from mlotool.config.paths import package_dir
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,6 +28,8 @@ SETTINGS = (
     "roll_back",
     "gradient_clip_norm",
     "accumulate_batches",
+    "reset_to",
+    "tasks",
 )
 
 
@@ -72,6 +80,7 @@ def build(config: Any) -> Built:
         built.program.gradient("reweight")
     """
     from mlotool.program import Graph, Program
+    from mlotool.program.stream import SameBatch
 
     values, _ = checked(config, targets=True)
     data = instantiate("data", values["data"])
@@ -79,9 +88,26 @@ def build(config: Any) -> Built:
     if limit is not None:
         data = LimitedData(data, limit)
     graph = Graph(**values["graph"])
-    problems = [_problem(name, values, data, is_read=bool(graph.readers(name))) for name in values["problems"]]
+    streams: dict[str, Any] = {
+        name: _stream(name, node["stream"], values["seed"], data) for name, node in values["problems"].items()
+    }
+    for name, node in values["problems"].items():
+        if node["same_batch_as"] is not None:
+            streams[name] = SameBatch(streams[node["same_batch_as"]])
+    problems = [_problem(name, values, streams[name], is_read=bool(graph.readers(name))) for name in values["problems"]]
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
     return Built(Program(problems, graph), data, analyses)
+
+
+def hypergradient_options(config: Any) -> dict[str, Callable[[], Any]]:
+    """Return what builds each option of conf/hypergradient/, by name, for a config that they may refer to."""
+    options: dict[str, Callable[[], Any]] = {}
+    for file in sorted((package_dir("conf") / "hypergradient").glob("*.yaml")):
+        node = yaml.safe_load(file.read_text(encoding="utf-8"))
+        other = OmegaConf.merge(config, {"hypergradient": None}, {"hypergradient": node})
+        resolved = OmegaConf.to_container(other.hypergradient, resolve=True)
+        options[file.stem] = partial(instantiate, f"hypergradient={file.stem}", resolved)
+    return options
 
 
 def derived_seed(seed: int, *purpose: str) -> int:
@@ -95,21 +121,29 @@ def derived_seed(seed: int, *purpose: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _problem(name: str, values: Values, data: Any, *, is_read: bool) -> "Problem":
+def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Problem":
     from mlotool.program import Problem
 
     node, key = values["problems"][name], f"problems.{name}"
     scheduler, settings = node["scheduler"], {setting: node[setting] for setting in SETTINGS}
-    limit = values["debug"]["limit_warmup_steps"]
-    if limit is not None:
-        settings["warmup_steps"] = min(settings["warmup_steps"], limit)
+    rates = optimizer_roles(node["optimizer"])
+    for setting in ("warmup_steps", "unroll_steps"):
+        limit = values["debug"][f"limit_{setting}"]
+        if limit is not None:
+            settings[setting] = min(settings[setting], limit)
+    module = _module(name, node["module"], values["seed"])
     return Problem(
         name,
-        _module(name, node["module"], values["seed"]),
+        module,
         bind(f"{key}.loss", node["loss"], without=["roles"]),
         roles=node["loss"].get("roles"),
-        stream=_stream(name, node["stream"], values["seed"], data),
-        optimizer=optimizer_factory(f"{key}.optimizer", node["optimizer"]),
+        stream=stream,
+        optimizer=optimizer_factory(
+            f"{key}.optimizer",
+            {setting: value for setting, value in node["optimizer"].items() if setting not in rates},
+            lambda: {id(tensor): each for each, tensor in module.named_parameters()},
+        ),
+        optimizer_roles=rates,
         scheduler=None if scheduler is None else scheduler_factory(f"{key}.scheduler", scheduler),
         hypergradient=_hypergradient(f"{key}.hypergradient", node, values) if is_read else None,
         **settings,

@@ -6,6 +6,8 @@ from functools import partial
 from typing import Any
 
 from mlotool.config.leftover import leftover_advice
+from mlotool.config.optimizer_roles import optimizer_roles
+from mlotool.config.parameter_groups import KEY, group_faults, settings_of
 from mlotool.config.resolve import is_known
 from mlotool.config.signatures import keyword_faults, signature_of
 from mlotool.config.source import Signature
@@ -77,7 +79,7 @@ def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
     if fault is not None:
         yield fault
         return
-    faults = list(_special_faults(place))
+    faults = [*_special_faults(place), *(group_faults(key, node) if place.kind == "optimizer" else ())]
     yield from faults
     if faults:
         return
@@ -96,10 +98,15 @@ def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
     ours = _OURS.get(place.kind, ())
     first = [each.name for each in signature.parameters if not each.is_keyword_only][:1] if ours else []
     given = [*first, *_GIVEN.get(place.kind, ()), *place.given, *(roles if isinstance(roles, Mapping) else ())]
-    settings = {keyword: value for keyword, value in node.items() if keyword not in (*ours, *_HYDRA_KEYS)}
+    learned = (*optimizer_roles(node), KEY) if place.kind == "optimizer" else ()
+    settings = {keyword: value for keyword, value in node.items() if keyword not in (*ours, *_HYDRA_KEYS, *learned)}
     yield from keyword_faults(
         key, settings, signature, given=given, leftover=partial(leftover_advice, key, place.kind, name)
     )
+    for index, group in enumerate(node.get(KEY, ()) if place.kind == "optimizer" else ()):
+        # torch takes any key of a group without a word.
+        own = {"_target_": name, **settings_of(group)}
+        yield from keyword_faults(f"{key}.{KEY}[{index}]", own, signature, given=given)
 
 
 def _inner_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[str]:

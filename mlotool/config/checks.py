@@ -8,6 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mlotool.config.check_evaluation import evaluation_faults, evaluation_warnings
 from mlotool.config.check_targets import target_faults
 from mlotool.config.names import is_identifier, is_plain_name
+from mlotool.config.optimizer_roles import optimizer_roles
 from mlotool.config.resolve import as_schema, is_known, resolve_config
 from mlotool.config.schema import (
     ACCELERATORS,
@@ -109,11 +110,13 @@ def _range_faults(values: Values) -> Iterator[str]:
     at_least_one = [
         *(f"runner.{key}" for key in ("max_ticks", "ticks_per_chunk", "log_every", "num_threads")),
         *("runner.early_stopping_patience", "debug.limit_ticks", "debug.limit_samples", "evaluate.batch_size"),
+        "debug.limit_unroll_steps",
     ]
     at_least_zero = ["seed", "debug.limit_warmup_steps"]
     for name in values["problems"]:
         at_least_one += [
-            f"problems.{name}.{key}" for key in ("unroll_steps", "accumulate_batches", "stream.batch_size")
+            f"problems.{name}.{key}"
+            for key in ("unroll_steps", "accumulate_batches", "tasks", "stream.batch_size", "stream.repeat")
         ]
         at_least_zero += [f"problems.{name}.{key}" for key in ("warmup_steps", "stream.num_workers")]
     for low, keys in ((1, at_least_one), (0, at_least_zero)):
@@ -131,11 +134,19 @@ def _range_faults(values: Values) -> Iterator[str]:
 
 
 def _graph_faults(values: Values) -> Iterator[str]:
-    nodes = {name: ProblemNode(dict(_played(problem))) for name, problem in values["problems"].items()}
+    nodes = {
+        name: ProblemNode(dict(_played(problem)), _other_uses(problem)) for name, problem in values["problems"].items()
+    }
     try:
         Graph(**values["graph"]).validate(nodes)
     except ConfigError as error:
         yield from str(error).splitlines()
+
+
+def _other_uses(problem: Values) -> dict[str, str]:
+    uses = {f"optimizer.{key}": name for key, name in optimizer_roles(problem.get("optimizer")).items()}
+    start = problem.get("reset_to")
+    return uses if not isinstance(start, str) or start == "initial" else {**uses, "reset_to": start}
 
 
 def _played(problem: Values) -> Iterator[tuple[str, str]]:
@@ -148,6 +159,16 @@ def _played(problem: Values) -> Iterator[tuple[str, str]]:
 
 
 def _stream_faults(values: Values) -> Iterator[str]:
+    problems = values["problems"]
+    for name, problem in problems.items():
+        other = problem.get("same_batch_as")
+        streaming = [each for each, node in problems.items() if node.get("stream") and each != name]
+        if isinstance(other, str) and (other not in streaming or problem.get("stream")):
+            yield (
+                f"problems.{name}.same_batch_as: found '{other}'{' beside a stream' if problem.get('stream') else ''}; "
+                f"expected a problem that has a stream, and none of its own: {', '.join(streaming) or 'there is none'}."
+                f"{did_you_mean(other, streaming)} Correct it, or remove it."
+            )
     sizes = values["data"].get("sizes") if isinstance(values["data"], Mapping) else None
     if not isinstance(sizes, Mapping):
         return

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from mlotool.config.parameter_groups import KEY, grouped
 from mlotool.config.signatures import SPECIAL
 from mlotool.config.torch_names import CONTAINERS
 from mlotool.config.trusted import resolve
@@ -47,11 +48,28 @@ def bind(key: str, node: Node, without: Iterable[str]) -> Callable[..., Any]:
     return partial(target, **settings)
 
 
-def optimizer_factory(key: str, node: Node) -> Callable[[Iterable[Any]], Any]:
-    """Return a function from parameters to the optimizer of a node."""
+def optimizer_factory(
+    key: str, node: Node, names: Callable[[], Mapping[int, str]] = dict
+) -> Callable[[Iterable[Any]], Any]:
+    """Return a function from parameters to the optimizer of a node.
+
+    Args:
+        key: where the node stands.
+        node: has `_target_`, and may have `groups`.
+        names: the parameters' names by identity, for `groups`.
+    """
     # YAML has no tuples, and `betas` must be one for some of torch's code paths.
-    fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in node.items()}
-    return lambda parameters: instantiate(key, fixed | {"params": list(parameters)})
+    fixed = {name: tuple(value) if isinstance(value, list) else value for name, value in node.items() if name != KEY}
+    groups = node.get(KEY)
+
+    def make(parameters: Iterable[Any]) -> Any:
+        params = list(parameters)
+        if groups:
+            named = names()
+            params = grouped(f"{key}.{KEY}", groups, {named[id(each)]: each for each in params})
+        return instantiate(key, fixed | {"params": params})
+
+    return make
 
 
 def scheduler_factory(key: str, node: Node) -> Callable[[Any], Any]:

@@ -46,6 +46,7 @@ class StreamConfig:
     shuffle: bool = True
     drop_last: bool = True
     num_workers: int = 0
+    repeat: int = 1
 
 
 @dataclass
@@ -55,6 +56,7 @@ class ProblemConfig:
     module: Any = MISSING
     loss: Any = MISSING
     stream: StreamConfig | None = None
+    same_batch_as: str | None = None
     optimizer: Any = MISSING
     scheduler: Any = None
     scheduler_interval: str = "step"
@@ -64,6 +66,8 @@ class ProblemConfig:
     roll_back: bool = False
     gradient_clip_norm: float | None = None
     accumulate_batches: int = 1
+    reset_to: str | None = None
+    tasks: int | None = None
 
 
 @dataclass
@@ -119,6 +123,7 @@ class DebugConfig:
     limit_ticks: int | None = None
     limit_samples: int | None = None
     limit_warmup_steps: int | None = None
+    limit_unroll_steps: int | None = None
 
 
 @dataclass
@@ -148,7 +153,7 @@ def keys_at(path: str) -> tuple[str, ...]:
 
     Example:
         >>> keys_at("problems.classifier.stream")
-        ('split', 'batch_size', 'shuffle', 'drop_last', 'num_workers')
+        ('split', 'batch_size', 'shuffle', 'drop_last', 'num_workers', 'repeat')
     """
     kind = _dataclass_at(path)
     return () if kind is None else tuple(each.name for each in fields(kind))

@@ -21,11 +21,27 @@ from mlotool.core.suggest import did_you_mean
 KINDS = ("module", "loss", "analysis", "data", "hypergradient", "solver", "optimizer", "scheduler")
 # By kind of node, the package whose public names all fit there.
 _HOMES = {"module": "mlotool.models", "loss": "mlotool.losses", "analysis": "mlotool.losses"}
+_SOLVERS = (
+    "Identity",
+    "Neumann",
+    "FixedPoint",
+    "ConjugateGradient",
+    "NormalEquationConjugateGradient",
+    "Exact",
+    "Nystrom",
+    "KFAC",
+    "OptimizerPreconditioner",
+)
+_DATA = (
+    *("Digits", "MNIST", "CIFAR10", "CIFAR100", "ImageFolder", "Clothing1M", "OfficeHome", "TwoDomains"),
+    *("DigitsEpisodes", "SinusoidEpisodes", "SyntheticClassification", "SyntheticText", "Wrench", "SST"),
+)
+_HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
 # What these packages offer beside is no data, no solver.
 _NAMES = {
-    "data": tuple(f"mlotool.data.{name}" for name in ("Digits", "MNIST", "CIFAR10", "ImageFolder")),
-    "hypergradient": tuple(f"mlotool.hypergradient.{name}" for name in ("Implicit", "FirstOrder")),
-    "solver": tuple(f"mlotool.hypergradient.{name}" for name in ("Identity", "Neumann", "ConjugateGradient", "Exact")),
+    "data": tuple(f"mlotool.data.{name}" for name in _DATA),
+    "hypergradient": tuple(f"mlotool.hypergradient.{name}" for name in _HYPERGRADIENTS),
+    "solver": tuple(f"mlotool.hypergradient.{name}" for name in _SOLVERS),
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
     "module": tuple(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),

@@ -55,6 +55,11 @@ class BoundModule:
         """Run another method of the module, `name`, with the bound parameters."""
         return BoundModule(_Method(self._module, name), self._prefixed(), training=self._training)(*args, **kwargs)
 
+    def at(self, parameters: Mapping[str, Tensor]) -> "BoundModule":
+        """Return the same module at other parameters, by name; those left out stay as they are."""
+        bound = {**(self._parameters or {}), **parameters}
+        return BoundModule(self._module, bound, training=self._training, places=self._places)
+
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""
         given = self._parameters or {}

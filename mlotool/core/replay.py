@@ -4,9 +4,10 @@ A finite difference evaluates a loss at perturbed parameters. Whatever is drawn 
 loss treats as a constant, must then be the same in every evaluation, or the difference measures that instead.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,6 +114,28 @@ class RandomState:
         torch.set_rng_state(self._cpu)
         for device, state in self._cuda:
             torch.cuda.set_rng_state(state, device)
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        """Draw again what was drawn from here on; afterwards the generators go on as if nothing had been."""
+        now = RandomState(tuple(device for device, _ in self._cuda))
+        self.restore()
+        try:
+            yield
+        finally:
+            now.restore()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states, in plain containers."""
+        return {"cpu": self._cpu, "cuda": [[str(device), state] for device, state in self._cuda]}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> "RandomState":
+        """Return the states that were saved."""
+        found = cls()
+        found._cpu = state["cpu"]
+        found._cuda = [(torch.device(device), each) for device, each in state["cuda"]]
+        return found
 
 
 class Habit:

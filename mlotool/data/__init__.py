@@ -1,24 +1,52 @@
-"""Data sets with train, meta, val and test splits, long tails and wrong labels; all of them images with one label."""
+"""Data sets with train, meta, val and test splits, long tails and wrong labels: images, texts, points, tasks."""
 
 from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.cifar10 import CIFAR10
+from mlotool.data.cifar import CIFAR10, CIFAR100
+from mlotool.data.clothing1m import Clothing1M
 from mlotool.data.digits import Digits
+from mlotool.data.digits_episodes import DigitsEpisodes
 from mlotool.data.image_folder import ImageFolder
 from mlotool.data.in_memory import InMemoryDataset, Normalization
+from mlotool.data.in_memory_tensors import InMemoryTensors
 from mlotool.data.label_noise import corrupt_labels
 from mlotool.data.mnist import MNIST
+from mlotool.data.office_home import OfficeHome
 from mlotool.data.sampling import long_tail_counts, long_tail_indices, split_indices
+from mlotool.data.sinusoids import SinusoidEpisodes
+from mlotool.data.sst import SST
+from mlotool.data.synthetic_classification import SyntheticClassification
+from mlotool.data.synthetic_text import SyntheticText
+from mlotool.data.two_domains import TwoDomains
+from mlotool.data.vocabulary import Vocabulary
+from mlotool.data.weak_labels import LabelModel, hard_labels, label_model, majority_vote
+from mlotool.data.wrench import Wrench
 
 __all__ = [
     "CIFAR10",
+    "CIFAR100",
     "MNIST",
+    "SST",
+    "Clothing1M",
     "CropAndFlip",
     "Digits",
+    "DigitsEpisodes",
     "ImageFolder",
     "InMemoryDataset",
+    "InMemoryTensors",
+    "LabelModel",
     "Normalization",
+    "OfficeHome",
+    "SinusoidEpisodes",
+    "SyntheticClassification",
+    "SyntheticText",
+    "TwoDomains",
+    "Vocabulary",
+    "Wrench",
     "corrupt_labels",
+    "hard_labels",
+    "label_model",
     "long_tail_counts",
     "long_tail_indices",
+    "majority_vote",
     "split_indices",
 ]

@@ -8,6 +8,8 @@ import torch
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
 from mlotool.data.in_memory import Normalization
 
+NORMALIZATION = Normalization(mean=[0.3053], std=[0.3760], max_value=16.0)
+
 
 class Digits(AbstractImageData):
     """1,797 handwritten digits of 8 x 8 pixels with 17 grey levels; 174 to 183 a class, no published test part.
@@ -38,14 +40,15 @@ class Digits(AbstractImageData):
         label_noise: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(
-            _read(),
+            read_digits(),
             None,
             SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
-            Normalization(mean=[0.3053], std=[0.3760], max_value=16.0),
+            NORMALIZATION,
         )
 
 
-def _read() -> Part:
+def read_digits() -> Part:
+    """Return all digits, uint8 from 0 to 16."""
     from sklearn.datasets import load_digits  # takes most of a second to import
 
     digits = load_digits()

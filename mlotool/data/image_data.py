@@ -1,33 +1,35 @@
 """What all data objects share: published parts go in, the splits that a recipe asks for come out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_files import ImageFiles
 from mlotool.data.in_memory import InMemoryDataset, Normalization
 from mlotool.data.label_noise import check_label_noise, corrupt_labels
 from mlotool.data.sampling import long_tail_indices, split_indices
+from mlotool.data.splits import AbstractData
 
 # n: samples, c: channels, h, w: height and width
 
 
 @dataclass(frozen=True)
 class Part:
-    """A published part of a data set: `images` (n, c, h, w) and `target` (n,) int64."""
+    """A published part of a data set: `images` (n, c, h, w), `target` (n,) int64, what else a sample has (n, ..)."""
 
     images: Tensor | ImageFiles
     target: Tensor
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def at(self, indices: Tensor) -> "Part":
         """Return the samples at `indices`, in that order."""
         images = self.images.subset(indices) if isinstance(self.images, ImageFiles) else self.images[indices]
-        return Part(images, self.target[indices])
+        return Part(images, self.target[indices], {name: values[indices] for name, values in self.extra.items()})
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,10 @@ class SplitOptions:
     label_noise: Mapping[str, Any] | None
 
 
-class AbstractImageData:
-    """Base of the data objects; a leaf reads its files and hands them to this constructor.
+class AbstractImageData(AbstractData[InMemoryDataset]):
+    """Base of the image data with a train and a test part; a leaf reads its files and hands them to this constructor.
+
+    Only `train` is augmented, long-tailed and corrupted.
 
     Args:
         train: the published train part, or all there is.
@@ -66,7 +70,6 @@ class AbstractImageData:
         ConfigError: the options do not fit the data.
     """
 
-    num_classes: int
     image_shape: tuple[int, ...]
 
     def __init__(
@@ -78,38 +81,37 @@ class AbstractImageData:
         augmentation: CropAndFlip | None = None,
     ) -> None:
         check_label_noise(options.label_noise)
-        self.num_classes = _checked_num_classes(train, options)
-        self.image_shape = _checked_image_shape(train, options)
-        self._datasets = {
+        self.num_classes = checked_num_classes(train.target, options.num_classes)
+        self.image_shape = checked_image_shape(train, options.image_shape)
+        datasets = {
             name: InMemoryDataset(part.images, part.target, normalization)
             for name, part in _draw_splits(train, test, options).items()
         }
-        if "train" in self._datasets:
-            self._datasets["train"] = _make_train(self._datasets["train"], options, augmentation)
+        if "train" in datasets:
+            datasets["train"] = _make_train(datasets["train"], options, augmentation)
+        super().__init__(datasets)
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The names of the splits that have samples."""
-        return tuple(self._datasets)
 
-    def split(self, name: str) -> InMemoryDataset:
-        """Return one split; only `train` is augmented, long-tailed and corrupted."""
-        if name not in self._datasets:
-            raise ConfigError(
-                f"This data has no split '{name}'; expected one of {', '.join(self.splits)}."
-                f"{did_you_mean(name, self.splits)} Name one of them, or give it samples with data.sizes.{name}=100."
-            )
-        return self._datasets[name]
+def draw(part: Part, sizes: Mapping[str, int], seed: int) -> dict[str, Part]:
+    """Draw disjoint, stratified splits from a part; see `split_indices`."""
+    sizes = {name: int(size) for name, size in sizes.items()}
+    return {name: part.at(indices) for name, indices in split_indices(part.target, sizes, seed).items()}
+
+
+def load_images(data: AbstractData[InMemoryDataset], max_memory_gb: float) -> None:
+    """Decode all images that are files, once and for all, if they take at most `max_memory_gb` as uint8."""
+    datasets = [data.split(name) for name in data.splits]
+    if sum(prod(dataset.images.shape) for dataset in datasets) <= max_memory_gb * 1e9:
+        for dataset in datasets:
+            dataset.load()
 
 
 def _draw_splits(train: Part, test: Part | None, options: SplitOptions) -> dict[str, Part]:
-    sizes = {name: int(size) for name, size in options.sizes.items()}
+    sizes = dict(options.sizes)
     test_sizes = {"test": sizes.pop("test")} if test is not None and "test" in sizes else {}
-    train_indices = split_indices(train.target, sizes, options.seed)
-    parts = {name: train.at(indices) for name, indices in train_indices.items()}
+    parts = draw(train, sizes, options.seed)
     if test is not None:
-        test_indices = split_indices(test.target, test_sizes, options.seed)
-        parts.update((name, test.at(indices)) for name, indices in test_indices.items())
+        parts.update(draw(test, test_sizes, options.seed))
     return {name: parts[name] for name in options.sizes if name in parts}
 
 
@@ -126,22 +128,24 @@ def _make_train(dataset: InMemoryDataset, options: SplitOptions, augmentation: C
     )
 
 
-def _checked_num_classes(part: Part, options: SplitOptions) -> int:
-    found = int(part.target.max()) + 1
-    if options.num_classes != found:
+def checked_num_classes(target: Tensor, num_classes: int) -> int:
+    """Return the number of classes; a ConfigError where the configuration says another one."""
+    found = int(target.max()) + 1
+    if num_classes != found:
         raise ConfigError(
-            f"data.num_classes={options.num_classes}; expected {found}, the number of classes that the data has. "
+            f"data.num_classes={num_classes}; expected {found}, the number of classes that the data has. "
             f"Set data.num_classes={found}."
         )
     return found
 
 
-def _checked_image_shape(part: Part, options: SplitOptions) -> tuple[int, ...]:
+def checked_image_shape(part: Part, image_shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of an image; a ConfigError where the configuration says another one."""
     expected = tuple(part.images.shape[1:])
-    if tuple(options.image_shape) != expected:
+    if tuple(image_shape) != expected:
         text = f"[{','.join(map(str, expected))}]"
         raise ConfigError(
-            f"data.image_shape={list(options.image_shape)}; expected {text} (channels, height, width), the shape of "
+            f"data.image_shape={list(image_shape)}; expected {text} (channels, height, width), the shape of "
             f"the data's images. Set data.image_shape={text}."
         )
     return expected

@@ -1,7 +1,6 @@
 """Any image data set that lies as files in one folder a class."""
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
+from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, load_images
 from mlotool.data.image_files import ImageFiles
 from mlotool.data.in_memory import Normalization
 
@@ -56,14 +55,14 @@ class ImageFolder(AbstractImageData):
         max_memory_gb: float = 4.0,
         num_threads: int = 8,
     ) -> None:
-        _check_rgb(image_shape)
+        check_rgb(image_shape)
         folder = Path(root).expanduser()
         classes = _class_names(folder / "train", root)
-        train = _find_files(folder / "train", classes, image_shape, num_threads)
+        train = find_images(folder / "train", classes, image_shape, num_threads)
         test = None
         if (folder / "test").is_dir():
             _check_same_classes(classes, _class_names(folder / "test", root), root)
-            test = _find_files(folder / "test", classes, image_shape, num_threads)
+            test = find_images(folder / "test", classes, image_shape, num_threads)
         super().__init__(
             train,
             test,
@@ -72,13 +71,11 @@ class ImageFolder(AbstractImageData):
             CropAndFlip() if augment else None,
         )
         # Only now, so that what no split uses is never decoded.
-        num_pixels = sum(len(self.split(name)) for name in self.splits) * prod(image_shape)
-        if num_pixels <= max_memory_gb * 1e9:
-            for name in self.splits:
-                self.split(name).load()
+        load_images(self, max_memory_gb)
 
 
-def _check_rgb(image_shape: Sequence[int]) -> None:
+def check_rgb(image_shape: Sequence[int]) -> None:
+    """Raise ConfigError unless the shape is one of an RGB image."""
     if len(image_shape) != 3 or image_shape[0] != 3:
         raise ConfigError(
             f"data.image_shape={list(image_shape)}; expected [3, height, width], as files are read as RGB images. "
@@ -105,7 +102,8 @@ def _check_same_classes(train: list[str], test: list[str], root: str) -> None:
         )
 
 
-def _find_files(folder: Path, classes: list[str], image_shape: Sequence[int], num_threads: int) -> Part:
+def find_images(folder: Path, classes: Sequence[str], image_shape: Sequence[int], num_threads: int) -> Part:
+    """Return the images in `folder/<class>/`, undecoded; classes are numbered in the order given."""
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):

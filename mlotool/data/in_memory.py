@@ -1,6 +1,6 @@
 """The dataset class of all embedded data: it hands out whole batches, already collated."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +32,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
     """One split: images as they were read, labels, and what is done to a batch on its way out.
 
     Batches are `{"input": (b, c, h, w) float32, "target": (b,) int64, "index": (b,) int64}`, where `index` is the
-    sample's position in this split, and `"clean_target": (b,) int64` where labels were corrupted.
+    sample's position in this split, `"clean_target": (b,) int64` where labels were corrupted, and what `extra` names.
 
     Randomness: where `seeded` is true (there is an augmentation), pass `seed` to `__getitems__`, one that depends on
     the run's seed, the epoch and the batch's number: the same seed gives the same batch, on any worker and after a
@@ -45,6 +45,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         normalization: applied to each batch, after the augmentation.
         clean_target: (n,) int64, the labels before they were corrupted; None: they were not.
         augmentation: applied to each batch; None: none.
+        extra: (n, ...) tensors by name, what else the batches shall hold of each sample.
 
     Example:
         >>> dataset = InMemoryDataset(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 2]), Normalization([0.5], [0.5]))
@@ -60,6 +61,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         *,
         clean_target: Tensor | None = None,
         augmentation: CropAndFlip | None = None,
+        extra: Mapping[str, Tensor] | None = None,
     ) -> None:
         assert images.shape[0] == len(target), (images.shape, target.shape)
         self.images = images
@@ -67,6 +69,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         self.clean_target = clean_target
         self.normalization = normalization
         self.augmentation = augmentation
+        self.extra = dict(extra or {})
         mean, std = torch.tensor(normalization.mean), torch.tensor(normalization.std)
         self._scale = (1 / (normalization.max_value * std))[:, None, None]
         self._shift = (-mean / std)[:, None, None]
@@ -78,7 +81,9 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
 
     def without_augmentation(self) -> "InMemoryDataset":
         """Return the same samples as they are: for evaluations and analyses of a train split."""
-        return InMemoryDataset(self.images, self.target, self.normalization, clean_target=self.clean_target)
+        return InMemoryDataset(
+            self.images, self.target, self.normalization, clean_target=self.clean_target, extra=self.extra
+        )
 
     def load(self) -> None:
         """Decode images that are files, once and for all."""
@@ -103,7 +108,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         batch = {"input": self._inputs(index, seed), "target": self.target[index], "index": index}
         if self.clean_target is not None:
             batch["clean_target"] = self.clean_target[index]
-        return batch
+        return batch | {name: values[index] for name, values in self.extra.items()}
 
     def _inputs(self, index: Tensor, seed: int | None) -> Tensor:
         images = self.images[index]

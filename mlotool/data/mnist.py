@@ -1,12 +1,11 @@
 """MNIST, from the files that it was published in."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from mlotool.core.errors import ConfigError
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
 from mlotool.data.in_memory import Normalization
+from mlotool.data.torchvision_part import read_with_torchvision
 
 
 class MNIST(AbstractImageData):
@@ -48,14 +47,9 @@ class MNIST(AbstractImageData):
 
 
 def _read(root: str, *, is_train: bool, download: bool) -> Part:
-    from torchvision import datasets  # takes a second to import
-
-    try:
-        reader = datasets.MNIST(Path(root).expanduser(), train=is_train, download=download)
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"data.root={root}: MNIST could not be read from {Path(root) / 'MNIST' / 'raw'} ({error}); expected the "
-            "four unpacked files train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
-            "t10k-labels-idx1-ubyte there. Set data.root to the folder that holds MNIST/, or data.download=true."
-        ) from error
+    files = (
+        "MNIST/raw/ with the four unpacked files train-images-idx3-ubyte, train-labels-idx1-ubyte, "
+        "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
+    )
+    reader = read_with_torchvision("MNIST", root, is_train=is_train, download=download, files=files, instead="")
     return Part(reader.data[:, None], reader.targets.long())

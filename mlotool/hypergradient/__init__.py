@@ -1,25 +1,43 @@
 """How gradients pass through a solution: implicit differentiation, its solvers and products; plain torch."""
 
+from mlotool.hypergradient.evolution import EvolutionStrategies
 from mlotool.hypergradient.first_order import FirstOrder
 from mlotool.hypergradient.implicit import Implicit
+from mlotool.hypergradient.penalty import Penalty
+from mlotool.hypergradient.saba import SABA
 from mlotool.hypergradient.solvers import (
+    KFAC,
     AbstractSolver,
     ConjugateGradient,
     Exact,
+    FixedPoint,
     Identity,
     Neumann,
+    NormalEquationConjugateGradient,
+    Nystrom,
+    OptimizerPreconditioner,
     SolveResult,
     Status,
 )
+from mlotool.hypergradient.unrolled import Unrolled
 
 __all__ = [
+    "KFAC",
+    "SABA",
     "AbstractSolver",
     "ConjugateGradient",
+    "EvolutionStrategies",
     "Exact",
     "FirstOrder",
+    "FixedPoint",
     "Identity",
     "Implicit",
     "Neumann",
+    "NormalEquationConjugateGradient",
+    "Nystrom",
+    "OptimizerPreconditioner",
+    "Penalty",
     "SolveResult",
     "Status",
+    "Unrolled",
 ]

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,9 +12,13 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.replay import Habit, RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
-from mlotool.hypergradient.solution import Solution
+from mlotool.hypergradient.quality import Quality, assess
+from mlotool.hypergradient.solution import Solution, differentiable_pullback
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
+from mlotool.hypergradient.vector import norm
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
+
+_FAILURES = (Status.SINGULAR, Status.NEGATIVE_CURVATURE, Status.NON_FINITE)
 
 
 @dataclass
@@ -32,11 +36,17 @@ class Implicit(AbstractHypergradient):
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
         radius: 2-norm of a finite difference's perturbation; None chooses by dtype.
+        warm_start: begin each solve at the last one's `q`, kept by problem; it belongs to the next pullback whoever
+            asks for it, so a single step of it (SOBA) wants one upper problem. Not within differentiated pullbacks.
+        report_every: every n-th pullback is also compared with a converged one, by reverse products; `statistics`
+            then has the true residual `norm(H q - v) / norm(v)`, without damping, and the cosine between the two
+            results. Changes nothing else. 0 is never.
 
     Raises:
         ConfigError: an argument is none of its choices.
 
-    Cost: see the solver, plus one cross product.
+    Cost: see the solver, plus one cross product. A report: a product a parameter of problems (tasks) of up to 2000,
+    else up to 1500 products.
 
     Example:
         >>> from mlotool import ConjugateGradient, Implicit
@@ -49,8 +59,14 @@ class Implicit(AbstractHypergradient):
     curvature: Literal["total", "partial"] = "total"
     batch: Literal["last", "fresh"] = "last"
     radius: float | None = None
+    warm_start: bool = False
+    report_every: int = 0
     last: SolveResult | None = field(default=None, init=False, repr=False)
     habit: Habit = field(default_factory=Habit, init=False, repr=False, compare=False)
+    quality: Quality | None = field(default=None, init=False, repr=False, compare=False)
+    num_pullbacks: int = field(default=0, init=False, repr=False, compare=False)
+    _starts: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _warned: set[tuple[str, Status]] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for key in ("product", "curvature", "batch"):
@@ -65,6 +81,17 @@ class Implicit(AbstractHypergradient):
                 f"hypergradient.radius: found {self.radius}; expected a positive norm or null. "
                 "Leave it out to choose by dtype."
             )
+        if not isinstance(self.report_every, int) or self.report_every < 0:
+            raise ConfigError(
+                f"hypergradient.report_every: found {self.report_every!r}; expected a whole number of pullbacks, or 0 "
+                "for never. Correct hypergradient.report_every."
+            )
+        if self.warm_start and not self.solver.uses_start:
+            warnings.warn(
+                f"hypergradient.warm_start: found true with {type(self.solver).__name__}, which has no use for a "
+                "start; expected FixedPoint, ConjugateGradient or NormalEquationConjugateGradient. Set it to false.",
+                stacklevel=3,
+            )
 
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return theta*_l with the pullback as its backward."""
@@ -72,7 +99,11 @@ class Implicit(AbstractHypergradient):
         return outputs
 
     def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
-        """Refuse finite differences where the pullback is differentiated, or the stationarity is a total one."""
+        """Refuse finite differences where the pullback is differentiated, or the stationarity is a total one.
+
+        And, where it is differentiated, a solver that is neither a polynomial in H nor converges to its inverse: what
+        it hands on would have another derivative than the exact solution, and a gradient that is wrong unseen.
+        """
         if self.product == "finite_difference" and (is_nested or is_differentiated):
             reason = (
                 f"'{problem}' both shapes and reads a lower problem, so its stationarity contains that one's solution"
@@ -85,23 +116,70 @@ class Implicit(AbstractHypergradient):
                 "that both shapes and reads."
             )
 
+        if is_differentiated and not self.solver.is_differentiable:
+            raise ConfigError(
+                f"problems.{problem}.hypergradient.solver: found {type(self.solver).__name__}, but a problem above "
+                f"'{problem}' both shapes and reads it, so its pullback is differentiated; expected a solver whose "
+                "derivative is known: ConjugateGradient, NormalEquationConjugateGradient, Exact, Neumann, FixedPoint "
+                f"or Identity. Write +hypergradient@problems.{problem}.hypergradient=cg, or set curvature: partial on "
+                "the problem that both shapes and reads."
+            )
+
     def statistics(self) -> dict[str, float]:
-        """Return the last solve's residual and number of products, where the solver knows them."""
-        if self.last is None or self.last.residual is None:
-            return {}
-        return {"solver_residual": self.last.residual, "solver_products": float(self.last.num_products)}
+        """Return the last solve's residual and number of products, where the solver knows them.
+
+        With `report_every`, the residual and the cosine of the last report.
+        """
+        found = {}
+        if self.last is not None and self.last.residual is not None:
+            found = {"solver_residual": self.last.residual, "solver_products": float(self.last.num_products)}
+        if self.quality is not None:
+            found |= {"solver_residual": self.quality.residual, "solver_cosine": self.quality.cosine}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the starts, the count of pullbacks and the solver's state, as far as there are any."""
+        state: dict[str, Any] = {}
+        if self.warm_start:
+            state["starts"] = {name: list(start) for name, start in self._starts.items()}
+        if self.report_every:
+            state["num_pullbacks"] = self.num_pullbacks
+        of_solver = self.solver.state_dict()
+        return {**state, "solver": of_solver} if of_solver else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state back."""
+        self._starts = {name: [tensor.clone() for tensor in each] for name, each in state.get("starts", {}).items()}
+        self.num_pullbacks = state.get("num_pullbacks", 0)
+        if "solver" in state:
+            self.solver.load_state_dict(state["solver"])
+
+    def start(self, problem: str, vector: Vector) -> list[Tensor] | None:
+        """Return the problem's last solution if it fits `vector`; None to begin at zero."""
+        start = self._starts.get(problem, [])
+        if [(each.shape, each.dtype) for each in start] != [(each.shape, each.dtype) for each in vector]:
+            return None
+        return [each.to(like.device) for each, like in zip(start, vector, strict=True)]
+
+    def keep(self, problem: str, solution: Vector) -> None:
+        """Keep a solution for the next start."""
+        if self.warm_start and bool(norm(solution).isfinite()):
+            self._starts[problem] = list(solution)
 
     def record(self, problem: str, result: SolveResult) -> None:
-        """Keep a solve's result, and warn the first time it failed."""
-        failures = (Status.NEGATIVE_CURVATURE, Status.SINGULAR, Status.NON_FINITE)
-        if result.status in failures and (self.last is None or self.last.status is not result.status):
-            warnings.warn(
-                f"The {type(self.solver).__name__} solve at problem '{problem}' ended with {result.status.value} after "
-                f"{result.num_products} products; the best vector so far is used. Raise the solver's damping, or "
-                "lower its step_size.",
-                stacklevel=2,
-            )
+        """Keep a solve's result, and warn the first time it failed in this way."""
         self.last = result
+        if result.status not in _FAILURES or (problem, result.status) in self._warned:
+            return
+        self._warned.add((problem, result.status))
+        failed = sum(status in _FAILURES for status in result.task_statuses)
+        where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
+        warnings.warn(
+            f"The {type(self.solver).__name__} solve at problem '{problem}' ended{where} with {result.status.value} "
+            f"after {result.num_products} products; the best vector so far is used. Raise the solver's damping (rho), "
+            "lower its step_size, or use hypergradient=normal_cg.",
+            stacklevel=2,
+        )
 
 
 class _ImplicitPullback:
@@ -113,20 +191,35 @@ class _ImplicitPullback:
         self._unpaired = lower_loss
         self._paired = _Paired(lower_loss)
         self.lower_loss = replace(lower_loss, function=self._paired)
+        self.outputs = lower_loss.theta
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return `-M^T H^-1 v` for the wanted inputs."""
         # Without a differentiated pullback before it there is one evaluation, or a difference that pairs its own.
-        loss = self.lower_loss if self._paired.is_used else self._unpaired
-        product = self._product(loss, theta, inputs, wanted)
-        solution = self._solve(product, self._unpaired.reduce(cotangent))
-        return list(torch._foreach_neg(product.cross(solution)))
+        settings = self.settings
+        loss = self.lower_loss if self._paired.is_used or self.solver.uses_loss else self._unpaired
+        settings.num_pullbacks += 1
+        is_reported = settings.report_every > 0 and settings.num_pullbacks % settings.report_every == 0
+        before = RandomState(loss.devices) if is_reported else None
+        product, vector = self._product(loss, theta, inputs, wanted), self._unpaired.reduce(cotangent)
+        start = settings.start(loss.problem, vector) if settings.warm_start else None
+        solution = self._solve(product, vector, theta, inputs, start)
+        settings.keep(loss.problem, solution)
+        found = list(torch._foreach_neg(product.cross(solution)))
+        if before is not None:
+            # On the same random numbers; afterwards the generators go on as if nothing had been.
+            with before.replayed():
+                settings.quality = assess(loss, theta, inputs, wanted, vector, solution, found)
+        return found
+
+    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the same as functions of theta, the inputs and the cotangent."""
+        return differentiable_pullback(self, theta, inputs, wanted, cotangent)
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
         """Return `H^-1 v`."""
-        return self._solve(
-            self._product(self.lower_loss, theta, inputs, [False] * len(inputs)), self.lower_loss.reduce(vector)
-        )
+        product = self._product(self.lower_loss, theta, inputs, [False] * len(inputs))
+        return self._solve(product, self.lower_loss.reduce(vector), theta, inputs, None)
 
     def _product(self, lower_loss: LowerLoss, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
@@ -134,10 +227,16 @@ class _ImplicitPullback:
             return FiniteDifferenceProduct(lower_loss, theta, inputs, wanted, settings.radius, settings.habit)
         return ReverseProduct(lower_loss, theta, inputs, wanted)
 
-    def _solve(self, product: AbstractProduct, vector: Vector) -> list[Tensor]:
-        reduce = self.lower_loss.reduce
-        result = self.solver.solve(lambda direction: reduce(product.hessian(direction)), vector)
-        self.settings.record(self.lower_loss.problem, result)
+    def _solve(
+        self, product: AbstractProduct, vector: Vector, theta: Vector, inputs: Vector, start: Vector | None
+    ) -> list[Tensor]:
+        loss, constants = self.lower_loss, [tensor.detach() for tensor in inputs]
+        point = tuple(tensor.detach() for tensor in theta)
+        bound = replace(loss, theta=point, function=lambda moved, _: loss(moved, constants))
+        result = self.solver.solve(
+            lambda direction: loss.reduce(product.hessian(direction)), vector, start=start, lower_loss=bound
+        )
+        self.settings.record(loss.problem, result)
         return result.solution
 
 

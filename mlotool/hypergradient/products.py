@@ -71,7 +71,8 @@ class FiniteDifferenceProduct(AbstractProduct):
     inputs alone, so of a loss that is weighted per sample only the forward pass and the weights' own path are left.
 
     Args:
-        radius: 2-norm of the perturbation `e u`; None takes `DEFAULT_RADIUS` of the parameters' dtype.
+        radius: 2-norm of the perturbation `e u`, of each task's in `H u`; None takes `DEFAULT_RADIUS` of the
+            parameters' dtype.
         habit: of the loss, kept between pullbacks.
 
     Cost: 2 gradients a product (and a forward pass, once, where the loss uses `stop_gradient`); no graph is kept.
@@ -102,7 +103,8 @@ class FiniteDifferenceProduct(AbstractProduct):
                 loss = self._loss(point, self._inputs)
                 return vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False)
 
-        return self._difference(gradient, vector)
+        # Tasks share nothing here, so each has a step of its own; in the cross product they share the inputs.
+        return self._difference(gradient, vector, self._loss.num_tasks)
 
     def cross(self, vector: Vector) -> list[Tensor]:
         """Return `M^T q`."""
@@ -114,10 +116,10 @@ class FiniteDifferenceProduct(AbstractProduct):
                 wanted = [point for point, flag in zip(points, self._wanted, strict=True) if flag]
                 return vector_jacobian([loss], wanted, [torch.ones_like(loss)], retain=False)
 
-        return self._difference(gradient, vector)
+        return self._difference(gradient, vector, None)
 
-    def _difference(self, gradient: Gradient, vector: Vector) -> list[Tensor]:
-        length = norm(vector)
+    def _difference(self, gradient: Gradient, vector: Vector, num_tasks: int | None) -> list[Tensor]:
+        length = norm(vector, num_tasks)
         # A zero vector has a zero product: keep 0 * (radius / 0) away.
         scale = self._radius / length.clamp_min(torch.finfo(length.dtype).tiny)
         above = self._replay(lambda: gradient(self._moved(vector, scale)))

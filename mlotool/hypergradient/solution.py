@@ -25,11 +25,21 @@ from mlotool.program.differentiation import LowerLoss, Vector
 class Pullback(Protocol):
     """What the node calls."""
 
-    lower_loss: LowerLoss
-    solver: AbstractSolver
+    outputs: tuple[Tensor, ...]
+    """The values of theta*_l."""
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the cotangents of the wanted inputs, without a graph."""
+
+    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the same as functions of theta, the inputs and the cotangent."""
+
+
+class LinearPullback(Protocol):
+    """What an implicit one offers beside."""
+
+    lower_loss: LowerLoss
+    solver: AbstractSolver
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
         """Return `H^-1 v`, without a graph."""
@@ -41,7 +51,7 @@ class Solution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pullback: Pullback, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Hand on the current parameters."""
-        outputs = tuple(tensor.view_as(tensor) for tensor in pullback.lower_loss.theta)
+        outputs = tuple(tensor.view_as(tensor) for tensor in pullback.outputs)
         ctx.pullback = pullback
         ctx.num_inputs = len(inputs)
         ctx.save_for_backward(*inputs, *outputs)
@@ -53,7 +63,7 @@ class Solution(torch.autograd.Function):
         inputs, theta = ctx.saved_tensors[: ctx.num_inputs], ctx.saved_tensors[ctx.num_inputs :]
         wanted = ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
-            found = differentiable_pullback(ctx.pullback, theta, inputs, wanted, cotangent)
+            found = ctx.pullback.differentiable(theta, inputs, wanted, cotangent)
         else:
             found = ctx.pullback.first_order(theta, inputs, wanted, cotangent)
         values = iter(found)
@@ -67,7 +77,7 @@ class LinearSolve(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, pullback: Pullback, num_parameters: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, pullback: LinearPullback, num_parameters: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Solve; `tensors` are v, theta and x."""
         vector, theta, inputs = _split(tensors, num_parameters)
         outputs = tuple(pullback.solve(theta, inputs, vector))
@@ -105,7 +115,7 @@ class LinearSolve(torch.autograd.Function):
 
 
 def differentiable_pullback(
-    pullback: Pullback, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector
+    pullback: LinearPullback, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector
 ) -> list[Tensor]:
     """Return the cotangents of the wanted inputs as functions of theta, x and the cotangent."""
     points, values = aliases(theta), aliases(inputs)
@@ -116,7 +126,7 @@ def differentiable_pullback(
         def matvec(vector: Vector) -> Vector:
             return reduce(vector_jacobian(gradient, points, vector, create_graph=True))
 
-        solution: Vector = pullback.solver.solve(matvec, reduce(cotangent)).solution
+        solution: Vector = pullback.solver.solve(matvec, reduce(cotangent), lower_loss=pullback.lower_loss).solution
     else:
         solution = LinearSolve.apply(pullback, len(theta), *cotangent, *theta, *inputs)
     sources = [value for value, flag in zip(values, wanted, strict=True) if flag]

@@ -1,4 +1,8 @@
-"""Algebra on vectors that are lists of tensors, one a parameter."""
+"""Algebra on vectors that are lists of tensors, one a parameter.
+
+Where parameters have a leading task axis, a vector holds one vector a task: inner products and norms then have one
+value a task, and factors and conditions may have.
+"""
 
 import torch
 from torch import Tensor
@@ -6,24 +10,59 @@ from torch import Tensor
 from mlotool.program.differentiation import Vector
 
 
-def add(a: Vector, b: Vector, scale: float = 1.0) -> list[Tensor]:
-    """Return `a + scale * b`."""
-    return list(torch._foreach_add(list(a), list(b), alpha=scale))
+def add(a: Vector, b: Vector, scale: float | Tensor = 1.0) -> list[Tensor]:
+    """Return `a + scale * b`; a tensor scale is 0-D, or one a task."""
+    if isinstance(scale, Tensor) and scale.dim():
+        return [x + _on_axis(scale, y).to(y.dtype) * y for x, y in zip(a, b, strict=True)]
+    return list(torch._foreach_add(list(a), list(b), alpha=float(scale)))
 
 
 def scaled(a: Vector, factor: float | Tensor) -> list[Tensor]:
-    """Return `factor * a`; a tensor factor is 0-D."""
+    """Return `factor * a`; a tensor factor is 0-D, or one a task."""
+    if isinstance(factor, Tensor) and factor.dim():
+        return [_on_axis(factor, x).to(x.dtype) * x for x in a]
+    if isinstance(factor, Tensor) and not factor.is_cuda:
+        # A 0-D tensor of a wider type would promote 0-D parameters.
+        factor = float(factor)
     return list(torch._foreach_mul(list(a), factor))
 
 
-def dot(a: Vector, b: Vector) -> Tensor:
-    """Return the inner product, 0-D."""
-    return torch.stack([torch.sum(x * y) for x, y in zip(a, b, strict=True)]).sum()
+def choose(condition: Tensor, a: Vector, b: Vector) -> list[Tensor]:
+    """Return `a` where the condition holds, 0-D or one a task, and `b` elsewhere; NaN in the other does not pass."""
+    if condition.dim() == 0:
+        return list(a if bool(condition) else b)
+    return [torch.where(_on_axis(condition, x), x, y) for x, y in zip(a, b, strict=True)]
 
 
-def norm(a: Vector) -> Tensor:
-    """Return the 2-norm, 0-D."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(a))))
+def zeros(a: Vector) -> list[Tensor]:
+    """Return zeros of the same shapes."""
+    return [torch.zeros_like(tensor) for tensor in a]
+
+
+def dot(a: Vector, b: Vector, num_tasks: int | None = None) -> Tensor:
+    """Return the inner product: 0-D, or one a task."""
+    if num_tasks is None:
+        return torch.stack([torch.sum(x * y) for x, y in zip(a, b, strict=True)]).sum()
+    return torch.stack([(x * y).reshape(num_tasks, -1).sum(1) for x, y in zip(a, b, strict=True)]).sum(0)
+
+
+def norm(a: Vector, num_tasks: int | None = None) -> Tensor:
+    """Return the 2-norm: 0-D, or one a task."""
+    if num_tasks is None:
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(a))))
+    rows = [torch.linalg.vector_norm(x.reshape(num_tasks, -1), dim=1) for x in a]
+    return torch.linalg.vector_norm(torch.stack(rows), dim=0)
+
+
+def flatten(a: Vector, num_tasks: int | None = None) -> Tensor:
+    """Return one row a task, a single one without tasks."""
+    return torch.cat([tensor.reshape(num_tasks or 1, -1) for tensor in a], 1)
+
+
+def unflatten(rows: Tensor, like: Vector, num_tasks: int | None = None) -> list[Tensor]:
+    """Return the vector whose rows these are, in the shapes of `like`."""
+    parts = rows.split([tensor.numel() // (num_tasks or 1) for tensor in like], 1)
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def aliases(a: Vector) -> list[Tensor]:
@@ -61,3 +100,7 @@ def vector_jacobian(
         allow_unused=True,
     )
     return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+def _on_axis(values: Tensor, like: Tensor) -> Tensor:
+    return values.to(like.device).reshape(values.shape + (1,) * (like.dim() - values.dim()))

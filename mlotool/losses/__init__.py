@@ -1,13 +1,48 @@
 """Losses: pure functions of a batch and the roles that they play with; and analyses of finished runs."""
 
 from mlotool.losses.analyses import sample_weight_analysis, weight_against_loss
+from mlotool.losses.architecture import architecture_analysis, architecture_cross_entropy
+from mlotool.losses.corrected import corrected_cross_entropy, correction_analysis, correction_loss
 from mlotool.losses.cross_entropy import cross_entropy
+from mlotool.losses.decayed import decay_analysis, decayed_cross_entropy
+from mlotool.losses.domains import (
+    domain_weight_analysis,
+    input_weighted_cross_entropy,
+    joint_cross_entropy,
+    proximal_cross_entropy,
+)
+from mlotool.losses.episodes import episode_cross_entropy, episode_mean_squared_error
+from mlotool.losses.few_shot import few_shot_adaptation
 from mlotool.losses.mean_squared_error import mean_squared_error
+from mlotool.losses.poisoning import (
+    attack_analysis,
+    attack_cross_entropy,
+    negated_cross_entropy,
+    poisoned_cross_entropy,
+)
 from mlotool.losses.reweighted import reweighted_cross_entropy, sample_weighted_cross_entropy
 
 __all__ = [
+    "architecture_analysis",
+    "architecture_cross_entropy",
+    "attack_analysis",
+    "attack_cross_entropy",
+    "corrected_cross_entropy",
+    "correction_analysis",
+    "correction_loss",
     "cross_entropy",
+    "decay_analysis",
+    "decayed_cross_entropy",
+    "domain_weight_analysis",
+    "episode_cross_entropy",
+    "episode_mean_squared_error",
+    "few_shot_adaptation",
+    "input_weighted_cross_entropy",
+    "joint_cross_entropy",
     "mean_squared_error",
+    "negated_cross_entropy",
+    "poisoned_cross_entropy",
+    "proximal_cross_entropy",
     "reweighted_cross_entropy",
     "sample_weight_analysis",
     "sample_weighted_cross_entropy",

@@ -1,8 +1,31 @@
 """Models that recipes use; any other nn.Module does as well."""
 
+from mlotool.models.anchored import Anchored
+from mlotool.models.cell_network import CellArchitecture, CellNetwork, SearchNetwork
+from mlotool.models.label_corrector import LabelCorrector
 from mlotool.models.mlp import MLP, Linear
+from mlotool.models.perturbation import BoundedPerturbation
+from mlotool.models.positive_vector import PositiveVector
+from mlotool.models.pretrained_text import PretrainedText
 from mlotool.models.resnet import ResNet
+from mlotool.models.text_transformer import TextTransformer
 from mlotool.models.torchvision_model import torchvision_model
 from mlotool.models.weights import SampleWeights, WeightNet
 
-__all__ = ["MLP", "Linear", "ResNet", "SampleWeights", "WeightNet", "torchvision_model"]
+__all__ = [
+    "MLP",
+    "Anchored",
+    "BoundedPerturbation",
+    "CellArchitecture",
+    "CellNetwork",
+    "LabelCorrector",
+    "Linear",
+    "PositiveVector",
+    "PretrainedText",
+    "ResNet",
+    "SampleWeights",
+    "SearchNetwork",
+    "TextTransformer",
+    "WeightNet",
+    "torchvision_model",
+]

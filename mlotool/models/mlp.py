@@ -41,6 +41,11 @@ class MLP(nn.Module):
         """Return logits (b, k) of images (b, *image_shape)."""
         return self.layers(images)
 
+    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the last layer reads (b, hidden[-1]), and the logits (b, k)."""
+        features = self.layers[:-1](images)
+        return features, self.layers[-1](features)
+
 
 class Linear(nn.Module):
     """Softmax regression: one linear layer from pixels to logits, a convex problem.

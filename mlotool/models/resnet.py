@@ -53,8 +53,13 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (b, k) of images (b, c, h, w)."""
+        return self.features_and_logits(images)[1]
+
+    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the last layer reads (b, 4 width), and the logits (b, k)."""
         features = F.relu(self.norm(self.convolution(images)))
-        return self.classifier(self.stages(features).mean(dim=(2, 3)))
+        features = self.stages(features).mean(dim=(2, 3))
+        return features, self.classifier(features)
 
 
 class _Block(nn.Module):

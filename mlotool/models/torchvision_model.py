@@ -1,7 +1,10 @@
-"""Any classifier of torchvision, untrained."""
+"""Any classifier of torchvision, untrained or with parameters of a file."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from pickle import UnpicklingError
 
+import torch
 from torch import nn
 
 from mlotool.core.errors import ConfigError
@@ -12,21 +15,28 @@ _UNSUITABLE = ("googlenet", "inception_v3")
 
 
 def torchvision_model(
-    name: str, num_classes: int, image_shape: Sequence[int] = (3, 224, 224), weights: str | None = None
+    name: str,
+    num_classes: int,
+    image_shape: Sequence[int] = (3, 224, 224),
+    weights: str | None = None,
+    parameters_file: str | None = None,
 ) -> nn.Module:
-    """Build a torchvision classifier by its name, with random weights.
+    """Build a torchvision classifier by its name, with random weights or those of a file on this machine.
 
     Args:
         name: as in `torchvision.models`, such as `resnet18` or `mobilenet_v3_small`.
         num_classes: k.
         image_shape: (3, h, w) of the data; torchvision's models read RGB images, most of them down to 32 x 32.
         weights: must be None: pretrained weights are a download, and a recipe may not start one.
+        parameters_file: a state dict that lies here, such as torchvision's published resnet18-f37072fd.pth; read as
+            tensors alone (`weights_only`). Those that the network has in another shape, as the last layer for another
+            number of classes, stay random.
 
     Returns:
         A module that maps images (b, 3, h, w) to logits (b, k).
 
     Raises:
-        ConfigError: torchvision has no such classifier, the images are not RGB, or `weights` is given.
+        ConfigError: torchvision has no such classifier, the images are not RGB, `weights` is given, or the file does not fit.
 
     Example:
         >>> torchvision_model("squeezenet1_1", 10).num_classes
@@ -50,4 +60,26 @@ def torchvision_model(
             f"torchvision_model: name={name}; expected a classifier of torchvision.{did_you_mean(name, names)} "
             "Set name=resnet18, or another name that torchvision.models.list_models() gives."
         )
-    return models.get_model(name, weights=None, num_classes=num_classes)
+    model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes)
+    if parameters_file is not None:
+        _load(model, name, parameters_file)
+    return model
+
+
+def _load(model: nn.Module, name: str, file: str) -> None:
+    own = model.state_dict()
+    try:
+        found = torch.load(Path(file).expanduser(), map_location="cpu", weights_only=True)
+        fitting = {key: value for key, value in found.items() if key in own and value.shape == own[key].shape}
+    except (OSError, RuntimeError, EOFError, AttributeError, UnpicklingError) as error:
+        raise ConfigError(
+            f"torchvision_model: parameters_file={file} could not be read ({str(error).splitlines()[0]}); expected a "
+            f"state dict of {name}. Download it yourself, and give its path on the command line."
+        ) from error
+    # All but one layer's weight and bias.
+    if len(fitting) < len(own) - 2:
+        raise ConfigError(
+            f"torchvision_model: parameters_file={file} has {len(fitting)} of the {len(own)} tensors of {name}; "
+            "expected all but the last layer's. Set name to the network that the file is of."
+        )
+    model.load_state_dict(own | fitting)

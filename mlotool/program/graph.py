@@ -16,11 +16,11 @@ class ProblemNode:
 
     Args:
         roles: the problem's name by role of its loss.
-        other_uses: problems that it uses outside its loss (as its start or in its optimizer).
+        other_uses: problems that it uses outside its loss, by key: `reset_to`, `optimizer.lr`.
     """
 
     roles: Mapping[str, str]
-    other_uses: frozenset[str] = frozenset()
+    other_uses: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,18 @@ class Graph:
                         f"Write graph.lower_to_upper.{other}: [{name}] if '{name}' reads its solution, "
                         f"or graph.upper_to_lower.{other}: [{name}] if '{other}' shapes '{name}'."
                     )
+            for use, other in node.other_uses.items():
+                key = f"problems.{name}.{use}"
+                if other not in problems:
+                    faults.append(
+                        f"{key}: unknown problem '{other}'; expected one of {', '.join(problems)}."
+                        f"{did_you_mean(other, problems)} Correct the name, or add problems.{other}."
+                    )
+                elif other not in self.uppers(name):
+                    faults.append(
+                        f"{key}: '{other}' shapes '{name}' here, but no edge says so; expected one. "
+                        f"Write graph.upper_to_lower.{other}: [{name}]."
+                    )
         return faults
 
     def _use_faults(self, problems: Mapping[str, ProblemNode]) -> list[str]:
@@ -181,7 +193,7 @@ class Graph:
             for start, ends in getattr(self, key).items():
                 for end in ends:
                     node = problems[end]
-                    if start not in node.roles.values() and start not in node.other_uses:
+                    if start not in node.roles.values() and start not in node.other_uses.values():
                         faults.append(
                             f"graph.{key}.{start}: nothing uses the edge to '{end}'; expected that the loss of '{end}' "
                             f"has a role for '{start}'. Write problems.{end}.loss.roles.<role>: {start}, "

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -14,6 +15,9 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.graph import ProblemNode
 from mlotool.program.stream import Stream
+from mlotool.program.tasks import stack_parameters
+from mlotool.program.trajectory import Trajectory, copied
+from mlotool.program.update import Settings, State, clipped, find_update
 
 LossFunction = Callable[..., Tensor | LossOutput]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -49,8 +53,14 @@ class Problem:
         unroll_steps: optimizer steps it takes before the problems that read it step.
         warmup_steps: its first steps, which do not count for the problems above.
         roll_back: its steps are a look-ahead: after the upper step it returns to where it was, and takes one step.
-        gradient_clip_norm: largest 2-norm of its gradient.
+        gradient_clip_norm: largest 2-norm of its gradient; of each task's.
         accumulate_batches: batches over which one gradient is averaged.
+        optimizer_roles: by hyperparameter of the optimizer (`lr`, `weight_decay`, ...), the problem whose module gives
+            it, called without arguments: one value, one a parameter (1-D), or a mapping by parameter name.
+        reset_to: where each unroll begins: "initial", or the parameters of a problem with the same ones; the
+            optimizer then starts afresh. None goes on.
+        tasks: gives the parameters a leading axis of that many tasks. Its loss, and the losses that read it, are
+            evaluated for each task by itself (`torch.vmap`) on the task's part of the batch, along its first axis.
 
     Raises:
         ConfigError: a setting is out of range, or the module has no parameter that requires a gradient.
@@ -80,9 +90,15 @@ class Problem:
         roll_back: bool = False,
         gradient_clip_norm: float | None = None,
         accumulate_batches: int = 1,
+        optimizer_roles: Mapping[str, str] | None = None,
+        reset_to: str | None = None,
+        tasks: int | None = None,
     ) -> None:
         self.name = name
         self.module = module
+        self.tasks = tasks
+        if tasks is not None:
+            stack_parameters(name, module, tasks)
         self.loss = loss
         self.roles = {role: _role(name, role, value) for role, value in (roles or {}).items()}
         self.stream = stream
@@ -122,37 +138,115 @@ class Problem:
         self.roll_back = roll_back
         self.gradient_clip_norm = gradient_clip_norm
         self.accumulate_batches = accumulate_batches
+        self.optimizer_roles = dict(optimizer_roles or {})
+        self.reset_to = reset_to
         self.num_steps = 0
+        self.trajectory = Trajectory()
+        self._check_start_and_rates()
+        is_reset = reset_to == "initial"
+        self.initial = tuple(tensor.clone() for tensor in self.constants().values()) if is_reset else ()
 
     @property
     def node(self) -> ProblemNode:
         """What the graph's validation needs to know."""
-        return ProblemNode({role: value.problem for role, value in self.roles.items()})
+        other_uses = {f"optimizer.{key}": name for key, name in self.optimizer_roles.items()}
+        if self.reset_to not in (None, "initial"):
+            other_uses["reset_to"] = str(self.reset_to)
+        return ProblemNode({role: value.problem for role, value in self.roles.items()}, other_uses)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The CUDA devices of its parameters."""
+        return tuple({tensor.device for tensor in self.theta.values() if tensor.is_cuda})
 
     def constants(self) -> dict[str, Tensor]:
         """Return theta, detached; the tensors share the parameters' memory."""
         return {key: tensor.detach() for key, tensor in self.theta.items()}
 
-    def step(self, gradient: Sequence[Tensor | None]) -> Tensor | None:
-        """Take one optimizer step along `gradient` (one tensor a parameter of theta; None where it is unused).
+    def step(self, gradient: Sequence[Tensor | None], settings: Sequence[Settings] | None = None) -> Tensor | None:
+        """Take one optimizer step.
+
+        Args:
+            gradient: one tensor a parameter of theta; None where it is unused.
+            settings: hyperparameters of each parameter, where another problem gives some of them.
 
         Returns:
-            The gradient's norm before clipping, 0-D, if it is clipped; else None.
+            The gradient's norm before clipping, 0-D, if it is clipped (the mean over tasks); else None.
         """
         assert self.optimizer is not None
-        parameters = self.theta.values()
-        for parameter, value in zip(parameters, gradient, strict=True):
-            parameter.grad = value
-        norm = None
-        if self.gradient_clip_norm is not None:
-            norm = nn.utils.clip_grad_norm_(parameters, self.gradient_clip_norm)
-        self.optimizer.step()
-        for parameter in parameters:
-            parameter.grad = None
+        gradient, norm = self.clip(gradient)
+        if settings is None:
+            for parameter, value in zip(self.theta.values(), gradient, strict=True):
+                parameter.grad = value
+            self.optimizer.step()
+            for parameter in self.theta.values():
+                parameter.grad = None
+        else:
+            self._step_with(gradient, settings)
         if self.scheduler is not None and self.scheduler_interval == "step":
             self.scheduler.step()
         self.num_steps += 1
         return norm
+
+    def clip(self, gradient: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Tensor | None]:
+        """Return the gradient within `gradient_clip_norm`, and its norm before (mean over tasks) if that is set."""
+        if self.gradient_clip_norm is None:
+            return gradient, None
+        found, norm = clipped(gradient, self.gradient_clip_norm, self.tasks)
+        return found, norm.mean()
+
+    def pure_step(
+        self,
+        theta: Sequence[Tensor],
+        gradient: Sequence[Tensor | None],
+        state: Sequence[State],
+        settings: Sequence[Settings],
+    ) -> tuple[list[Tensor], list[State]]:
+        """Return parameters and optimizer state after a step; differentiable, and nothing is changed.
+
+        Args:
+            theta: the parameters, one tensor each.
+            gradient: before clipping.
+            state: of the optimizer, one a parameter.
+            settings: the hyperparameters, one mapping a parameter.
+
+        Raises:
+            ConfigError: the optimizer has no pure form.
+        """
+        update = find_update(self.name, self.optimizer)
+        new_theta, new_state = [], []
+        for point, slope, old, each in zip(theta, self.clip(gradient)[0], state, settings, strict=True):
+            moved, kept = (point, old) if slope is None else update(point, slope, old, each)
+            new_theta.append(moved)
+            new_state.append(kept)
+        return new_theta, new_state
+
+    def settings(self) -> tuple[Settings, ...]:
+        """Return the optimizer's current hyperparameters, one mapping a parameter of theta."""
+        assert self.optimizer is not None
+        found: dict[int, Settings] = {}
+        for group in self.optimizer.param_groups:
+            settings = {key: value for key, value in group.items() if key != "params"}
+            found.update((id(parameter), settings) for parameter in group["params"])
+        return tuple(found[id(parameter)] for parameter in self.theta.values())
+
+    def optimizer_state(self) -> tuple[State, ...]:
+        """Return a copy of the optimizer's state, one mapping a parameter of theta."""
+        assert self.optimizer is not None
+        return tuple(copied(self.optimizer.state.get(parameter, {})) for parameter in self.theta.values())
+
+    def reset(self, theta: Sequence[Tensor] | None) -> None:
+        """Go back to a start, and let the optimizer begin afresh.
+
+        Args:
+            theta: the start; None is the initial one.
+        """
+        assert self.optimizer is not None
+        start = self.initial if theta is None else theta
+        with torch.no_grad():
+            for parameter, value in zip(self.theta.values(), start, strict=True):
+                parameter.copy_(value)
+        self.optimizer.state.clear()
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of what a step changes: module, optimizer, scheduler, step count."""
@@ -167,6 +261,7 @@ class Problem:
         state = self._learned_state()
         state["stream"] = None if self.stream is None else self.stream.state_dict()
         state["hypergradient"] = {} if self.hypergradient is None else self.hypergradient.state_dict()
+        state["trajectory"] = self.trajectory.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -177,6 +272,32 @@ class Problem:
             self.stream.load_state_dict(state["stream"])
         if self.hypergradient is not None:
             self.hypergradient.load_state_dict(state["hypergradient"])
+        count = sum(len(each["random"]) for each in state["trajectory"])
+        batches = [None] * count if self.stream is None or not count else self.stream.recent(count)
+        self.trajectory.load_state_dict(copy.deepcopy(state["trajectory"]), batches)
+
+    def _step_with(self, gradient: Sequence[Tensor | None], settings: Sequence[Settings]) -> None:
+        assert self.optimizer is not None
+        update = find_update(self.name, self.optimizer)
+        with torch.no_grad():
+            for parameter, slope, each in zip(self.theta.values(), gradient, settings, strict=True):
+                if slope is not None:
+                    moved, state = update(parameter, slope, copied(self.optimizer.state.get(parameter, {})), each)
+                    parameter.copy_(moved)
+                    self.optimizer.state[parameter] = dict(state)
+
+    def _check_start_and_rates(self) -> None:
+        key = f"problems.{self.name}"
+        has_optimizer = self.optimizer is not None
+        if self.reset_to is not None:
+            _require(has_optimizer, f"{key}.optimizer", self.optimizer, "an optimizer, since reset_to is set")
+            _require(not self.roll_back, f"{key}.roll_back", True, "false, since reset_to begins each unroll anew")
+        if self.optimizer_roles:
+            find_update(self.name, self.optimizer)
+            _require(self.scheduler is None, f"{key}.scheduler", "one", "null, since a problem sets hyperparameters")
+            known = [name for name, value in self.settings()[0].items() if isinstance(value, int | float)]
+            for name in self.optimizer_roles:
+                _require(name in known, f"{key}.optimizer.{name}", "a problem", f"one of {', '.join(known)}")
 
     def _learned_state(self) -> dict[str, Any]:
         return {

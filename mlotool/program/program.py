@@ -1,23 +1,25 @@
 """Problems and their graph as one differentiable object."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
-from mlotool.program.dependence import Dependence, SolutionStep
-from mlotool.program.differentiation import LowerLoss, Reduce, Vector, identity_reduce
+from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
+from mlotool.program.dependence import Dependence
+from mlotool.program.differentiation import Reduce, Vector, identity_reduce
+from mlotool.program.evaluation import Evaluation, Scope
 from mlotool.program.graph import Graph
 from mlotool.program.problem import Problem
-
-Scope = dict[str, Mapping[str, Tensor]]
-"""By problem, the tensors that take its parameters' places in one evaluation."""
+from mlotool.program.shaping import learned_settings, start_of
+from mlotool.program.trajectory import StepRecord, Trajectory
+from mlotool.program.update import Settings
 
 
 class Program:
@@ -31,9 +33,6 @@ class Program:
         problems: the problems, in the order in which they are reported.
         graph: the edges between them.
         reduce: a mean over ranks of a list of tensors; None in one process.
-
-    Attributes:
-        loss_context: makes a context that is entered around every loss (autocast, say).
 
     Raises:
         ConfigError: the graph does not fit the problems, or an algorithm cannot do what the graph asks of it.
@@ -60,13 +59,25 @@ class Program:
             raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
         self.graph = graph
         self.reduce = reduce or identity_reduce
-        self.loss_context: Callable[[], AbstractContextManager[Any]] = nullcontext
         graph.validate({name: problem.node for name, problem in self.problems.items()})
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
         self._dependence = Dependence(graph, partial)
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
-        self._partial = frozenset(partial)
-        self._check_algorithms()
+        check_algorithms(self.problems, self._steps, frozenset(partial))
+        self._evaluation = Evaluation(self.problems, self._steps, frozenset(partial), self.reduce)
+        self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
+        for problem in self.problems.values():
+            if problem.hypergradient is not None:
+                problem.trajectory = Trajectory(problem.hypergradient.horizon(problem.unroll_steps))
+
+    @property
+    def loss_context(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Makes a context that is entered around every loss (autocast, say)."""
+        return self._evaluation.context
+
+    @loss_context.setter
+    def loss_context(self, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._evaluation.context = context
 
     def loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` at the current parameters, without a graph; nothing is updated.
@@ -77,7 +88,17 @@ class Program:
         """
         problem = self._problem(name)
         with torch.no_grad():
-            return self._evaluate(name, {name: problem.constants()}, self._batch(name, batch), steps=())
+            return self._evaluation.loss(name, {name: problem.constants()}, self._batch(name, batch), steps=())
+
+    def direct_loss(self, name: str, batch: Any = None) -> LossOutput:
+        """Return the loss of problem `name` as a function of its own parameters alone, all solutions held fixed.
+
+        Args:
+            name: the problem.
+            batch: its batch; None takes its stream's last one.
+        """
+        problem = self._problem(name)
+        return self._evaluation.loss(name, {name: problem.theta}, self._batch(name, batch), steps=())
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the TOTAL gradient of problem `name`; nothing is updated.
@@ -87,7 +108,10 @@ class Program:
 
         Args:
             name: the problem.
-            batches: batches by problem; others use the last batch of their stream.
+            batches: batches by problem; others use the last batch of their stream. Of a lower problem whose
+                hypergradient differentiates its steps, a list: those steps are taken functionally from the current
+                parameters. Without one, they are the steps it took last; if there are none, `unroll_steps` on its
+                stream's last batch.
 
         Returns:
             A tensor of each parameter's shape by parameter name; zeros where the loss does not depend on it.
@@ -96,8 +120,12 @@ class Program:
         for other in batches or {}:
             self._problem(other)
         given = dict(batches or {})
-        output = self._evaluate(name, {name: problem.theta}, self._batch(name, given.get(name)), batches=given)
-        gradient = self.differentiate(name, output.loss)
+        batch = self._batch(name, given.get(name))
+        if self._zeroth_order[name] is None:
+            loss = self._evaluation.loss(name, {name: problem.theta}, batch, batches=given).loss
+            gradient = self.differentiate(name, loss)
+        else:
+            gradient = self._estimate(name, batch, given)
         return {
             key: torch.zeros_like(tensor) if value is None else value
             for (key, tensor), value in zip(problem.theta.items(), gradient, strict=True)
@@ -113,18 +141,68 @@ class Program:
             By parameter name, tensors with the current values.
         """
         problem = self._problem(name)
-        if problem.hypergradient is None:
-            raise ConfigError(_MISSING_HYPERGRADIENT.format(name=name))
+        algorithm_of(problem)
         scope: Scope = {other: each.theta for other, each in self.problems.items()}
-        self._add_solutions(scope, self._dependence.steps_to(name), {})
+        self._evaluation.add_solutions(scope, self._dependence.steps_to(name), {}, name)
         return dict(scope[name])
+
+    def settings(self, name: str, scope: Scope | None = None) -> tuple[Settings, ...] | None:
+        """Return the hyperparameters of a problem's optimizer, those included that other problems give.
+
+        Args:
+            name: the problem.
+            scope: tensors by problem; None takes the current parameters.
+
+        Returns:
+            One mapping a parameter; None where no problem gives any.
+        """
+        problem = self.problems[name]
+        if not problem.optimizer_roles:
+            return None
+        return learned_settings(problem, self.problems, problem.settings(), scope or {})
+
+    def start(self, name: str) -> tuple[Tensor, ...] | None:
+        """Return the parameters that `name` is reset to; None is where it began itself."""
+        source = self.problems[name].reset_to
+        return None if source in (None, "initial") else start_of(self.problems[name], self.problems, {})
+
+    def record(self, name: str, batches: Sequence[Any], randoms: Sequence[RandomState]) -> None:
+        """Keep the step that a problem is about to take, as far as its hypergradient needs it.
+
+        Args:
+            name: the problem.
+            batches: of the step.
+            randoms: the random state before the evaluation on each of them.
+        """
+        problem = self.problems[name]
+        below = [other for other in self._dependence.inputs(name) if other not in self.graph.uppers(name)]
+        readings = {
+            other: {key: tensor.clone() for key, tensor in self.problems[other].constants().items()} for other in below
+        }
+        problem.trajectory.append(
+            StepRecord(
+                tuple(tensor.clone() for tensor in problem.constants().values()),
+                problem.optimizer_state(),
+                tuple(dict(settings) for settings in problem.settings()),
+                tuple(zip(batches, randoms, strict=True)),
+                readings,
+            )
+        )
 
     def live_loss(self, name: str, batch: Any) -> LossOutput:
         """Return the loss of problem `name` for a training step: its own buffers move, the graph is kept."""
-        return self._evaluate(name, {name: self.problems[name].theta}, batch, is_live=True)
+        return self._evaluation.loss(name, {name: self.problems[name].theta}, batch, is_live=True)
 
-    def differentiate(self, name: str, loss: Tensor) -> list[Tensor | None]:
-        """Return the mean over ranks of the gradient of `loss` with respect to theta of problem `name`."""
+    def differentiate(self, name: str, loss: Tensor, batch: Any = None) -> list[Tensor | None]:
+        """Return the mean over ranks of the gradient of `loss` with respect to theta of problem `name`.
+
+        Args:
+            name: the problem.
+            loss: with its graph; not looked at where an algorithm of zeroth order evaluates it anew.
+            batch: that the loss was evaluated on.
+        """
+        if self._zeroth_order[name] is not None:
+            return self._estimate(name, batch, {})
         parameters = list(self.problems[name].theta.values())
         if not loss.requires_grad:
             raise ConfigError(
@@ -160,70 +238,20 @@ class Program:
         for name, problem in self.problems.items():
             problem.load_state_dict(state[name])
 
-    def _evaluate(
-        self,
-        name: str,
-        given: Scope,
-        batch: Any,
-        *,
-        steps: Sequence[SolutionStep] | None = None,
-        batches: Mapping[str, Any] | None = None,
-        is_live: bool = False,
-    ) -> LossOutput:
-        """Return the loss of `name` with the tensors of `given` in their places.
-
-        Args:
-            name: the problem.
-            given: tensors by problem; those that are missing and are no solution are constants.
-            batch: the problem's batch.
-            steps: the solution nodes to make; None takes those of its total gradient.
-            batches: batches of the lower problems, where they are not their streams' last ones.
-            is_live: run the problem's module itself, so that its buffers move.
-        """
+    def _estimate(self, name: str, batch: Any, batches: Mapping[str, Any]) -> list[Tensor | None]:
+        """Return the mean over ranks of a gradient from values of the loss of `name`."""
+        algorithm = self._zeroth_order[name]
+        assert algorithm is not None
         problem = self.problems[name]
-        scope = dict(given)
-        self._add_solutions(scope, self._steps[name] if steps is None else steps, batches or {})
-        roles = {}
-        for role, player in problem.roles.items():
-            other = self.problems[player.problem]
-            live = is_live and player.problem == name
-            tensors = None if live else scope.get(player.problem) or other.constants()
-            roles[role] = BoundModule(other.module, tensors, training=player.training, places=other.places)
-        with self.loss_context():
-            return LossOutput.of(problem.loss(batch, **roles))
 
-    def _add_solutions(self, scope: Scope, steps: Sequence[SolutionStep], batches: Mapping[str, Any]) -> None:
-        for step in steps:
-            lower = self.problems[step.problem]
-            inputs: Scope = {}
-            for other in step.inputs:
-                tensors = scope.get(other) or self.problems[other].constants()
-                if other in step.constants:
-                    tensors = {key: tensor.detach() for key, tensor in tensors.items()}
-                inputs[other] = tensors
-            flat = [tensor for tensors in inputs.values() for tensor in tensors.values()]
-            if not any(tensor.requires_grad for tensor in flat):
-                scope[step.problem] = lower.constants()
-                continue
-            assert lower.hypergradient is not None
-            solution = lower.hypergradient.solution(self._lower_loss(lower, inputs, batches), flat)
-            scope[step.problem] = dict(zip(lower.theta, solution, strict=True))
+        def loss(theta: Vector) -> Tensor:
+            given: Scope = {name: dict(zip(problem.theta, theta, strict=True))}
+            with torch.no_grad():
+                return self._evaluation.loss(name, given, batch, batches=batches, is_rollout=True).loss
 
-    def _lower_loss(self, lower: Problem, inputs: Scope, batches: Mapping[str, Any]) -> LowerLoss:
-        keys = {other: tuple(tensors) for other, tensors in inputs.items()}
-        batch = batches.get(lower.name)
-        if batch is None and lower.stream is not None:
-            batch = lower.stream.peek() if _batch_rule(lower) == "fresh" else lower.stream.last()
-        steps = () if lower.name in self._partial else self._steps[lower.name]
-
-        def function(theta: Vector, flat: Vector) -> Tensor:
-            values = iter(flat)
-            given: Scope = {other: {key: next(values) for key in names} for other, names in keys.items()}
-            given[lower.name] = dict(zip(lower.theta, theta, strict=True))
-            return self._evaluate(lower.name, given, batch, steps=steps, batches=batches).loss
-
-        theta = tuple(tensor.detach() for tensor in lower.theta.values())
-        return LowerLoss(lower.name, theta, function, is_nested=bool(steps), reduce=self.reduce)
+        devices = tuple({device for each in self.problems.values() for device in each.devices})
+        found = algorithm.gradient(loss, [tensor.detach() for tensor in problem.theta.values()], devices)
+        return list(self.reduce(found))
 
     def _batch(self, name: str, batch: Any) -> Any:
         stream = self.problems[name].stream
@@ -237,32 +265,6 @@ class Program:
             )
         return self.problems[name]
 
-    def _check_algorithms(self) -> None:
-        differentiated = {
-            step.problem
-            for steps in self._steps.values()
-            for upper in steps
-            if upper.problem not in self._partial
-            for step in self._steps[upper.problem]
-        }
-        for name in {step.problem: None for steps in self._steps.values() for step in steps}:
-            algorithm = self.problems[name].hypergradient
-            if algorithm is None:
-                raise ConfigError(_MISSING_HYPERGRADIENT.format(name=name))
-            is_nested = name not in self._partial and bool(self._steps[name])
-            algorithm.check(name, is_nested=is_nested, is_differentiated=name in differentiated)
-
-
-_MISSING_HYPERGRADIENT = (
-    "problems.{name}.hypergradient: nothing is set, but a gradient has to pass through the solution of '{name}'; "
-    "expected an algorithm. Write hypergradient: finite_difference in the recipe's defaults, or pass "
-    "hypergradient=Implicit(Identity()) to Problem('{name}', ...)."
-)
-
 
 def _curvature(problem: Problem) -> str:
     return "total" if problem.hypergradient is None else problem.hypergradient.curvature
-
-
-def _batch_rule(problem: Problem) -> str:
-    return "last" if problem.hypergradient is None else problem.hypergradient.batch

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.replay import RandomState
 from mlotool.program.problem import Problem
 from mlotool.program.program import Program
 
@@ -56,8 +57,11 @@ class Schedule:
         graph = program.graph
         self._leaves = graph.leaves(program.problems)
         self._lowers = {name: graph.lowers(name) for name in program.problems if graph.lowers(name)}
+        self._shaped = graph.upper_to_lower
         self._waited = {(upper, lower): 0 for upper, lowers in self._lowers.items() for lower in lowers}
         self._snapshots: dict[str, dict[str, Any]] = {}
+        # Problems whose next step begins an unroll.
+        self._at_start = set(program.problems)
 
     def tick(self) -> dict[str, StepResult]:
         """Step every leaf problem and all that this completes.
@@ -94,6 +98,7 @@ class Schedule:
             "num_ticks": self.num_ticks,
             "waited": [[upper, lower, steps] for (upper, lower), steps in self._waited.items()],
             "snapshots": dict(self._snapshots),
+            "at_start": [name for name in self.program.problems if name in self._at_start],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -101,16 +106,24 @@ class Schedule:
         self.num_ticks = state["num_ticks"]
         self._waited = {(upper, lower): steps for upper, lower, steps in state["waited"]}
         self._snapshots = dict(state["snapshots"])
+        self._at_start = set(state["at_start"])
 
     def _step_together(self, names: Iterable[str]) -> dict[str, StepResult]:
         problems = [self.program.problems[name] for name in names]
         for problem in problems:
             if self._looks_ahead(problem) and problem.name not in self._snapshots:
                 self._snapshots[problem.name] = problem.snapshot()
+            if problem.name in self._at_start:
+                problem.trajectory.clear()
+                if problem.reset_to is not None:
+                    problem.reset(self.program.start(problem.name))
+        self._at_start.difference_update(names)
         found = [self._gradient(problem, self._next_batches(problem)) for problem in problems]
+        # All hyperparameters that other problems give are those before any of these steps.
+        settings = [self.program.settings(problem.name) for problem in problems]
         results = {}
-        for problem, (output, gradient) in zip(problems, found, strict=True):
-            results[problem.name] = _result(output, problem.step(gradient))
+        for problem, (output, gradient), each in zip(problems, found, settings, strict=True):
+            results[problem.name] = _result(output, problem.step(gradient, each))
         return results
 
     def _looks_ahead(self, problem: Problem) -> bool:
@@ -124,27 +137,41 @@ class Schedule:
     def _gradient(self, problem: Problem, batches: Iterable[Any]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the mean gradient over `batches`, which are drawn one at a time."""
         outputs, total = [], None
+        is_recorded, drawn, randoms = problem.trajectory.horizon > 0, [], []
         for batch in batches:
+            if is_recorded:
+                drawn.append(batch)
+                randoms.append(RandomState(problem.devices))
             output, gradient = self._gradient_on(problem, batch)
             outputs.append(output)
             total = gradient if total is None else [_add(a, b) for a, b in zip(total, gradient, strict=True)]
         assert total is not None
+        if is_recorded:
+            self.program.record(problem.name, drawn, randoms)
         if len(outputs) == 1:
             return outputs[0], total
         return _mean_output(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
 
     def _gradient_on(self, problem: Problem, batch: Any) -> tuple[LossOutput, list[Tensor | None]]:
         output = self.program.live_loss(problem.name, batch)
-        return output, self.program.differentiate(problem.name, output.loss)
+        return output, self.program.differentiate(problem.name, output.loss, batch)
 
     def _count(self, stepped: Iterable[str]) -> None:
         problems = self.program.problems
         for name in stepped:
             for lower in self._lowers.get(name, ()):
                 self._waited[name, lower] = 0
+                self._begin_unroll(lower)
+            for lower in self._shaped.get(name, ()):
+                self._begin_unroll(lower)
             if problems[name].num_steps > problems[name].warmup_steps:
                 for upper in self.program.graph.readers(name):
                     self._waited[upper, name] += 1
+
+    def _begin_unroll(self, name: str) -> None:
+        # What shapes the problem has moved, or its solution has been read. A problem further above may still have to
+        # differentiate the steps, so they are forgotten at the next one.
+        self._at_start.add(name)
 
     def _is_due(self, name: str) -> bool:
         problems = self.program.problems
@@ -156,16 +183,20 @@ class Schedule:
         problems = [self.program.problems[lower] for lower in lowers]
         for problem in problems:
             problem.restore(self._snapshots.pop(problem.name))
+        for problem in problems:
+            problem.trajectory.clear()
         found = [
             self._gradient(
                 problem, [None] if problem.stream is None else problem.stream.recent(problem.accumulate_batches)
             )
             for problem in problems
         ]
-        return {
-            problem.name: _result(output, problem.step(gradient))
-            for problem, (output, gradient) in zip(problems, found, strict=True)
-        }
+        results = {}
+        for problem, (output, gradient) in zip(problems, found, strict=True):
+            results[problem.name] = _result(output, problem.step(gradient, self.program.settings(problem.name)))
+            # The real step leads to where the next look-ahead begins.
+            self._begin_unroll(problem.name)
+        return results
 
 
 def _result(output: LossOutput, norm: Tensor | None) -> StepResult:

@@ -1,5 +1,6 @@
 """An endless, resumable stream of batches."""
 
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -37,6 +38,7 @@ class Stream:
         shuffle: a new order each epoch.
         drop_last: leave out an epoch's last batch if it is smaller (unless it is the only one).
         num_workers: processes that load ahead; 0 loads in this one.
+        repeat: times that each batch is given in a row.
 
     Example:
         >>> stream = Stream(torch.arange(4), batch_size=2, shuffle=False)
@@ -53,7 +55,10 @@ class Stream:
         shuffle: bool = True,
         drop_last: bool = True,
         num_workers: int = 0,
+        repeat: int = 1,
     ) -> None:
+        if repeat < 1:
+            raise ValueError(f"A stream got repeat={repeat}; expected at least 1. Correct stream.repeat.")
         if batch_size < 1 or len(dataset) < 1:
             raise ValueError(
                 f"A stream got batch_size={batch_size} and a dataset of {len(dataset)} samples; expected at least 1 of "
@@ -67,7 +72,10 @@ class Stream:
         self._fetcher = _Fetcher(dataset, seed)
         self._shuffle = shuffle
         self._num_workers = num_workers
+        self._repeat = repeat
+        self._times_given = repeat
         self._device = torch.device("cpu")
+        self._dtype: torch.dtype | None = None
         self._epoch = 0
         self._batches_consumed = 0
         self._order: tuple[int, Tensor] | None = None
@@ -77,14 +85,19 @@ class Stream:
 
     def next(self) -> Any:
         """Return the next batch."""
+        if self._times_given < self._repeat:
+            self._times_given += 1
+            return self.last()
         batch = self.peek()
         self._epoch, number = self._position()
         self._batches_consumed = number + 1
-        self._last, self._ahead = batch, None
+        self._last, self._ahead, self._times_given = batch, None, 1
         return batch
 
     def peek(self) -> Any:
         """Return the batch that `next` will return; the stream stays where it is."""
+        if self._times_given < self._repeat:
+            return self.last()
         if self._ahead is None:
             self._ahead = self._move(self._load(*self._position()))
         return self._ahead
@@ -97,29 +110,44 @@ class Stream:
             self._last = self._move(self._fetcher[self._key(self._epoch, self._batches_consumed - 1)])
         return self._last
 
+    @property
+    def last_number(self) -> int | None:
+        """Position in the epoch of the batch that `last` returns; None where each epoch has other batches."""
+        return None if self._shuffle else max(self._batches_consumed - 1, 0)
+
+    def num_seen_every(self, num_draws: int) -> int:
+        """Return how many batches of an epoch one meets who looks at each `num_draws`-th that `next` returns."""
+        total = self.num_batches * self._repeat
+        return min(self.num_batches, total // math.gcd(num_draws, total))
+
     def recent(self, count: int) -> list[Any]:
         """Return the last `count` batches, the newest last; fewer where fewer were drawn."""
-        batches = [self.last()]
-        for back in range(2, count + 1):
+        batches = [self.last()] * min(self._times_given, count)
+        back = 2
+        while len(batches) < count:
             epochs, number = divmod(self._batches_consumed - back, self.num_batches)
             if self._epoch + epochs < 0:
                 break
-            batches.append(self._move(self._fetcher[self._key(self._epoch + epochs, number)]))
+            batch = self._move(self._fetcher[self._key(self._epoch + epochs, number)])
+            batches += [batch] * min(self._repeat, count - len(batches))
+            back += 1
         return batches[::-1]
 
-    def to(self, device: torch.device | str) -> "Stream":
-        """Deliver batches on `device`."""
-        self._device = torch.device(device)
+    def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "Stream":
+        """Deliver batches on `device`, floating-point tensors as `dtype` (None leaves theirs)."""
+        self._device, self._dtype = torch.device(device), dtype
         self._ahead = self._last = self._loader = None
         return self
 
     def state_dict(self) -> dict[str, int]:
         """Return the position."""
-        return {"epoch": self._epoch, "batches_consumed": self._batches_consumed}
+        position = {"epoch": self._epoch, "batches_consumed": self._batches_consumed}
+        return position if self._repeat == 1 else {**position, "times_given": self._times_given}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to a position."""
         self._epoch, self._batches_consumed = state["epoch"], state["batches_consumed"]
+        self._times_given = state.get("times_given", self._repeat)
         self._order = self._loader = self._ahead = self._last = None
 
     def _position(self) -> tuple[int, int]:
@@ -158,7 +186,52 @@ class Stream:
         return self._order[1]
 
     def _move(self, batch: Any) -> Any:
-        return batch if self._device.type == "cpu" else _to_device(batch, self._device)
+        if self._device.type == "cpu" and self._dtype is None:
+            return batch
+        return _to_device(batch, self._device, self._dtype)
+
+
+class SameBatch:
+    """A stream whose next batch is the one that another stream gave last: for a problem that reads another one's task.
+
+    Args:
+        stream: the other one.
+
+    Example:
+        >>> support = Stream(torch.arange(4), batch_size=2, shuffle=False)
+        >>> query = SameBatch(support)
+        >>> support.next(), query.next()
+        (tensor([0, 1]), tensor([0, 1]))
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def next(self) -> Any:
+        """Return the other stream's last batch."""
+        return self._stream.last()
+
+    peek = last = next
+
+    @property
+    def last_number(self) -> int | None:
+        """That of the other stream's last batch."""
+        return self._stream.last_number
+
+    def recent(self, count: int) -> list[Any]:
+        """Return the other stream's last `count` batches."""
+        return self._stream.recent(count)
+
+    def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "SameBatch":
+        """Leave the device and dtype to the other stream."""
+        return self
+
+    def state_dict(self) -> dict[str, int]:
+        """Return nothing: the other stream keeps the position."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Take nothing back."""
 
 
 class _Fetcher:
@@ -196,15 +269,17 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def _to_device(batch: Any, device: torch.device) -> Any:
+def _to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, dtype if batch.is_floating_point() else None, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {key: _to_device(value, device) for key, value in batch.items()}
+        return {key: _to_device(value, device, dtype) for key, value in batch.items()}
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(batch, **{each.name: _to_device(getattr(batch, each.name), device) for each in fields(batch)})
+        return replace(
+            batch, **{each.name: _to_device(getattr(batch, each.name), device, dtype) for each in fields(batch)}
+        )
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_to_device(value, device) for value in batch))
+        return type(batch)(*(_to_device(value, device, dtype) for value in batch))
     if isinstance(batch, Sequence) and not isinstance(batch, str):
-        return type(batch)(_to_device(value, device) for value in batch)  # type: ignore[call-arg]
+        return type(batch)(_to_device(value, device, dtype) for value in batch)  # type: ignore[call-arg]
     return batch

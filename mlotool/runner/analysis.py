@@ -19,7 +19,8 @@ def run_analyses(
 ) -> dict[str, float]:
     """Run each analysis over its split in eval mode.
 
-    1-D tensors of a result go to `artifacts/<analysis>.npz`; 0-D ones are returned as `<analysis>/<name>`.
+    Tensors of a result go to `artifacts/<analysis>.npz`, texts to `artifacts/<analysis>_<name>.txt`; 0-D tensors are
+    returned as `<analysis>/<name>`.
 
     Args:
         analyses: by name, something with `function`, `roles`, `split` and `batch_size`.
@@ -32,7 +33,9 @@ def run_analyses(
     for name, analysis in analyses.items():
         batches = whole_batches(find_split(data, analysis.split), analysis.batch_size, device)
         with torch.no_grad():
-            result = analysis.function(batches, **_bind(name, analysis.roles, program))
+            result = dict(analysis.function(batches, **_bind(name, analysis.roles, program)))
+        for key in [key for key, value in result.items() if isinstance(value, str)]:
+            (artifacts / f"{name}_{key}.txt").write_text(f"{result.pop(key)}\n", encoding="utf-8")
         arrays = {key: value for key, value in result.items() if _as_tensor(value).dim() > 0}
         if arrays:
             numpy.savez(artifacts / f"{name}.npz", **{key: _as_array(value) for key, value in arrays.items()})

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from pytorch_lightning import LightningModule
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -38,12 +39,17 @@ class ProblemModule(LightningModule):
             config["lr_scheduler"] = {"scheduler": self.problem.scheduler, "name": f"{self.problem.name}/lr"}
         return config
 
-    def values(self) -> dict[str, float]:
-        """Return the step count and learning rate, as logged."""
+    def values(self, program: Program) -> dict[str, float]:
+        """Return the step count and the hyperparameters: the learning rate, and what other problems give."""
         problem = self.problem
         values = {f"{problem.name}/step": float(problem.num_steps)}
         if problem.optimizer is not None:
             values[f"{problem.name}/lr"] = float(problem.optimizer.param_groups[0]["lr"])
+        with torch.no_grad():
+            given = program.settings(problem.name)
+        for key in problem.optimizer_roles:
+            # Of several rates the mean.
+            values[f"{problem.name}/{key}"] = torch.stack([each[key].mean() for each in given or ()]).mean().item()
         return values
 
     def step_scheduler(self, objective: float | None) -> None:
@@ -196,7 +202,7 @@ class ProgramModule(LightningModule):
         if not values:
             return
         for module in self.problem_modules:
-            values.update(module.values())
+            values.update(module.values(self.program))
         values.update(self.program.statistics())
         self.metric_log.log(self.schedule.num_ticks, values)
         self.display.update(self.schedule.num_ticks, self.metric_log.last)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from mlotool.data import Digits
+from mlotool.config.trusted import trusted_names
 
 CONF = Path(__file__).parents[2] / "conf"
 DATA_OPTIONS = sorted(path.stem for path in (CONF / "data").glob("*.yaml"))
@@ -39,16 +39,27 @@ def test_data_options_fit_their_targets(option: str) -> None:
 
 @pytest.mark.parametrize("option", MODEL_OPTIONS)
 def test_model_options_fit_their_targets(option: str) -> None:
-    target, keywords = _resolve("model", option)
+    text = "data.vocabulary_size" in (CONF / "model" / f"{option}.yaml").read_text()
+    target, keywords = _resolve("model", option, "synthetic_text" if text else "digits")
     inspect.signature(target).bind(**keywords)
 
 
-@pytest.mark.parametrize("option", [option for option in DATA_OPTIONS if option.startswith("digits")])
-def test_digits_options_build_what_they_say(option: str) -> None:
-    _, keywords = _resolve("data", option)
-    data = Digits(**keywords)
-    sizes = {name: len(data.split(name)) for name in data.splits}
-    if keywords["imbalance_factor"] is not None:
-        assert sizes.pop("train") == 339  # said in the option's header
-        keywords["sizes"].pop("train")
-    assert sizes == keywords["sizes"]
+EMBEDDED = ("digits", "two_domains", "synthetic", "sinusoid")
+# Said in the headers; the sizes of the options count what is left out as well.
+TRAIN_SIZES = {"digits_longtailed": 339, "synthetic_text": 993}
+
+
+@pytest.mark.parametrize("option", [option for option in DATA_OPTIONS if option.startswith(EMBEDDED)])
+def test_embedded_options_build_what_they_say(option: str) -> None:
+    target, keywords = _resolve("data", option)
+    data = target(**keywords)
+    expected = dict(keywords["sizes"])
+    if option in TRAIN_SIZES:
+        expected["train"] = TRAIN_SIZES[option]
+    assert {name: len(data.split(name)) for name in data.splits} == expected
+    assert data.num_classes == keywords["num_classes"]
+
+
+@pytest.mark.parametrize("option", DATA_OPTIONS)
+def test_data_options_may_be_named(option: str) -> None:
+    assert _load("data", option)["_target_"] in trusted_names("data")

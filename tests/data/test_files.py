@@ -11,7 +11,7 @@ import torchvision
 from PIL import Image
 
 from mlotool.core.errors import ConfigError
-from mlotool.data import CIFAR10, MNIST, ImageFolder
+from mlotool.data import CIFAR10, CIFAR100, MNIST, ImageFolder
 from mlotool.data.image_files import ImageFiles
 
 SIZES = {"train": 20, "val": 10, "test": 10}
@@ -73,11 +73,33 @@ def test_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert int(sample["target"]) == matches[0] % 10
 
 
+def test_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 3072), dtype=np.uint8)
+    content = {"data": pixels, "fine_labels": [i % 100 for i in range(200)], "coarse_labels": [0] * 200}
+    for name in ("train", "test"):
+        (folder / name).write_bytes(pickle.dumps(content))
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(i) for i in range(100)]}))
+    with pytest.raises(ConfigError, match="CIFAR100 could not be read"):
+        CIFAR100(str(tmp_path), {"train": 100})
+    reader = torchvision.datasets.CIFAR100
+    monkeypatch.setattr(reader, "train_list", [["train", None]])
+    monkeypatch.setattr(reader, "test_list", [["test", None]])
+    monkeypatch.setattr(reader, "meta", reader.meta | {"md5": None})
+    data = CIFAR100(str(tmp_path), {"train": 100, "meta": 100, "test": 200}, imbalance_factor=1, augment=False)
+    assert data.num_classes == 100
+    assert torch.bincount(data.split("meta").target).tolist() == [1] * 100
+    images = {tuple(row): i % 100 for i, row in enumerate(pixels.tolist())}
+    test = data.split("test")
+    assert [images[tuple(image)] for image in test.images.flatten(1).tolist()] == test.target.tolist()
+
+
 def test_cifar10_opens_no_pickle_with_another_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write_cifar10(tmp_path, monkeypatch)
     monkeypatch.undo()
     monkeypatch.setattr(pickle, "load", lambda *_, **__: pytest.fail("opened"))
-    with pytest.raises(ConfigError, match="CIFAR-10 could not be read"):
+    with pytest.raises(ConfigError, match="CIFAR10 could not be read"):
         CIFAR10(str(tmp_path), SIZES)
 
 
@@ -124,7 +146,7 @@ def test_image_folder_with_other_classes_in_test_is_refused(image_root: Path) ->
         ImageFolder(str(image_root), SIZES, 2, [3, 6, 8])
 
 
-@pytest.mark.parametrize("reader", [MNIST, CIFAR10])
+@pytest.mark.parametrize("reader", [MNIST, CIFAR10, CIFAR100])
 def test_absent_files_are_named(tmp_path: Path, reader: type) -> None:
     with pytest.raises(ConfigError, match=r"data\.root=.*absent.*; expected .*; ?.*Set data\.root|data\.download=true"):
         reader(str(tmp_path / "absent"), SIZES)

@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import AbstractSolver, ConjugateGradient, Exact, Identity, Neumann, SolveResult, Status
+from mlotool.hypergradient import (
+    KFAC,
+    AbstractSolver,
+    ConjugateGradient,
+    Exact,
+    FixedPoint,
+    Identity,
+    Neumann,
+    NormalEquationConjugateGradient,
+    Nystrom,
+    SolveResult,
+    Status,
+)
 from mlotool.program.differentiation import Vector
 
 SHAPES = [(2, 3), (), (4,), (1, 2)]
@@ -67,21 +79,39 @@ def true_residual(result: SolveResult, matrix: Tensor, vector: Tensor) -> float:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
     "solver",
-    [ConjugateGradient(100, 1e-12), Exact(), Neumann(2000, 0.3)],
-    ids=["cg", "exact", "neumann"],
+    [
+        ConjugateGradient(100, 1e-12),
+        Exact(),
+        Neumann(2000, 0.3),
+        FixedPoint(2000, 0.3, 1e-13),
+        NormalEquationConjugateGradient(200, 1e-13),
+        Nystrom(SIZE, 1e-12),
+    ],
+    ids=["cg", "exact", "neumann", "fixed_point", "normal_cg", "nystrom"],
 )
 def test_the_solution_of_a_definite_system(solver: AbstractSolver, seed: int) -> None:
     eigenvalues = torch.linspace(0.1, 5.0, SIZE, dtype=torch.float64)
     matrix, vector = with_spectrum(eigenvalues, seed), rand(SIZE, seed=10 + seed)
     result = solve(solver, matrix, vector)
     assert error(result, torch.linalg.solve(matrix, vector)) < 1e-10
-    assert result.status is (Status.FIXED if isinstance(solver, Neumann) else Status.CONVERGED)
+    assert result.status is (Status.FIXED if isinstance(solver, Neumann | Nystrom) else Status.CONVERGED)
     if result.residual is not None:
         assert result.residual == pytest.approx(true_residual(result, matrix, vector), abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("solver", [ConjugateGradient(50, 0.0), Exact(), Neumann(50, 0.2), Identity(0.5)])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        ConjugateGradient(50, 0.0),
+        Exact(),
+        Neumann(50, 0.2),
+        Identity(0.5),
+        FixedPoint(50, 0.2, 1e-3),
+        NormalEquationConjugateGradient(50, 0.0),
+        Nystrom(5, 0.1),
+    ],
+)
 def test_dtypes_stay(solver: AbstractSolver, dtype: torch.dtype) -> None:
     matrix = with_spectrum(torch.linspace(0.5, 3.0, SIZE, dtype=torch.float64)).to(dtype)
     result = solve(solver, matrix, rand(SIZE, seed=1).to(dtype))
@@ -152,7 +182,19 @@ def test_conjugate_gradient_past_exact_convergence_stays_finite(scale: float, dt
     assert true_residual(result, spread, vector) < 100 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("solver", [ConjugateGradient(5, 1e-6), Exact(), Neumann(5, 0.1), Identity()])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        ConjugateGradient(5, 1e-6),
+        Exact(),
+        Neumann(5, 0.1),
+        Identity(),
+        FixedPoint(5, 0.1),
+        FixedPoint(5, 0.1, 1e-3),
+        NormalEquationConjugateGradient(5, 1e-6),
+        Nystrom(3, 0.1),
+    ],
+)
 @pytest.mark.parametrize("kind", ["definite", "indefinite", "zero"])
 def test_a_zero_vector_has_a_zero_solution(solver: AbstractSolver, kind: str) -> None:
     spectrum = {"definite": (1.0, 2.0), "indefinite": (-1.0, 1.0), "zero": (0.0, 0.0)}[kind]
@@ -162,7 +204,15 @@ def test_a_zero_vector_has_a_zero_solution(solver: AbstractSolver, kind: str) ->
     assert result.residual in (None, 0.0)
 
 
-@pytest.mark.parametrize("make", [lambda damping: ConjugateGradient(100, 1e-12, damping), Exact], ids=["cg", "exact"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda damping: ConjugateGradient(100, 1e-12, damping),
+        Exact,
+        lambda damping: NormalEquationConjugateGradient(200, 1e-12, damping),
+    ],
+    ids=["cg", "exact", "normal_cg"],
+)
 def test_damping_is_added_to_the_diagonal(make: Callable[[float], AbstractSolver]) -> None:
     matrix, vector = with_spectrum(torch.linspace(-0.5, 3.0, SIZE, dtype=torch.float64)), rand(SIZE)
     result = solve(make(0.8), matrix, vector)
@@ -238,7 +288,18 @@ def test_conjugate_gradient_on_a_singular_but_consistent_system() -> None:
     assert error(result, expected) < 1e-8
 
 
-@pytest.mark.parametrize("solver", [ConjugateGradient(20, 1e-10), Exact()], ids=["cg", "exact"])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        ConjugateGradient(20, 1e-10),
+        Exact(),
+        NormalEquationConjugateGradient(20, 1e-10),
+        FixedPoint(20, 0.1),
+        FixedPoint(20, 0.1, 1e-10),
+        Nystrom(SIZE, 0.1),
+    ],
+    ids=["cg", "exact", "normal_cg", "fixed_point", "fixed_point with tolerance", "nystrom"],
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_non_finite_product_is_a_status_and_no_nan(solver: AbstractSolver, bad: float) -> None:
     matrix, vector = with_spectrum(torch.linspace(1.0, 3.0, SIZE, dtype=torch.float64)), rand(SIZE)
@@ -280,11 +341,170 @@ def test_a_product_that_becomes_non_finite_leaves_the_best_vector_so_far() -> No
         (Exact, {"damping": -1.0}, "found damping=-1.0"),
         (Exact, {"damping": math.nan}, "found damping=nan"),
         (Exact, {"max_parameters": 0}, "max_parameters=0"),
+        (FixedPoint, {"num_iterations": 0}, "found num_iterations=0"),
+        (FixedPoint, {"step_size": math.nan}, "step_size=nan"),
+        (FixedPoint, {"tolerance": -1.0}, "tolerance=-1.0"),
+        (NormalEquationConjugateGradient, {"max_iterations": 1.0}, "found max_iterations=1.0"),
+        (NormalEquationConjugateGradient, {"tolerance": math.nan}, "tolerance=nan"),
+        (NormalEquationConjugateGradient, {"damping": -1.0}, "damping=-1.0"),
+        (Nystrom, {"rank": 0}, "found rank=0"),
+        (Nystrom, {"rho": 0.0}, "rho=0.0"),
+        (Nystrom, {"seed": -1}, "seed=-1"),
+        (KFAC, {"kind": "ekfca"}, "found kind='ekfca'.*Did you mean 'ekfac'"),
+        (KFAC, {"loss": "hinge"}, "found loss='hinge'"),
+        (KFAC, {"damping": 0.0}, "found damping=0.0"),
     ],
 )
 def test_wrong_arguments(make: Callable[..., Any], keywords: dict[str, float], match: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{make.__name__}: .*{match}.*expected .*Correct hypergradient.solver"):
+    with pytest.raises(ConfigError, match=rf"{make.__name__}: .*{match}.*Correct hypergradient.solver"):
         make(**keywords)
+
+
+def test_conjugate_gradient_on_a_system_without_a_solution_ends_with_its_least_residual() -> None:
+    """Unchecked, it grows without bounds along what H annuls."""
+    eigenvalues = torch.linspace(1.0, 3.0, SIZE, dtype=torch.float64)
+    eigenvalues[:2] = 0
+    for dtype in (torch.float64, torch.float32):
+        matrix, vector = with_spectrum(eigenvalues).to(dtype), rand(SIZE).to(dtype)
+        result = solve(ConjugateGradient(200, 1e-6), matrix, vector)
+        assert result.status in (Status.SINGULAR, Status.NEGATIVE_CURVATURE)  # of zero and rounding
+        assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-3)
+        assert true_residual(result, matrix, vector) <= 1
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2, 4])
+def test_normal_equations_have_the_least_residual_of_their_krylov_space(num_iterations: int) -> None:
+    matrix, vector = with_spectrum(torch.linspace(-2.0, 3.0, SIZE, dtype=torch.float64)), rand(SIZE)
+    powers = [matrix @ vector]
+    for _ in range(num_iterations - 1):
+        powers.append(matrix @ (matrix @ powers[-1]))
+    basis = torch.linalg.qr(torch.stack(powers, 1))[0]
+    expected = basis @ torch.linalg.lstsq(matrix @ basis, vector).solution
+    result = solve(NormalEquationConjugateGradient(num_iterations, 0.0), matrix, vector)
+    assert error(result, expected) < 1e-9
+    assert (result.status, result.num_products) == (Status.MAX_ITERATIONS, 2 * num_iterations)
+    assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_normal_equations_solve_an_indefinite_system(scale: float, dtype: torch.dtype) -> None:
+    eigenvalues = torch.cat([torch.linspace(-3, -0.5, 6), torch.linspace(0.5, 3, SIZE - 6)]).double()
+    matrix, vector = with_spectrum(eigenvalues).to(dtype), scale * rand(SIZE).to(dtype)
+    result = solve(NormalEquationConjugateGradient(300, 0.0), matrix, vector)
+    assert result.status is Status.CONVERGED
+    assert error(result, torch.linalg.solve(matrix, vector)) < 100 * torch.finfo(dtype).eps
+    assert solve(ConjugateGradient(300, 0.0), matrix, vector).status is Status.NEGATIVE_CURVATURE
+
+
+def test_normal_equations_of_a_singular_system_give_the_least_squares_solution() -> None:
+    eigenvalues = torch.linspace(-2.0, 3.0, SIZE, dtype=torch.float64)
+    eigenvalues[:3] = 0
+    matrix, vector = with_spectrum(eigenvalues), rand(SIZE)
+    result = solve(NormalEquationConjugateGradient(200, 1e-10), matrix, vector)
+    assert result.status is Status.SINGULAR
+    assert error(result, torch.linalg.pinv(matrix, rtol=1e-8) @ vector) < 1e-8
+    assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-9)
+    nothing = solve(NormalEquationConjugateGradient(5, 1e-6), torch.zeros(SIZE, SIZE, dtype=torch.float64), vector)
+    assert (nothing.status, float(flat(nothing.solution).norm())) == (Status.SINGULAR, 0.0)
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2, 7])
+def test_a_fixed_point_from_zero_is_the_neumann_series(num_iterations: int) -> None:
+    matrix, vector = with_spectrum(torch.linspace(-1.0, 4.0, SIZE, dtype=torch.float64)), rand(SIZE)
+    found = solve(FixedPoint(num_iterations, 0.3), matrix, vector)
+    series = solve(Neumann(num_iterations, 0.3), matrix, vector)
+    assert error(found, flat(series.solution)) < 1e-14
+    assert (found.status, found.num_products) == (Status.FIXED, series.num_products)
+
+
+@pytest.mark.parametrize("tolerance", [0.1, 1e-3])
+def test_a_fixed_point_stops_at_the_first_residual_within_tolerance(tolerance: float) -> None:
+    matrix, vector = with_spectrum(torch.linspace(0.2, 4.0, SIZE, dtype=torch.float64)), rand(SIZE)
+    result = solve(FixedPoint(1000, 0.3, tolerance), matrix, vector)
+    assert result.status is Status.CONVERGED
+    assert result.residual == pytest.approx(true_residual(result, matrix, vector), rel=1e-9)
+    assert result.residual <= tolerance
+    before = solve(FixedPoint(result.num_products - 1, 0.3), matrix, vector)
+    assert true_residual(before, matrix, vector) > tolerance
+    assert solve(FixedPoint(result.num_products - 1, 0.3, tolerance), matrix, vector).status is Status.MAX_ITERATIONS
+
+
+@pytest.mark.parametrize("num_iterations", [150, 1000])
+@pytest.mark.parametrize("tolerance", [0.0, 1e-6])
+def test_a_fixed_point_that_overflows_ends_with_its_first_step(num_iterations: int, tolerance: float) -> None:
+    vector = rand(SIZE)
+    matrix = with_spectrum(torch.linspace(1.0, 200.0, SIZE, dtype=torch.float64))
+    result = solve(FixedPoint(num_iterations, 1.0, tolerance), matrix, vector)
+    assert result.status is Status.NON_FINITE
+    assert torch.equal(flat(result.solution), vector)
+
+
+class Columns(Operator):
+    """Which columns a solver asks for."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__(matrix)
+        self.indices: list[int] = []
+
+    def __call__(self, vector: Vector) -> list[Tensor]:
+        values = flat(vector)
+        assert sorted(values.tolist()) == [0.0] * (SIZE - 1) + [1.0]
+        self.indices.append(int(values.argmax()))
+        return super().__call__(vector)
+
+
+@pytest.mark.parametrize("rho", [1e-6, 0.01, 1.0])
+@pytest.mark.parametrize("rank", [1, 4, 9, 30])
+def test_nystrom_is_the_inverse_of_its_approximation_and_within_its_bound(rank: int, rho: float) -> None:
+    matrix, vector = with_spectrum(torch.logspace(-3, 1, SIZE, dtype=torch.float64)), rand(SIZE)
+    operator = Columns(matrix)
+    result = Nystrom(rank, rho).solve(operator, split(vector))
+    assert len(set(operator.indices)) == len(operator.indices) == result.num_products == min(rank, SIZE)
+    columns = matrix[:, operator.indices]
+    approximation = columns @ torch.linalg.pinv(columns[operator.indices], hermitian=True) @ columns.T
+    identity = torch.eye(SIZE, dtype=torch.float64)
+    inverse = torch.linalg.inv(approximation + rho * identity)
+    assert error(result, inverse @ vector) < 1e-12 * 10 / rho + 1e-10
+    missed = float(torch.linalg.matrix_norm(matrix - approximation, 2))
+    bound = missed / (rho * (rho + missed)) * float(vector.norm())
+    exact = torch.linalg.solve(matrix + rho * identity, vector)
+    assert float((flat(result.solution) - exact).norm()) <= bound * (1 + 1e-9) + 1e-9 * float(exact.norm())
+    assert result.status is Status.FIXED
+
+
+def test_nystrom_of_a_matrix_of_its_rank_is_exact_for_a_tiny_rho() -> None:
+    """Woodbury's formula would lose all digits: 1 / rho^2 = 1e16."""
+    factor = rand(SIZE, 3, seed=1)
+    matrix = factor @ factor.T
+    vector = matrix @ rand(SIZE, seed=2)
+    result = solve(Nystrom(3, 1e-8), matrix, vector)
+    assert error(result, torch.linalg.pinv(matrix, rtol=1e-10) @ vector) < 1e-5
+
+
+def test_nystrom_draws_by_its_own_generator() -> None:
+    def drawn(solver: Nystrom, count: int) -> list[list[int]]:
+        found = []
+        for _ in range(count):
+            operator = Columns(torch.eye(SIZE, dtype=torch.float64))
+            solver.solve(operator, split(rand(SIZE)))
+            found.append(operator.indices)
+        return found
+
+    before = torch.get_rng_state()
+    first = drawn(Nystrom(3, 0.1, seed=1), 4)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(5)
+    assert drawn(Nystrom(3, 0.1, seed=1), 4) == first
+    assert len({tuple(each) for each in first}) == 4
+    assert drawn(Nystrom(3, 0.1, seed=2), 4) != first
+
+
+def test_nystrom_of_an_indefinite_matrix_leaves_negative_curvature_out() -> None:
+    matrix, vector = torch.diag(torch.linspace(-2.0, 3.0, SIZE, dtype=torch.float64)), rand(SIZE)
+    result = solve(Nystrom(SIZE, 0.1), matrix, vector)
+    assert result.status is Status.NEGATIVE_CURVATURE
+    assert error(result, vector / (matrix.diagonal().clamp_min(0) + 0.1)) < 1e-12
 
 
 def test_exact_refuses_large_problems() -> None:

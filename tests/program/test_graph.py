@@ -183,7 +183,7 @@ def test_an_edge_that_nothing_uses(name: str, key: str, start: str) -> None:
 
 
 def test_an_edge_may_be_used_outside_the_loss() -> None:
-    node = ProblemNode({"model": "classifier"}, other_uses=frozenset({"reweight"}))
+    node = ProblemNode({"model": "classifier"}, other_uses={"reset_to": "reweight"})
     Graph(UP, DOWN).validate({**NODES, "classifier": node})
 
 

@@ -4,24 +4,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mlotool.program.differentiation import Vector
+from mlotool.program.differentiation import LowerLoss, Vector
 
 Matvec = Callable[[Vector], Vector]
 """`u -> H u`."""
 
 
 class Status(Enum):
-    """How a solve ended."""
+    """How a solve ended, the worst last."""
 
     CONVERGED = "converged"
     FIXED = "fixed number of terms"
     MAX_ITERATIONS = "max_iterations reached"
-    NEGATIVE_CURVATURE = "negative curvature: H is not positive definite"
     SINGULAR = "singular matrix: least-squares solution"
+    NEGATIVE_CURVATURE = "negative curvature: H is not positive definite"
     NON_FINITE = "non-finite product"
 
 
@@ -31,31 +31,62 @@ class SolveResult:
 
     Args:
         solution: approximates `H^-1 v`, one tensor a parameter.
-        status: how the solve ended; a failure is never a silent NaN.
+        status: how the solve ended, the worst over tasks; a failure is never a silent NaN.
         num_products: Hessian-vector products used.
-        residual: `norm(H q - v) / norm(v)` if the solver knows it.
+        residual: `norm(H q - v) / norm(v)` if the solver knows it, with its damping added to H; the largest over tasks.
+        task_statuses: how each task's solve ended; empty without a task axis.
     """
 
     solution: list[Tensor]
     status: Status
     num_products: int
     residual: float | None = None
+    task_statuses: tuple[Status, ...] = ()
 
 
 class AbstractSolver(ABC):
-    """Approximates `H^-1 v` for a symmetric H that is known by its products alone."""
+    """Approximates `H^-1 v` for a symmetric H that is known by its products alone.
+
+    With a leading task axis H is block-diagonal: the systems are solved side by side, and none knows of another.
+    """
 
     is_polynomial: ClassVar[bool] = False
     """Whether the solution is a fixed polynomial in H, to be differentiated as such; else as the exact solution."""
 
+    is_differentiable: ClassVar[bool] = True
+    """Whether either of these is right; False for an approximation that is neither."""
+
     needs_products: ClassVar[bool] = True
     """Whether it uses H at all."""
 
+    uses_start: ClassVar[bool] = False
+    """Whether it begins at the last solution, if that is given."""
+
+    uses_loss: ClassVar[bool] = False
+    """Whether it evaluates the loss itself."""
+
     @abstractmethod
-    def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+    ) -> SolveResult:
         """Return `q` with `H q = v`.
 
         Args:
             matvec: `u -> H u`.
             vector: `v`, one tensor a parameter.
+            start: where an iterative solver begins, the last solution say; None is zero.
+            lower_loss: whose H it is, for its task axis, its module and its optimizer; its inputs are bound, so that
+                `lower_loss(theta, ())` is the loss. None without any of these.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state back."""
+
+
+def tasks_of(lower_loss: LowerLoss | None) -> int | None:
+    """Return the length of the task axis."""
+    return None if lower_loss is None else lower_loss.num_tasks

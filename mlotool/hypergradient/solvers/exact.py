@@ -1,13 +1,16 @@
 """The dense solve: the oracle."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
-from mlotool.program.differentiation import Vector
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.progress import Progress
+from mlotool.hypergradient.vector import flatten, unflatten
+from mlotool.program.differentiation import LowerLoss, Vector
 
 
 @dataclass
@@ -18,9 +21,9 @@ class Exact(AbstractSolver):
 
     Args:
         damping: added to the diagonal.
-        max_parameters: refuses problems with more, since the matrix has their square.
+        max_parameters: refuses problems with more (a task), since the matrix has their square.
 
-    Cost: p products and p^2 memory for p parameters.
+    Cost: p products and p^2 memory for p parameters; p products and n p^2 memory for n tasks of p each.
 
     Example:
         >>> import torch
@@ -38,38 +41,44 @@ class Exact(AbstractSolver):
                 "max_parameters >= 1. Correct hypergradient.solver."
             )
 
-    def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+    ) -> SolveResult:
         """Return the solution up to rounding."""
-        sizes = [tensor.numel() for tensor in vector]
-        size = sum(sizes)
+        num_tasks = tasks_of(lower_loss)
+        rows = flatten(vector, num_tasks)
+        size = rows.shape[1]
         if size > self.max_parameters:
+            whose = "" if num_tasks is None else " a task"
             raise ConfigError(
-                f"The Exact solver met a problem of {size} parameters, a matrix of {size**2 * 8 / 2**30:.1f} GiB in "
-                f"float64; expected at most max_parameters={self.max_parameters}. "
+                f"The Exact solver met a problem of {size} parameters{whose}, a matrix of "
+                f"{size**2 * 8 / 2**30:.1f} GiB in float64; expected at most max_parameters={self.max_parameters}. "
                 "Use hypergradient=cg, or raise hypergradient.solver.max_parameters."
             )
-        matrix = torch.stack([_flat(matvec(_unflat(row, vector))) for row in torch.eye(size).to(_flat(vector))])
-        matrix = 0.5 * (matrix + matrix.T) + self.damping * torch.eye(size, dtype=matrix.dtype, device=matrix.device)
-        flat = _flat(vector)
-        if not bool(torch.isfinite(matrix).all()):
-            return SolveResult(list(vector), Status.NON_FINITE, size)
-        found, info = torch.linalg.solve_ex(matrix, flat)
-        status = Status.CONVERGED
+        identity = torch.eye(size, dtype=rows.dtype, device=rows.device)
+        # A product with the same basis vector in each task gives a column of each one's matrix.
+        columns = [
+            flatten(matvec(unflatten(row.expand_as(rows), vector, num_tasks)), num_tasks) for row in identity.unbind()
+        ]
+        matrix = torch.stack(columns, 1)
+        matrix = 0.5 * (matrix + matrix.mT) + self.damping * identity
+        progress = Progress(num_tasks, Status.CONVERGED)
+        is_finite = matrix.isfinite().all(2).all(1) & rows.isfinite().all(1)
+        progress.end(~is_finite.cpu().reshape(progress.running.shape), Status.NON_FINITE)
+        matrix = torch.where(is_finite[:, None, None], matrix, identity)
+        given = torch.where(is_finite[:, None], rows, 0.0)
+        found, info = torch.linalg.solve_ex(matrix, given[..., None])
+        found = found[..., 0]
         # LU of a matrix that is singular up to rounding succeeds, with a residual that tells.
-        if bool(info != 0) or not _residual(matrix, found, flat) < torch.finfo(flat.dtype).eps ** 0.5:
-            found, status = torch.linalg.pinv(matrix, hermitian=True) @ flat, Status.SINGULAR
-        return SolveResult(_unflat(found, vector), status, size, _residual(matrix, found, flat))
+        is_singular = (info != 0) | ~(_residuals(matrix, found, given) < torch.finfo(rows.dtype).eps ** 0.5)
+        progress.end(is_singular.cpu().reshape(progress.running.shape), Status.SINGULAR)
+        for index in is_singular.nonzero().flatten().tolist():
+            found[index] = torch.linalg.pinv(matrix[index], hermitian=True) @ given[index]
+        residuals = torch.where(is_finite, _residuals(matrix, found, given), math.nan)
+        found = torch.where(is_finite[:, None], found, rows.nan_to_num(0.0, 0.0, 0.0))
+        return progress.result(unflatten(found, vector, num_tasks), size, residuals)
 
 
-def _residual(matrix: Tensor, found: Tensor, flat: Tensor) -> float:
-    smallest = torch.finfo(flat.dtype).tiny
-    return float(torch.linalg.vector_norm(matrix @ found - flat) / torch.linalg.vector_norm(flat).clamp_min(smallest))
-
-
-def _flat(vector: Vector) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in vector])
-
-
-def _unflat(flat: Tensor, like: Vector) -> list[Tensor]:
-    parts = flat.split([tensor.numel() for tensor in like])
-    return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
+def _residuals(matrix: Tensor, found: Tensor, given: Tensor) -> Tensor:
+    lengths = torch.linalg.vector_norm(given, dim=1).clamp_min(torch.finfo(given.dtype).tiny)
+    return torch.linalg.vector_norm((matrix @ found[..., None])[..., 0] - given, dim=1) / lengths

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.progress import Progress
 from mlotool.hypergradient.vector import scaled
-from mlotool.program.differentiation import Vector
+from mlotool.program.differentiation import LowerLoss, Vector
 
 
 @dataclass
@@ -38,7 +39,9 @@ class Identity(AbstractSolver):
                 "Correct hypergradient.solver.step_size."
             )
 
-    def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+    ) -> SolveResult:
         """Return `step_size * v`."""
         solution = list(vector) if self.step_size == 1.0 else scaled(vector, self.step_size)
-        return SolveResult(solution, Status.FIXED, 0)
+        return Progress(tasks_of(lower_loss), Status.FIXED).result(solution, 0)

@@ -6,9 +6,10 @@ from typing import ClassVar
 import torch
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.vector import add, norm, scaled
-from mlotool.program.differentiation import Vector
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.progress import Progress, measured
+from mlotool.hypergradient.vector import add, choose, norm, scaled
+from mlotool.program.differentiation import LowerLoss, Vector
 
 
 @dataclass
@@ -42,7 +43,9 @@ class Neumann(AbstractSolver):
                 ">= 1 and step_size > 0. Correct hypergradient.solver."
             )
 
-    def solve(self, matvec: Matvec, vector: Vector) -> SolveResult:
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+    ) -> SolveResult:
         """Return the truncated series."""
         # Horner's scheme, total <- v + (I - aH) total: no vector but the sum itself is kept.
         total = list(vector)
@@ -53,6 +56,9 @@ class Neumann(AbstractSolver):
                 # Its own tensors by now, and nothing is differentiated.
                 torch._foreach_add_(total, list(matvec(total)), alpha=-self.step_size)
                 torch._foreach_add_(total, list(vector))
-        if not bool(torch.isfinite(norm(total))):
-            return SolveResult(scaled(vector, self.step_size), Status.NON_FINITE, self.num_terms - 1)
-        return SolveResult(scaled(total, self.step_size), Status.FIXED, self.num_terms - 1)
+        num_tasks = tasks_of(lower_loss)
+        progress = Progress(num_tasks, Status.FIXED)
+        overflown = progress.end(~measured(norm(total, num_tasks)).isfinite(), Status.NON_FINITE)
+        if bool(overflown.any()):
+            total = choose(overflown, vector, total)
+        return progress.result(scaled(total, self.step_size), self.num_terms - 1)

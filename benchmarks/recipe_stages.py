@@ -1,0 +1,101 @@
+"""Recipes whose result only shows in a second training, over several seeds: the figures of their headers.
+
+    python -m benchmarks.recipe_stages darts --seeds 0 1 2 3 4
+    python -m benchmarks.recipe_stages data_poisoning --seeds 0 1 2 3 4
+
+darts: the architecture that a search finds, and a random one, are trained from scratch by darts_evaluate.
+data_poisoning: a classifier with another start is trained from scratch on data with the learned perturbations, with
+random ones of full size (each entry at the bound) and without any. Each seed draws data and initial parameters anew.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlotool
+from benchmarks.harness import record
+from benchmarks.recipe_results import _summary, _training_seconds
+from mlotool import Schedule
+from mlotool.config import build
+from mlotool.runner.evaluation import Evaluator
+
+Figures = dict[str, dict[str, float]]
+QUIET = ("logger=csv", "runner.progress_bar=false", "runner.num_threads=1")
+
+
+def main() -> None:
+    """Measure one recipe and write results/recipe_<name>.json."""
+    stages: dict[str, Callable[[int, Sequence[str]], Figures]] = {"darts": _darts, "data_poisoning": _data_poisoning}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", choices=stages)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--tag", default="", help="appended to the result file's name")
+    parser.add_argument("--overrides", nargs="*", default=[], help="of the first stage")
+    options = parser.parse_args()
+    results: dict[str, dict[str, list[float]]] = {}
+    for seed in options.seeds:
+        for rival, figures in stages[options.recipe](seed, options.overrides).items():
+            for key, value in figures.items():
+                results.setdefault(rival, {}).setdefault(key, []).append(value)
+            print(seed, rival, {key: round(value, 4) for key, value in figures.items()}, flush=True)
+        # After each seed: what is measured is not lost when the rest is cut short.
+        summary = {name: {key: _summary(values) for key, values in each.items()} for name, each in results.items()}
+        done = options.seeds[: options.seeds.index(seed) + 1]
+        content = {"seeds": done, "overrides": options.overrides, "values": results, "summary": summary}
+        path = record.write(f"recipe_{options.recipe}{options.tag}", content | record.surroundings())
+    for name, each in summary.items():
+        for key, value in each.items():
+            print(f"{name:24} {key:32} {value['mean']:.4f} +- {value['standard_error']:.4f}")
+    print(path)
+
+
+def _darts(seed: int, overrides: Sequence[str]) -> Figures:
+    with tempfile.TemporaryDirectory() as folder:
+        search, run_dir = _run("darts", [*overrides, f"seed={seed}"], Path(folder) / "search")
+        genotype = (run_dir / "artifacts" / "search_genotype.txt").read_text().strip()
+        found = {"search": search}
+        for name, value in {"found": genotype, "random": "random"}.items():
+            own = [f"problems.classifier.module.genotype={value}", f"seed={seed}"]
+            found[name], _ = _run("darts_evaluate", own, Path(folder) / name)
+    print(seed, genotype, flush=True)
+    return found
+
+
+def _data_poisoning(seed: int, overrides: Sequence[str]) -> Figures:
+    overrides = [*overrides, f"seed={seed}"]
+    with tempfile.TemporaryDirectory() as folder:
+        crafting, run_dir = _run("data_poisoning", overrides, Path(folder) / "run")
+        poison = mlotool.load(run_dir, "poison", checkpoint="last")
+    # Never steps: a classifier that trains alone.
+    alone = [*overrides, f"seed={seed + 1000}", f"data.seed={seed}", "problems.classifier.unroll_steps=1000000"]
+    found = {"crafting": crafting, "learned": _retrained(alone, poison.state_dict())}
+    found["random"] = _retrained([*alone, "problems.poison.module.start=random"])
+    found["none"] = _retrained(alone)
+    return found
+
+
+def _retrained(overrides: Sequence[str], poison: Any = None) -> dict[str, float]:
+    config = mlotool.compose("data_poisoning", [*overrides, *QUIET])
+    built = build(config)
+    if poison is not None:
+        built.program.problems["poison"].module.load_state_dict(poison)
+    schedule = Schedule(built.program)
+    for _ in range(config.runner.max_ticks):
+        schedule.tick()
+    classifier = built.program.problems["classifier"].module
+    return Evaluator(classifier, built.data, ["accuracy"], 500).evaluate("test")
+
+
+def _run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[dict[str, float], Path]:
+    result = mlotool.run(mlotool.compose(recipe, [*overrides, *QUIET]), output_dir=folder)
+    wanted = ("val/", "test/", "search/")
+    figures = {key: value for key, value in result.metrics.items() if key.startswith(wanted)}
+    figures["training_s"] = _training_seconds(result.output_dir)
+    figures["peak_rss_mb"] = record.peak_memory()
+    return figures, result.output_dir
+
+
+if __name__ == "__main__":
+    main()

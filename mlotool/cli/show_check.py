@@ -1,0 +1,82 @@
+"""What `mlotool check` prints."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from mlotool.cli.show_result import plain_console
+
+if TYPE_CHECKING:
+    from mlotool.hypergradient.comparison import Response, Slope
+    from mlotool.runner.checking import Check
+
+GOOD_COSINE = 0.99
+"""From here on two hypergradients make the same run, up to the step size."""
+
+
+def show_check(checks: "Iterable[Check]", recipe: str) -> None:
+    """Print a table and what to do for each upper problem."""
+    console = plain_console()
+    for check in checks:
+        console.print(
+            f"\n{recipe}: hypergradient of '{check.upper}' ({check.num_parameters} parameters), tick {check.ticks}"
+        )
+        for name, algorithm in check.lowers.items():
+            console.print(f"  through '{name}': {algorithm}")
+        table = Table(box=None, pad_edge=False)
+        table.add_column("hypergradient=")
+        for column in ("norm", "cosine", "relative error", "ms"):
+            table.add_column(column, justify="right")
+        table.add_column("note", overflow="fold")
+        for response in check.responses:
+            table.add_row(*_cells(response))
+        console.print(table)
+        console.print("\n".join(_slope_lines(check.slope)))
+        console.print(advice(check.responses))
+
+
+def advice(responses: "tuple[Response, ...]") -> str:
+    """Return what a person could do about the recipe's own response."""
+    exact, own, *others = responses
+    if not exact.norm or own.norm is None:
+        return "advice: the most exact hypergradient is zero or not finite here; look at the problem above first."
+    if own.cosine is None:
+        return "advice: this recipe's hypergradient is zero here; see its note."
+    if own.cosine >= GOOD_COSINE:
+        return f"advice: none; its direction is right (cosine {own.cosine:.4f})."
+    better = [each for each in others if each.cosine is not None and each.cosine > own.cosine + 0.01]
+    if not better:
+        return (
+            f"advice: cosine {own.cosine:.2f} to the most exact one, and no option does better here; train the lower "
+            "problem closer to its solution (unroll_steps), or raise the solver's iterations."
+        )
+    good = [each for each in better if each.cosine and each.cosine >= GOOD_COSINE] or better
+    best = (
+        min(good, key=lambda each: each.seconds or 0.0)
+        if good is not better
+        else max(better, key=lambda each: each.cosine or 0.0)
+    )
+    assert best.cosine is not None and best.seconds is not None and own.seconds is not None
+    return (
+        f"advice: cosine {own.cosine:.2f}; hypergradient={best.name} has {best.cosine:.2f} at "
+        f"{best.seconds / own.seconds:.1f} times the time."
+    )
+
+
+def _cells(response: "Response") -> list[str]:
+    numbers = (response.norm, response.cosine, response.error)
+    cells = ["" if value is None else f"{value:.4g}" for value in numbers]
+    time = "" if response.seconds is None else f"{1e3 * response.seconds:.1f}"
+    return [response.name, *cells, time, response.note]
+
+
+def _slope_lines(slope: "Slope") -> Iterable[str]:
+    yield "solved program, slope of the upper loss along the most exact hypergradient:"
+    if slope.difference is None or slope.exact is None or slope.own is None:
+        yield f"  not measured: {slope.note}"
+        return
+    scale = max(abs(slope.difference), 1e-300)
+    yield f"  finite differences {slope.difference:.6g} (lower gradients down to {slope.stationarity:.1e} of before)"
+    yield f"  most exact         {slope.exact:.6g}  (off by {abs(slope.exact - slope.difference) / scale:.1e})"
+    yield f"  this recipe's      {slope.own:.6g}  (off by {abs(slope.own - slope.difference) / scale:.1e})"

@@ -1,0 +1,95 @@
+"""OfficeHome: the same 65 kinds of things as paintings, cliparts, product pictures and photographs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mlotool.core.errors import ConfigError
+from mlotool.data.augmentation import CropAndFlip
+from mlotool.data.domains import AbstractTwoDomains
+from mlotool.data.image_data import load_images
+from mlotool.data.image_folder import check_rgb, find_images
+from mlotool.data.in_memory import Normalization
+from mlotool.data.splits import check_choice
+
+# As most read them; the published folder of the last is "Real World".
+DOMAINS = ("Art", "Clipart", "Product", "RealWorld")
+
+
+class OfficeHome(AbstractTwoDomains):
+    """15,588 images in 65 classes and 4 domains, read from `root/<domain>/<class>/*.jpg`.
+
+    Args:
+        root: the folder that holds `Art/`, `Clipart/`, `Product/` and `Real World/` (or `Real_World/`, `RealWorld/`).
+        sizes: number of images of `pretrain` (source domain) and of `finetune`, `meta`, `val` and `test` (target).
+        source: the domain to pretrain on: `Art`, `Clipart`, `Product` or `RealWorld`.
+        target: the domain to finetune and to test on.
+        num_classes: 65.
+        image_shape: (3, h, w); images of another size are scaled and their middle is cut out.
+        seed: of the splits.
+        augment: random crops (padding an eighth of the height) and horizontal flips for `pretrain` and `finetune`.
+        max_memory_gb: decode all images into memory, once, where they take at most this, in 10^9 bytes.
+        num_threads: that decode.
+
+    Raises:
+        ConfigError: a folder is not there; the domains differ in classes; the options do not fit the data.
+
+    Source: Venkateswara et al. 2017, Deep Hashing Network for Unsupervised Domain Adaptation.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        sizes: Mapping[str, int],
+        source: str = "Art",
+        target: str = "Clipart",
+        num_classes: int = 65,
+        image_shape: Sequence[int] = (3, 224, 224),
+        seed: int = 0,
+        augment: bool = True,
+        max_memory_gb: float = 4.0,
+        num_threads: int = 8,
+    ) -> None:
+        check_rgb(image_shape)
+        folders = {domain: _find_domain(root, key, domain) for key, domain in (("source", source), ("target", target))}
+        classes = {
+            domain: sorted(path.name for path in folders[domain].iterdir() if path.is_dir()) for domain in folders
+        }
+        _check_classes(root, source, target, classes)
+        parts = {
+            domain: find_images(folder, classes[domain], image_shape, num_threads) for domain, folder in folders.items()
+        }
+        super().__init__(
+            parts[source],
+            parts[target],
+            sizes,
+            num_classes,
+            image_shape,
+            seed,
+            Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+            CropAndFlip(padding=image_shape[1] // 8) if augment else None,
+        )
+        load_images(self, max_memory_gb)
+
+
+def _find_domain(root: str, key: str, domain: str) -> Path:
+    check_choice(key, domain, DOMAINS)
+    names = ["Real World", "Real_World", "RealWorld"] if domain == "RealWorld" else [domain]
+    folders = [Path(root).expanduser() / name for name in names]
+    for folder in folders:
+        if folder.is_dir():
+            return folder
+    raise ConfigError(
+        f"data.root={root}: OfficeHome has no folder {folders[0]}; expected {folders[0]}/<class>/*.jpg. Download "
+        "OfficeHomeDataset from https://www.hemanthdv.org/officeHomeDataset.html, unpack it, and set data.root to the "
+        "folder that holds Art/, Clipart/, Product/ and Real World/."
+    )
+
+
+def _check_classes(root: str, source: str, target: str, classes: Mapping[str, list[str]]) -> None:
+    differing = sorted(set(classes[source]) ^ set(classes[target]))
+    if differing or not classes[source]:
+        found = f"the classes {', '.join(differing)} are only in one of them" if differing else "there are no classes"
+        raise ConfigError(
+            f"data.root={root}: of the domains {source} and {target}, {found}; expected the same class folders in "
+            "both. Unpack the published data set again."
+        )

@@ -1,0 +1,103 @@
+"""The Stanford Sentiment Treebank, as GLUE's SST-2 or as the published trees."""
+
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from mlotool.core.errors import ConfigError
+from mlotool.data.text_data import AbstractTextData, TextOptions, TextPart
+
+NEUTRAL = 2
+
+
+class SST(AbstractTextData):
+    """Sentences of film reviews with their sentiment.
+
+    - GLUE's SST-2, from `root/train.tsv` and `root/dev.tsv` (67,349 phrases and 872 sentences, 2 classes): `train`,
+      `meta` and `val` are drawn from train.tsv, `test` from dev.tsv, as GLUE's test labels are not published.
+    - The trees, from `root/{train,dev,test}.txt` (8,544, 1,101 and 2,210 sentences, 5 classes; with `num_classes` 2,
+      neutral ones are left out and 6,920, 872 and 1,821 remain): `train` and `meta` are drawn from train.txt, `val`
+      from dev.txt, `test` from test.txt.
+
+    Args:
+        root: the folder that holds the files of either.
+        sizes: see `TextOptions`, as for all keywords.
+        num_classes: 2, or 5 of the trees.
+        vocabulary_size: words at most, with padding and unknown.
+        length: tokens of a text.
+        imbalance_factor: of the long tail of `train`, or None.
+        tokenizer: folder of a Hugging Face tokenizer; None: the words of `train`.
+        seed: of the splits.
+
+    Raises:
+        ConfigError: the files are not there or not laid out like this; the options do not fit the data.
+
+    Source: Socher et al. 2013, Recursive Deep Models for Semantic Compositionality; Wang et al. 2018, GLUE.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        sizes: Mapping[str, int],
+        num_classes: int = 2,
+        vocabulary_size: int = 10000,
+        length: int = 64,
+        imbalance_factor: float | None = None,
+        tokenizer: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        folder = Path(root).expanduser()
+        if (folder / "train.tsv").is_file() and (folder / "dev.tsv").is_file():
+            train, dev = _read_table(folder / "train.tsv"), _read_table(folder / "dev.tsv")
+            parts = {"train": train, "meta": train, "val": train, "test": dev}
+        elif all((folder / f"{name}.txt").is_file() for name in ("train", "dev", "test")):
+            train, dev, test = (_read_trees(folder / f"{name}.txt", num_classes) for name in ("train", "dev", "test"))
+            parts = {"train": train, "meta": train, "val": dev, "test": test}
+        else:
+            raise ConfigError(
+                f"data.root={root} has neither train.tsv and dev.tsv nor train.txt, dev.txt and test.txt; expected "
+                "SST-2 of GLUE or the trees of SST. Download SST-2.zip from https://gluebenchmark.com/tasks or "
+                "trainDevTestTrees_PTB.zip from https://nlp.stanford.edu/sentiment, unpack it, and set data.root to "
+                "its folder."
+            )
+        options = TextOptions(
+            sizes, num_classes, vocabulary_size, length, seed, imbalance_factor=imbalance_factor, tokenizer=tokenizer
+        )
+        super().__init__(parts, options)
+
+
+def _read_table(path: Path) -> TextPart:
+    with path.open(encoding="utf-8", newline="") as file:
+        # Quotes are part of the sentences.
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    try:
+        return TextPart([row["sentence"] for row in rows], torch.tensor([int(row["label"]) for row in rows]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is no table of SST-2 ({type(error).__name__}: {error}); expected the columns sentence and label, "
+            "separated by tabs. Unpack the published file again."
+        ) from error
+
+
+def _read_trees(path: Path, num_classes: int) -> TextPart:
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    texts, labels = [], []
+    for line in lines:
+        # "(3 (2 It) (4 (2 's) (3 good)))": the first label is the sentence's, its words stand before a bracket closes.
+        match = re.match(r"\(([0-4]) ", line)
+        if match is None:
+            raise ConfigError(
+                f"{path} has the line {line[:40]!r}; expected a tree such as (3 (2 It) (4 good)). Unpack the published "
+                "file again."
+            )
+        label = int(match[1])
+        if num_classes == 2:
+            if label == NEUTRAL:
+                continue
+            label = int(label > NEUTRAL)
+        texts.append(" ".join(re.findall(r" ([^()\s]+)\)", line)))
+        labels.append(label)
+    return TextPart(texts, torch.tensor(labels, dtype=torch.int64))

@@ -1,0 +1,87 @@
+"""Digits, and digits that look otherwise: two domains without a network."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.data.digits import NORMALIZATION, read_digits
+from mlotool.data.domains import AbstractTwoDomains
+from mlotool.data.image_data import Part, draw
+from mlotool.data.splits import check_choice
+
+SHIFTS = ("turn", "invert", "noise")
+MAX_PIXEL = 16
+NOISE_STD = 5.0
+
+
+class TwoDomains(AbstractTwoDomains):
+    """scikit-learn's digits as the source domain, changed ones as the target domain; each image is used once.
+
+    Batches are those of `InMemoryDataset` with `"domain": (b,) int64`, 1 where a sample is of the target domain: some
+    of `pretrain` can be, which are the ones that a reweighting should find.
+
+    Args:
+        sizes: number of samples of `pretrain`, `finetune`, `meta`, `val` and `test`, together at most 1,797.
+        num_classes: 10.
+        image_shape: (1, 8, 8).
+        shift: how the target domain differs. `turn`: by 180 degrees, so that a source 6 is a target 9 and the source
+            harms; `invert`: black on white; `noise`: Gaussian noise of a third of the range.
+        target_share: share of `pretrain` that is of the target domain, from 0 to 1.
+        seed: of the splits, and of the noise.
+
+    Example:
+        >>> data = TwoDomains({"pretrain": 900, "finetune": 50, "val": 197, "test": 600})
+        >>> data.split("pretrain").extra["domain"].sum(), data.split("finetune").extra["domain"].sum()
+        (tensor(0), tensor(50))
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        num_classes: int = 10,
+        image_shape: Sequence[int] = (1, 8, 8),
+        shift: str = "turn",
+        target_share: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        check_choice("shift", shift, SHIFTS)
+        _check_share(target_share)
+        digits = read_digits()
+        num_source = int(sizes.get("pretrain", 0))
+        if not 0 <= num_source < len(digits.target):
+            raise ConfigError(
+                f"data.sizes.pretrain={num_source}; expected a number from 0 to {len(digits.target) - 1}, as the other "
+                "splits need some. Set data.sizes.pretrain=900."
+            )
+        # `train` comes last in `draw`: what is left for the target domain is the same for every size of `pretrain`.
+        pools = draw(digits, {"target": len(digits.target) - num_source, "train": num_source}, seed)
+        generator = np.random.default_rng([seed, 2])
+        target = _moved(pools["target"], shift, 1.0, generator)
+        source = _moved(pools["train"], shift, target_share, generator) if num_source else digits
+        super().__init__(source, target, sizes, num_classes, image_shape, seed, NORMALIZATION)
+
+
+def _moved(part: Part, shift: str, share: float, generator: np.random.Generator) -> Part:
+    """Change the first `share` of the samples, which are in a random and stratified order."""
+    assert isinstance(part.images, Tensor)
+    num_moved = round(share * len(part.target))
+    images = torch.cat([_shifted(part.images[:num_moved], shift, generator), part.images[num_moved:]])
+    domain = (torch.arange(len(part.target)) < num_moved).to(torch.int64)
+    return Part(images, part.target, {"domain": domain})
+
+
+def _shifted(images: Tensor, shift: str, generator: np.random.Generator) -> Tensor:
+    if shift == "turn":
+        return images.rot90(2, dims=(2, 3))
+    if shift == "invert":
+        return MAX_PIXEL - images
+    noise = torch.from_numpy(generator.normal(0.0, NOISE_STD, tuple(images.shape)))
+    return (images + noise).round().clamp(0, MAX_PIXEL).to(torch.uint8)
+
+
+def _check_share(target_share: float) -> None:
+    if not 0 <= target_share <= 1:
+        raise ConfigError(f"data.target_share={target_share}; expected a share from 0 to 1. Set data.target_share=0.2.")

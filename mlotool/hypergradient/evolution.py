@@ -1,0 +1,195 @@
+"""Evolution strategies: a gradient from values of the upper loss alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.replay import RandomState
+from mlotool.core.suggest import did_you_mean
+from mlotool.hypergradient.unrolled import simulate, step_gradients
+from mlotool.hypergradient.vector import add, leaves, unflatten
+from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Vector
+from mlotool.program.update import State
+
+
+@dataclass
+class EvolutionStrategies(AbstractZerothOrder):
+    """The gradient of the upper loss smoothed by a Gaussian, from antithetic pairs of rollouts.
+
+        g = 1 / (2 sigma num_pairs) sum_i (C(x + sigma e_i) - C(x - sigma e_i)) e_i,   e_i ~ N(0, I)
+
+    C(x) is the whole upper loss, with what x does to it directly and through the lower problem: that one's steps since
+    the problem above stepped last are taken anew from where they began, for each x + sigma e, with their own batches,
+    random numbers, learning rates and optimizer state. Nothing is differentiated with respect to x: the upper loss may
+    be an error rate, a count, or rounded, and the lower loss may depend on x in any way. Lower solutions of lower
+    solutions are rolled out in turn; what a lower problem reads is taken as it is at the end.
+
+    The error of an estimate is about `norm(gradient) sqrt(number of upper parameters / num_pairs)`, so this is for few
+    upper parameters. As in truncated unrolling, an effect of x on steps before the last `unroll_steps` is not seen;
+    persistent strategies (PES, which add up the perturbations) are not built.
+
+    Args:
+        num_pairs: of rollouts.
+        sigma: standard deviation of the perturbation; of a loss with jumps, so large that both signs differ.
+        directions: "gaussian", or "orthogonal": e_i orthogonal to each other, of norm sqrt(number of upper parameters);
+            as many of them as there are parameters give the gradient of a linear function exactly.
+        shaping: "none", or "rank": each loss is replaced by its rank, from -0.5 to 0.5 (mean ranks where losses are
+            equal). The scale of the loss is then lost, and with it that of outliers.
+        seed: of the directions, which have a generator of their own; on all ranks the same.
+
+    Raises:
+        ConfigError: a setting is out of range.
+
+    Cost: 2 num_pairs rollouts, one after the other; memory of the directions (num_pairs times the upper parameters) and
+    of the records of `unroll_steps` steps.
+
+    Source: Salimans et al. 2017 (arXiv 1703.03864), section 2; the caveats: Vicol et al. 2021 (arXiv 2112.13835).
+
+    Example:
+        >>> from mlotool import EvolutionStrategies
+        >>> EvolutionStrategies(num_pairs=8, sigma=0.1).horizon(5)
+        5
+    """
+
+    num_pairs: int = 8
+    sigma: float = 0.1
+    directions: Literal["gaussian", "orthogonal"] = "gaussian"
+    shaping: Literal["none", "rank"] = "none"
+    seed: int = 0
+    generator: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
+    last: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    sees_steps = True
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.num_pairs, int) and self.num_pairs >= 1
+        for key, good, expected in (
+            ("num_pairs", whole, "a whole number of at least 1"),
+            ("sigma", self.sigma > 0, "a positive number"),
+        ):
+            if not good:
+                raise ConfigError(
+                    f"hypergradient.{key}: found {getattr(self, key)!r}; expected {expected}. "
+                    f"Correct hypergradient.{key}."
+                )
+        for key in ("directions", "shaping"):
+            value, choices = getattr(self, key), get_args(self.__annotations__[key])
+            if value not in choices:
+                raise ConfigError(
+                    f"hypergradient.{key}: found {value!r}; expected one of {', '.join(choices)}."
+                    f"{did_you_mean(str(value), choices)} Correct hypergradient.{key}."
+                )
+        self.generator.manual_seed(self.seed)
+
+    def horizon(self, unroll_steps: int) -> int:
+        """Return all of them."""
+        return unroll_steps
+
+    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
+        """Return the current parameters as constants: no node carries this gradient."""
+        return lower_loss.theta
+
+    def rollout(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
+        """Return the parameters after the steps, had the inputs been these."""
+        unroll = lower_loss.unroll
+        assert unroll is not None
+        if not unroll.records:
+            return simulate(unroll, inputs, lower_loss)[1]
+        theta: Vector = unroll.records[0].theta
+        state: Sequence[State] = unroll.records[0].state
+        if unroll.start is not None:
+            theta = unroll.start(inputs)
+        for record in unroll.records:
+            # A recorded reading would hide what the inputs do to the solutions that this problem reads.
+            present = replace(record, readings={})
+            _, gradient = step_gradients(unroll, present, leaves(theta), inputs, lower_loss, create_graph=False)
+            with torch.no_grad():
+                theta, state = unroll.step(theta, gradient, state, record.settings, inputs)
+        return tuple(theta)
+
+    def gradient(
+        self, loss: Callable[[Vector], Tensor], theta: Vector, devices: tuple[torch.device, ...] = ()
+    ) -> list[Tensor]:
+        """Return the estimate at `theta`; every evaluation draws the same random numbers."""
+        directions = self._draw(theta)
+        random = RandomState(devices)
+        values = []
+        with random.replayed():
+            for direction in directions:
+                for sign in (1.0, -1.0):
+                    random.restore()
+                    values.append(loss(add(theta, direction, sign * self.sigma)).detach())
+        weights = self._weights(torch.stack(values).reshape(-1, 2).double())
+        total = [torch.zeros_like(tensor) for tensor in theta]
+        for direction, weight in zip(directions, weights.tolist(), strict=True):
+            total = add(total, direction, weight)
+        return total
+
+    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
+        """Refuse a problem that both shapes and reads a lower one, and one below such a problem."""
+        if is_nested or is_differentiated:
+            reason = (
+                f"'{problem}' both shapes and reads a lower problem, so each of its steps contains that one's solution "
+                "at the time"
+                if is_nested
+                else f"a problem above '{problem}' both shapes and reads it and is itself read, so its solution is "
+                "differentiated"
+            )
+            raise ConfigError(
+                f"problems.{problem}.hypergradient: found EvolutionStrategies, but {reason}; expected an implicit "
+                f"hypergradient. Write +hypergradient@problems.{problem}.hypergradient=cg."
+            )
+
+    def statistics(self) -> dict[str, float]:
+        """Return the root mean square of C(x + sigma e) - C(x - sigma e), and how many pairs were not finite."""
+        return dict(self.last)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the directions' generator."""
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state back."""
+        self.generator.set_state(state["generator"].cpu())
+
+    def _draw(self, theta: Vector) -> list[list[Tensor]]:
+        """Return directions on the parameters' devices; the numbers are drawn on the CPU, so they are the same."""
+        size = sum(tensor.numel() for tensor in theta)
+        if self.directions == "gaussian":
+            rows = torch.randn(self.num_pairs, size, generator=self.generator, dtype=torch.float64)
+        else:
+            rows = torch.cat([self._orthogonal(size, count) for count in _blocks(self.num_pairs, size)])
+        return [[part.to(like) for part, like in zip(unflatten(row[None], theta), theta, strict=True)] for row in rows]
+
+    def _orthogonal(self, size: int, count: int) -> Tensor:
+        normal = torch.randn(size, count, generator=self.generator, dtype=torch.float64)
+        rows: Tensor = torch.linalg.qr(normal).Q.T * size**0.5
+        return rows
+
+    def _weights(self, values: Tensor) -> Tensor:
+        """Return the weight of each direction from the losses of its pair, which are of shape [num_pairs, 2]."""
+        is_finite = values.isfinite().all(1)
+        differences = torch.where(is_finite, values[:, 0] - values[:, 1], 0.0)
+        self.last = {
+            "evolution_difference": float(differences.square().mean().sqrt()),
+            "evolution_failed_pairs": float((~is_finite).sum()),
+        }
+        if self.shaping == "rank":
+            # A rollout that diverged is the worst, not a failure.
+            ranks = _centred_ranks(torch.nan_to_num(values.flatten(), nan=torch.inf, posinf=torch.inf)).reshape(-1, 2)
+            differences = ranks[:, 0] - ranks[:, 1]
+        return differences / (2 * self.sigma * self.num_pairs)
+
+
+def _blocks(total: int, size: int) -> list[int]:
+    return [min(size, total - start) for start in range(0, total, size)]
+
+
+def _centred_ranks(values: Tensor) -> Tensor:
+    """Return ranks from -0.5 to 0.5, the mean rank where values are equal."""
+    _, which, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    ranks = counts.cumsum(0).double() - (counts + 1) / 2
+    return (ranks / max(len(values) - 1, 1) - 0.5)[which]

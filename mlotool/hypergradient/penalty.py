@@ -1,0 +1,275 @@
+"""Value-function methods: a penalty on the lower problem's suboptimality, by gradients alone."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.replay import Habit, Replay
+from mlotool.core.suggest import did_you_mean
+from mlotool.hypergradient.solution import Solution
+from mlotool.hypergradient.vector import add, dot, leaves, scaled, vector_jacobian
+from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
+
+
+@dataclass
+class Penalty(AbstractHypergradient):
+    """The gradient of a penalised problem at a second lower iterate y, which is kept from pullback to pullback.
+
+    With g the problem's loss, z its parameters (trained on g by its own optimizer), v the cotangent of its solution:
+
+        rule "fixed" (F2SA):
+            num_steps times   y <- y - step_size (v / multiplier + dg(x, y)/dy)
+            cotangent of x = multiplier (dg(x, y)/dx - dg(x, z)/dx),   multiplier <- multiplier + growth
+        rule "barrier" (BOME), with q(y) = g(x, y) - g(x, z_T), where z_T are num_steps gradient steps on g from y:
+            multiplier = max(barrier - <v, dq/dy> / ||dq/dy||^2, 0)
+            cotangent of x = multiplier (dg(x, y)/dx - dg(x, z_T)/dx),   y <- y - step_size (v + multiplier dq/dy)
+
+    No second derivative is taken, so it is for losses whose double backward fails as well. With y exact for "fixed",
+    `y - z = -H^-1 v / multiplier + O(1/multiplier^2)`: the cotangent is `-M^T H^-1 v` up to O(1/multiplier), and
+    exact at any multiplier where g is quadratic in theta and its cross derivative does not depend on theta.
+
+    The solution that readers see is z, whereas the papers evaluate the upper loss at y. The node must hand on z: where
+    a third problem reads this one it was trained on z, and at another x its own z is off by O(1/multiplier), which its
+    multiplier makes an error of O(1). So v is the upper gradient at z, and the upper loss enters the problem for y
+    linearised there; the direct part of the upper gradient has no bias. Of BOME's inner product the upper
+    part, which no lower problem knows, is left out of the rule.
+
+    Every pullback moves y (one for each problem whose gradient passes through), also that of `Program.gradient`.
+    The multiplier amplifies whatever sets the two iterates apart, up to divergence of the upper problem: y should be
+    trained as z is (`num_steps` the problem's `unroll_steps`, `step_size` its learning rate), so that both lag behind a
+    moving x alike, and the upper learning rate be small where the multiplier is large. In float32 it amplifies the
+    rounding of a difference of gradients as well. Under "barrier" y approaches z_T until the multiplier is about
+    1 / step_size, and then goes round, so the cotangent does not converge: at 200 steps and a barrier of 0.1 its error
+    was 1 to 5 % on a quadratic bilevel program and 0.3 to 40 % on larger ones; at 5 steps it was 6 to 90 %.
+
+    Args:
+        multiplier: of "fixed": the weight of the lower problem in the penalised one.
+        growth: of "fixed": what the multiplier grows by at each pullback.
+        num_steps: gradient steps of y, or from y to z_T.
+        step_size: of these, in units of the lower problem's learning rate (F2SA's alpha is step_size / multiplier);
+            under "barrier" of y as well.
+        rule: "fixed" or "barrier".
+        barrier: of "barrier": q falls at least at the rate barrier ||dq/dy||^2 (BOME's eta).
+        warm_start: false begins with y = z at each pullback, for a problem that begins anew each time (a new task).
+        batch: the batch of all evaluations of a pullback: the "last" one the problem trained on, or a "fresh" one.
+
+    Raises:
+        ConfigError: a setting is out of range, or does not belong to the rule.
+
+    Cost: num_steps + 2 gradients, num_steps + 3 under "barrier"; a copy of the parameters.
+
+    Source: Kwon et al. 2023 (arXiv 2301.10945), algorithm 1; Ye et al. 2022 (arXiv 2209.08709), algorithm 1.
+
+    Example:
+        >>> from mlotool import Penalty
+        >>> Penalty(multiplier=100.0, num_steps=5, step_size=0.1).rule
+        'fixed'
+        >>> Penalty(rule="barrier", barrier=0.5, num_steps=10, step_size=0.1).multiplier is None
+        True
+    """
+
+    multiplier: float | None = None
+    growth: float = 0.0
+    num_steps: int = 1
+    step_size: float = 0.1
+    rule: Literal["fixed", "barrier"] = "fixed"
+    barrier: float | None = None
+    warm_start: bool = True
+    batch: Literal["last", "fresh"] = "last"
+    readers: dict[str, "PenaltyState"] = field(default_factory=dict, init=False, repr=False, compare=False)
+    habit: Habit = field(default_factory=Habit, init=False, repr=False, compare=False)
+    last_multiplier: float | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for key in ("rule", "batch"):
+            value, choices = getattr(self, key), get_args(self.__annotations__[key])
+            if value not in choices:
+                hint = did_you_mean(str(value), choices)
+                raise ConfigError(
+                    f"hypergradient.{key}: found {value!r}; expected one of {', '.join(choices)}.{hint} "
+                    f"Correct hypergradient.{key}."
+                )
+        is_fixed = self.rule == "fixed"
+        for key, belongs in (("multiplier", is_fixed), ("barrier", not is_fixed)):
+            value = getattr(self, key)
+            if belongs:
+                _require(value is not None and value > 0, key, value, f"a positive number with rule: {self.rule}")
+            else:
+                _require(value is None, key, value, f"null with rule: {self.rule}, which does not use it")
+        _require(self.growth >= 0 and (is_fixed or not self.growth), "growth", self.growth, _GROWTH[self.rule])
+        whole = isinstance(self.num_steps, int) and self.num_steps >= 1
+        _require(whole, "num_steps", self.num_steps, "a whole number of at least 1")
+        _require(self.step_size > 0, "step_size", self.step_size, "a positive number")
+
+    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
+        """Return the current parameters z, with the penalty's gradient as their backward."""
+        outputs: tuple[Tensor, ...] = Solution.apply(_PenaltyPullback(self, lower_loss), *inputs)
+        return outputs
+
+    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
+        """Refuse a problem that both shapes and reads a lower one, and one below such a problem."""
+        if is_nested or is_differentiated:
+            reason = (
+                f"'{problem}' both shapes and reads a lower problem, whose solution at the second iterate is not known"
+                if is_nested
+                else f"a problem above '{problem}' both shapes and reads it, so its pullback is differentiated"
+            )
+            raise ConfigError(
+                f"problems.{problem}.hypergradient: found Penalty, but {reason}; expected an implicit hypergradient. "
+                f"Write +hypergradient@problems.{problem}.hypergradient=cg, or set curvature: partial on the problem "
+                "that both shapes and reads."
+            )
+
+    def statistics(self) -> dict[str, float]:
+        """Return the multiplier of the last pullback."""
+        return {} if self.last_multiplier is None else {"penalty_multiplier": self.last_multiplier}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return y and the multiplier, by reader."""
+        return {
+            name: {"point": list(state.point), "multiplier": state.multiplier} for name, state in self.readers.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state back."""
+        self.readers = {
+            name: PenaltyState(tuple(tensor.clone() for tensor in each["point"]), each["multiplier"])
+            for name, each in state.items()
+        }
+
+
+@dataclass
+class PenaltyState:
+    """What is kept for one reader.
+
+    Args:
+        point: y, one tensor a parameter.
+        multiplier: of the next pullback, for the fixed rule.
+    """
+
+    point: tuple[Tensor, ...]
+    multiplier: float | None
+
+
+class _PenaltyPullback:
+    """The pullback of one solution node; its evaluations share batch, random numbers and constants."""
+
+    def __init__(self, settings: Penalty, lower_loss: LowerLoss) -> None:
+        self.settings = settings
+        self.lower_loss = lower_loss
+        self.outputs = lower_loss.theta
+
+    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the cotangents of the wanted inputs, and move y."""
+        settings = self.settings
+        state = settings.readers.get(self.lower_loss.reader)
+        if state is None:
+            state = PenaltyState(tuple(tensor.detach().clone() for tensor in theta), settings.multiplier)
+            settings.readers[self.lower_loss.reader] = state
+        point: Vector = theta
+        if settings.warm_start:
+            point = [y.to(z) for y, z in zip(state.point, theta, strict=True)]
+        slopes = _Slopes(self.lower_loss, theta, inputs, wanted, settings.habit)
+        vector = list(self.lower_loss.reduce(cotangent))
+        if settings.rule == "fixed":
+            assert state.multiplier is not None
+            settings.last_multiplier = state.multiplier
+            found, point = self._fixed(slopes, point, theta, vector, state.multiplier)
+            state.multiplier += settings.growth
+        else:
+            found, point = self._barrier(slopes, point, vector)
+        state.point = tuple(tensor.detach().clone() for tensor in point)
+        return found
+
+    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Not called: `check` refuses the graphs that would."""
+        raise AssertionError("A penalty's pullback has no derivative.")
+
+    def _fixed(
+        self, slopes: "_Slopes", point: Vector, theta: Vector, vector: Vector, multiplier: float
+    ) -> tuple[list[Tensor], Vector]:
+        pull = scaled(vector, 1 / multiplier)
+        for _ in range(self.settings.num_steps):
+            point = add(point, add(pull, slopes.lower(point)), -self.settings.step_size)
+        return scaled(add(slopes.upper(point), slopes.upper(theta), -1.0), multiplier), point
+
+    def _barrier(self, slopes: "_Slopes", point: Vector, vector: Vector) -> tuple[list[Tensor], Vector]:
+        assert self.settings.barrier is not None
+        # z_T is a constant in dq, so dq/dy = dg(x, y)/dy.
+        slope, upper = slopes.both(point)
+        solved = add(point, slope, -self.settings.step_size)
+        for _ in range(self.settings.num_steps - 1):
+            solved = add(solved, slopes.lower(solved), -self.settings.step_size)
+        square = dot(slope, slope)
+        # Where q is stationary the rule has no value, and nothing to penalise.
+        ratio = dot(vector, slope) / torch.where(square > 0, square, 1.0)
+        multiplier = torch.where(square > 0, (self.settings.barrier - ratio).clamp_min(0.0), 0.0)
+        self.settings.last_multiplier = float(multiplier)
+        found = scaled(add(upper, slopes.upper(solved), -1.0), multiplier)
+        return found, add(point, add(vector, scaled(slope, multiplier)), -self.settings.step_size)
+
+
+class _Slopes:
+    """First derivatives of one lower loss at several points."""
+
+    def __init__(
+        self, lower_loss: LowerLoss, theta: Vector, inputs: Vector, wanted: Sequence[bool], habit: Habit
+    ) -> None:
+        self._loss = lower_loss
+        self._inputs = [tensor.detach() for tensor in inputs]
+        self._wanted = tuple(wanted)
+        base, values = [tensor.detach() for tensor in theta], self._inputs
+        self._replay = Replay(lambda: [lower_loss(base, values)], lower_loss.devices, habit)
+
+    def lower(self, point: Vector) -> list[Tensor]:
+        """Return dg/dtheta, the mean over ranks."""
+
+        def evaluate() -> Sequence[Tensor]:
+            at = leaves(point)
+            return self._slopes(at, self._inputs, at)
+
+        return self._mean(evaluate)
+
+    def upper(self, point: Vector) -> list[Tensor]:
+        """Return dg/dx, one tensor a wanted input; this rank's."""
+
+        def evaluate() -> Sequence[Tensor]:
+            values, sources = self._sources()
+            return self._slopes([tensor.detach() for tensor in point], values, sources)
+
+        return list(self._replay(evaluate))
+
+    def both(self, point: Vector) -> tuple[list[Tensor], list[Tensor]]:
+        """Return dg/dtheta and dg/dx, from one evaluation."""
+
+        def evaluate() -> Sequence[Tensor]:
+            at = leaves(point)
+            values, sources = self._sources()
+            return self._slopes(at, values, [*at, *sources])
+
+        found = self._replay(evaluate)
+        return list(self._loss.reduce(found[: len(point)])), list(found[len(point) :])
+
+    def _mean(self, evaluate: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+        return list(self._loss.reduce(self._replay(evaluate)))
+
+    def _sources(self) -> tuple[list[Tensor], list[Tensor]]:
+        values = leaves(self._inputs, self._wanted)
+        return values, [value for value, flag in zip(values, self._wanted, strict=True) if flag]
+
+    def _slopes(self, point: Vector, values: Vector, sources: Vector) -> list[Tensor]:
+        with torch.enable_grad():
+            loss = self._loss(point, values)
+            return vector_jacobian([loss], sources, [torch.ones_like(loss)], retain=False)
+
+
+_GROWTH = {"fixed": "a number of at least 0", "barrier": "0 with rule: barrier, which sets its own multiplier"}
+
+
+def _require(condition: bool, key: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ConfigError(f"hypergradient.{key}: found {value!r}; expected {expected}. Correct hypergradient.{key}.")

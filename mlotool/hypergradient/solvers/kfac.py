@@ -1,0 +1,187 @@
+"""Gauss-Newton curvature and its Kronecker factors; these need the extra `curvature`."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.replay import RandomState
+from mlotool.core.suggest import did_you_mean
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
+from mlotool.hypergradient.vector import norm, vector_jacobian
+from mlotool.program.differentiation import LowerLoss, Vector
+
+_LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mean_squared_error": nn.MSELoss}
+
+
+@dataclass
+class KFAC(AbstractSolver):
+    """`q = (G + damping I)^-1 v` for the generalized Gauss-Newton matrix G of a network, or its Kronecker factors.
+
+    G belongs to the mean loss of `module(batch[input_key])` against `batch[target_key]`, whatever else the problem's
+    own loss holds (weights per sample, a decay): it approximates H by its largest part. It is positive semidefinite.
+
+    Args:
+        damping: added to the diagonal.
+        kind: "kfac" (a Kronecker product a layer), "ekfac" (its eigenvalues corrected), or "ggn" (G itself, inverted by
+            conjugate gradient; needs no extra).
+        loss: "cross_entropy" or "mean_squared_error".
+        input_key: of the batch, what the module is called with.
+        target_key: of the batch, the targets.
+        max_iterations: of "ggn".
+        tolerance: of "ggn", the relative residual.
+
+    Cost: "kfac", "ekfac": a backward pass an output, and the eigenvalues of each layer's two factors; a copy of the
+    module. "ggn": about three gradients an iteration. No Hessian-vector product.
+
+    Source: Martens & Grosse 2015 (arXiv 1503.05671); George et al. 2018 (arXiv 1806.03884); the factors by curvlinops.
+
+    Example:
+        >>> KFAC(damping=0.1, kind="ekfac").loss
+        'cross_entropy'
+    """
+
+    damping: float = 0.001
+    kind: Literal["kfac", "ekfac", "ggn"] = "kfac"
+    loss: Literal["cross_entropy", "mean_squared_error"] = "cross_entropy"
+    input_key: str = "input"
+    target_key: str = "target"
+    max_iterations: int = 20
+    tolerance: float = 1e-6
+    needs_products: ClassVar[bool] = False
+    is_differentiable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for key in ("kind", "loss"):
+            value, choices = getattr(self, key), get_args(self.__annotations__[key])
+            if value not in choices:
+                raise ConfigError(
+                    f"KFAC: found {key}={value!r}; expected one of {', '.join(choices)}."
+                    f"{did_you_mean(str(value), choices)} Correct hypergradient.solver.{key}."
+                )
+        if not self.damping > 0:
+            raise ConfigError(
+                f"KFAC: found damping={self.damping}; expected damping > 0, since G may be singular. "
+                "Correct hypergradient.solver.damping."
+            )
+        self._inner = ConjugateGradient(self.max_iterations, self.tolerance, self.damping)
+
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+    ) -> SolveResult:
+        """Return the product of the inverse with `v`."""
+        curvature = None if self.kind == "ggn" else _import()
+        module, data = self._problem(lower_loss, vector)
+        assert lower_loss is not None
+        # Neither its buffers nor its hooks nor the random numbers are to move: a copy, and the state set back.
+        random = RandomState(lower_loss.devices)
+        try:
+            with torch.enable_grad(), _quiet():
+                solution, result = self._invert(curvature, module, data, [tensor.detach() for tensor in vector], start)
+        except NotImplementedError as error:
+            raise ConfigError(
+                f"problems.{lower_loss.problem}.hypergradient.solver: KFAC(kind={self.kind!r}) met a module it has no "
+                f"factors for ({error}); expected every trained parameter in a Linear or Conv2d layer. "
+                "Set kind: ggn, or freeze the others."
+            ) from error
+        finally:
+            random.restore()
+        if not bool(norm(solution).isfinite()):
+            return SolveResult(list(vector), Status.NON_FINITE, 0)
+        return SolveResult(solution, *result)
+
+    def _invert(
+        self, curvature: Any, module: nn.Module, data: tuple[Tensor, Tensor], vector: Vector, start: Vector | None
+    ) -> tuple[list[Tensor], tuple[Status, int, float | None]]:
+        parameters = [tensor for tensor in module.parameters() if tensor.requires_grad]
+        loss = _LOSSES[self.loss]()
+        if self.kind == "ggn":
+            found = self._inner.solve(gauss_newton(module, loss, parameters, data), vector, start=start)
+            return found.solution, (found.status, 0, found.residual)
+        make = curvature.KFACLinearOperator if self.kind == "kfac" else curvature.EKFACLinearOperator
+        operator = make(
+            module,
+            loss,
+            parameters,
+            [data],
+            fisher_type=curvature.FisherType.TYPE2,
+            separate_weight_and_bias=False,
+            num_data=len(data[0]),
+            check_deterministic=False,
+        )
+        inverse = curvature.KFACInverseLinearOperator(operator, damping=self.damping, use_exact_damping=True)
+        solution = [found.detach().reshape(x.shape) for found, x in zip(inverse @ list(vector), vector, strict=True)]
+        return solution, (Status.FIXED, 0, None)
+
+    def _problem(self, lower_loss: LowerLoss | None, vector: Vector) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+        """Return a copy of the module, and its inputs and targets."""
+        if lower_loss is None or lower_loss.module is None:
+            raise ConfigError("KFAC: found no module; expected lower_loss.module. Use it inside Implicit.")
+        key = f"problems.{lower_loss.problem}"
+        if lower_loss.num_tasks is not None:
+            raise ConfigError(
+                f"{key}.hypergradient.solver: found KFAC with tasks={lower_loss.num_tasks}; expected a problem without "
+                "a task axis, since the factors of a layer are those of one set of parameters. Use "
+                "hypergradient=cg, which solves for each task."
+            )
+        batch = lower_loss.batch
+        has_keys = isinstance(batch, dict) and isinstance(batch.get(self.input_key), Tensor)
+        if not has_keys or not isinstance(batch.get(self.target_key), Tensor):
+            found = f"the keys {sorted(batch)}" if isinstance(batch, dict) else type(batch).__name__
+            raise ConfigError(
+                f"{key}.stream: KFAC found a batch with {found}; expected tensors under input_key={self.input_key!r} "
+                f"and target_key={self.target_key!r}. Correct hypergradient.solver.input_key and target_key."
+            )
+        module = copy.deepcopy(lower_loss.module)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        for parameter, value in zip(trained, lower_loss.theta, strict=True):
+            parameter.data = value.detach().clone()
+        return module, (batch[self.input_key], batch[self.target_key])
+
+
+def gauss_newton(
+    module: nn.Module, loss: nn.Module, parameters: list[nn.Parameter], data: tuple[Tensor, Tensor]
+) -> Matvec:
+    """Return `u -> J^T (d^2 loss / d outputs^2) J u`, on one forward pass: one set of random numbers.
+
+    Two reverse passes make `J u`: `J^T p` is linear in p, and its derivative transposed is J. Unlike forward mode, they
+    work with normalization in train mode.
+    """
+    outputs = module(data[0])
+    point = outputs.detach().requires_grad_()
+    slope = torch.autograd.grad(loss(point, data[1]), point, create_graph=True)
+    probe = torch.zeros_like(outputs, requires_grad=True)
+    pulled = vector_jacobian([outputs], parameters, [probe], create_graph=True)
+
+    def matvec(direction: Vector) -> Vector:
+        pushed = vector_jacobian(pulled, [probe], direction)
+        return vector_jacobian([outputs], parameters, vector_jacobian(slope, [point], pushed))
+
+    return matvec
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # It uses torch.jit, which warns of its own end.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def _import() -> Any:
+    try:
+        with _quiet():
+            import curvlinops
+    except ImportError as error:
+        raise ConfigError(
+            f"hypergradient.solver: found KFAC, but importing curvlinops failed: {error}; expected the extra "
+            "'curvature'. Run pip install 'mlotool[curvature]'."
+        ) from error
+    return curvlinops

@@ -1,0 +1,110 @@
+"""Conjugate gradient on the normal equations."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.progress import Progress, begin, measured, relative
+from mlotool.hypergradient.vector import add, choose, dot, scaled, zeros
+from mlotool.program.differentiation import LowerLoss, Vector
+
+
+@dataclass
+class NormalEquationConjugateGradient(AbstractSolver):
+    """Minimises `norm(A q - v)` for `A = H + damping I` by conjugate gradient on `A^2 q = A v` (CGLS, CGNR).
+
+    Right for an indefinite H, whose curvature stops plain conjugate gradient; the residual never grows. The
+    convergence is that of the condition number squared. For a singular A it ends with a least-squares solution, and a
+    status that says so.
+
+    Args:
+        max_iterations: of each solve.
+        tolerance: relative residual `norm(A q - v) / norm(v)`; 0 uses all iterations.
+        damping: added to the diagonal of H; it shifts the spectrum, and may move an eigenvalue to zero.
+
+    Cost: two products an iteration, and one for a start; four vectors of memory.
+
+    Source: Hestenes & Stiefel 1952, section 10; Grazzi et al. 2020 (arXiv 2006.16218) name it in this place.
+
+    Example:
+        >>> import torch
+        >>> solver = NormalEquationConjugateGradient(4, 1e-6)
+        >>> solver.solve(lambda u: [torch.tensor([2.0, -4.0]) * u[0]], [torch.ones(2)]).solution
+        [tensor([ 0.5000, -0.2500])]
+    """
+
+    max_iterations: int = 10
+    tolerance: float = 1e-6
+    damping: float = 0.0
+    uses_start: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.max_iterations, int) and self.max_iterations >= 1
+        if not whole or not self.tolerance >= 0 or not self.damping >= 0:
+            raise ConfigError(
+                f"NormalEquationConjugateGradient: found max_iterations={self.max_iterations}, "
+                f"tolerance={self.tolerance}, damping={self.damping}; expected a whole max_iterations >= 1, "
+                "tolerance >= 0 and damping >= 0. Correct hypergradient.solver."
+            )
+
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+    ) -> SolveResult:
+        """Return the solution, or the best vector so far with the reason."""
+        num_tasks = tasks_of(lower_loss)
+
+        def damped(direction: Vector) -> Vector:
+            product = matvec(direction)
+            return add(product, direction, self.damping) if self.damping else product
+
+        def squared(a: Vector) -> Tensor:
+            return measured(dot(a, a, num_tasks))
+
+        progress, nothing = Progress(num_tasks), zeros(vector)
+        size = squared(vector)
+        progress.end(~size.isfinite(), Status.NON_FINITE)
+        progress.end(size == 0, Status.CONVERGED)
+        if not progress.is_running:
+            return progress.result(nothing, 0, relative(size, size))
+        vector = choose(progress.running, vector, nothing)
+        solution, residual, _, num_products = begin(damped, vector, start, num_tasks)
+        error = squared(residual)
+        eps = torch.finfo(vector[0].dtype).eps
+        target = max(self.tolerance, eps) ** 2 * size
+        progress.end(error <= target, Status.CONVERGED)
+        direction = nothing
+        steepness, largest = torch.ones_like(size), torch.zeros_like(size)
+        for _ in range(self.max_iterations):
+            if not progress.is_running:
+                break
+            # s = A r is minus the gradient of half the squared residual.
+            slope = list(damped(choose(progress.running, residual, nothing)))
+            num_products += 1
+            previous, steepness = steepness, squared(slope)
+            progress.end(~steepness.isfinite(), Status.NON_FINITE)
+            # A residual that A nearly annuls is in its null space: what is left cannot be removed.
+            largest = torch.maximum(largest, steepness / error)
+            progress.end(steepness <= eps**1.5 * largest * error, Status.SINGULAR)
+            if not progress.is_running:
+                break
+            direction = choose(progress.running, add(slope, scaled(direction, steepness / previous)), nothing)
+            product = damped(direction)
+            num_products += 1
+            growth = squared(product)
+            progress.end(~growth.isfinite(), Status.NON_FINITE)
+            largest = torch.maximum(largest, growth / squared(direction))
+            progress.end(growth == 0, Status.SINGULAR)
+            if not progress.is_running:
+                break
+            step = torch.where(progress.running, steepness / growth, 0.0)
+            # An ended system's product may be NaN, which zero does not remove.
+            product = choose(progress.running, product, nothing)
+            solution = add(solution, direction, step)
+            residual = add(residual, product, -step)
+            error = squared(residual)
+            progress.end(error <= target, Status.CONVERGED)
+        return progress.result(solution, num_products, relative(error, size).sqrt())

@@ -1,0 +1,113 @@
+"""The Nystrom approximation of H."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.progress import Progress
+from mlotool.hypergradient.vector import flatten, unflatten
+from mlotool.program.differentiation import LowerLoss, Vector
+
+
+@dataclass
+class Nystrom(AbstractSolver):
+    """`q = (H_r + rho I)^-1 v`, with `H_r = C W^+ C^T` from r random columns C of H and the rows W of C at these.
+
+    For a positive semidefinite H, with `E = H - H_r` and 2-norms (Frangella et al. 2021, arXiv 2110.02820),
+
+        norm((H_r + rho I)^-1 - (H + rho I)^-1) <= norm(E) / (rho (rho + norm(E))),   0 <= E <= H,
+        norm((H + rho I)^-1 - H^-1) = rho / (lambda_min (lambda_min + rho)).
+
+    In place of Woodbury's formula, which cancels for a small rho, H_r is diagonalised: with `W = U S U^T` and a thin
+    `C U S^(-1/2) = Y`, `q = Y's left singular part / (sigma^2 + rho) + the rest / rho`. Negative eigenvalues of W are
+    left out, with a status that says so: those directions are treated as what the columns miss.
+
+    Args:
+        rank: r, columns; of smaller problems all.
+        rho: added to the diagonal.
+        seed: of the columns. Each solve draws new ones, by a generator of its own; tasks share them.
+
+    Cost: r products; r vectors of memory; r^2 p operations.
+
+    Source: Hataya & Yamada 2023 (arXiv 2302.09726).
+
+    Example:
+        >>> import torch
+        >>> solver = Nystrom(rank=2, rho=1e-4)
+        >>> solver.solve(lambda u: [torch.tensor([2.0, 4.0]) * u[0]], [torch.ones(2)]).solution
+        [tensor([0.5000, 0.2500])]
+    """
+
+    rank: int = 10
+    rho: float = 0.01
+    seed: int = 0
+    num_solves: int = field(default=0, init=False, repr=False, compare=False)
+    is_differentiable: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.rank, int) and self.rank >= 1 and isinstance(self.seed, int) and self.seed >= 0
+        if not whole or not self.rho > 0:
+            raise ConfigError(
+                f"Nystrom: found rank={self.rank}, rho={self.rho}, seed={self.seed}; expected a whole rank >= 1, "
+                "rho > 0 and a whole seed >= 0. Correct hypergradient.solver."
+            )
+
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+    ) -> SolveResult:
+        """Return the product of the inverse with `v`."""
+        num_tasks = tasks_of(lower_loss)
+        rows = flatten(vector, num_tasks)
+        indices = self._draw(rows.shape[1])
+        columns = []
+        for index in indices:
+            basis = torch.zeros_like(rows)
+            basis[:, index] = 1.0
+            columns.append(flatten(matvec(unflatten(basis, vector, num_tasks)), num_tasks))
+        progress = Progress(num_tasks, Status.FIXED)
+        shape = progress.running.shape
+        sketch = torch.stack(columns, 2)
+        is_finite = (sketch.isfinite().all(2) & rows.isfinite()).all(1)
+        progress.end(~is_finite.cpu().reshape(shape), Status.NON_FINITE)
+        factor, is_negative = _factor(torch.where(is_finite[:, None, None], sketch, 0.0), indices)
+        progress.end(is_negative.cpu().reshape(shape), Status.NEGATIVE_CURVATURE)
+        found = torch.where(is_finite[:, None], self._inverse(factor, rows), rows.nan_to_num(0.0, 0.0, 0.0) / self.rho)
+        return progress.result(unflatten(found, vector, num_tasks), len(indices))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often columns were drawn."""
+        return {"num_solves": self.num_solves}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.num_solves = state["num_solves"]
+
+    def _draw(self, size: int) -> list[int]:
+        # A generator made anew: what is drawn depends on the seed and the number of the solve alone.
+        generator = random.Random(f"{self.seed}/{self.num_solves}")
+        self.num_solves += 1
+        return generator.sample(range(size), min(self.rank, size))
+
+    def _inverse(self, factor: Tensor, rows: Tensor) -> Tensor:
+        left, sigma, _ = torch.linalg.svd(factor, full_matrices=False)
+        inside = left.mT @ rows[..., None]
+        rest = rows[..., None] - left @ inside
+        # Twice: what rounding leaves of v inside would be divided by rho.
+        rest = rest - left @ (left.mT @ rest)
+        return (left @ (inside / (sigma[..., None] ** 2 + self.rho)) + rest / self.rho)[..., 0]
+
+
+def _factor(sketch: Tensor, indices: list[int]) -> tuple[Tensor, Tensor]:
+    """Return Y with `Y Y^T = C W^+ C^T`, and by system whether W has a negative eigenvalue."""
+    core = sketch[:, indices]
+    values, vectors = torch.linalg.eigh(0.5 * (core + core.mT))
+    largest = values.abs().amax(1, keepdim=True)
+    floor = torch.finfo(sketch.dtype).eps * len(indices) * largest
+    kept = values > floor
+    roots = torch.where(kept, values.clamp_min(0).sqrt(), 1.0)
+    return sketch @ (vectors * (kept / roots)[:, None]), (values < -floor.sqrt() * largest.sqrt()).any(1)

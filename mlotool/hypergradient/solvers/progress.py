@@ -1,0 +1,79 @@
+"""Which of the systems that are solved side by side still run, and how the others ended."""
+
+import torch
+from torch import Tensor
+
+from mlotool.hypergradient.solvers.base import Matvec, SolveResult, Status
+from mlotool.hypergradient.vector import add, choose, dot, zeros
+from mlotool.program.differentiation import Vector
+
+_ORDER = tuple(Status)
+
+
+class Progress:
+    """The statuses of one solve: one of each task, or a single one.
+
+    Args:
+        num_tasks: length of the task axis; None without one.
+        status: of a system that nothing ends.
+
+    Attributes:
+        running: by system, whether nothing has ended it.
+    """
+
+    def __init__(self, num_tasks: int | None, status: Status = Status.MAX_ITERATIONS) -> None:
+        shape = () if num_tasks is None else (num_tasks,)
+        self.running = torch.ones(shape, dtype=torch.bool)
+        self._codes = torch.full(shape, _ORDER.index(status))
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any system is."""
+        return bool(self.running.any())
+
+    def end(self, condition: Tensor, status: Status) -> Tensor:
+        """End the running systems for which the condition holds; return which these are."""
+        ended = condition & self.running
+        self._codes = torch.where(ended, _ORDER.index(status), self._codes)
+        self.running = self.running & ~ended
+        return ended
+
+    def result(self, solution: list[Tensor], num_products: int, residuals: Tensor | None = None) -> SolveResult:
+        """Return the result.
+
+        Args:
+            solution: of all systems.
+            num_products: of all systems together: a product serves each.
+            residuals: by system; NaN where it is not known.
+        """
+        is_known = residuals is not None and bool(residuals.isfinite().all())
+        return SolveResult(
+            solution,
+            _ORDER[int(self._codes.max())],
+            num_products,
+            float(residuals.max()) if residuals is not None and is_known else None,
+            tuple(_ORDER[code] for code in self._codes.tolist()) if self._codes.dim() else (),
+        )
+
+
+def measured(values: Tensor) -> Tensor:
+    """Return values to decide by: on the CPU, in float64, constant."""
+    return values.detach().cpu().double()
+
+
+def relative(lengths: Tensor, of: Tensor) -> Tensor:
+    """Return `lengths / of`; zero has no residual relative to zero."""
+    return torch.where(lengths == 0, 0.0, lengths / of)
+
+
+def begin(
+    matvec: Matvec, vector: Vector, start: Vector | None, num_tasks: int | None
+) -> tuple[list[Tensor], list[Tensor], Tensor, int]:
+    """Return a first solution, its residual, by system whether it is the start, and the number of products."""
+    if start is None:
+        return zeros(vector), list(vector), measured(torch.zeros(num_tasks or ())).bool(), 0
+    residual = add(vector, matvec(start), -1.0)
+    # One that is worse than zero is no start; nor is one with a NaN, which is not less.
+    squared, of_zero = (measured(dot(each, each, num_tasks)) for each in (residual, vector))
+    helps = squared < of_zero
+    return choose(helps, start, zeros(vector)), choose(helps, residual, vector), helps, 1

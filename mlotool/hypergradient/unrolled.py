@@ -1,0 +1,246 @@
+"""Differentiation through the optimizer's steps."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.replay import RandomState
+from mlotool.hypergradient.solution import Solution
+from mlotool.hypergradient.vector import add, leaves, vector_jacobian
+from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Unroll, Vector
+from mlotool.program.trajectory import StepRecord
+from mlotool.program.update import State
+
+# A parameter's optimizer state, without the counter, which is no function of anything.
+_COUNTER = "step"
+
+
+@dataclass
+class Unrolled(AbstractHypergradient):
+    """Differentiates the steps that led to the current parameters, in reverse (ITD, RMAD; truncated: T1-T2).
+
+        theta_t+1, s_t+1 = update(grad C_l(theta_t, x), theta_t, s_t, h(x)),   theta_0 = theta_0(x)
+        from the cotangent of theta_K, for t = K-1, ..., 0: the cotangents of theta_t, s_t and x
+
+    The steps are those that the problem took since a problem above it stepped last, on their own batches, random
+    numbers, learning rates and optimizer state. Each step is computed again in the backward pass (remat): the memory
+    is that of one step, and the parameters and optimizer state of all. An upper problem can shape the steps through
+    the loss, through their start (`reset_to`) and through the optimizer's hyperparameters (`optimizer.lr`).
+
+    Args:
+        num_steps: how many of the last steps are differentiated; None takes all `unroll_steps`.
+        second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
+            paths through the start, the momentum and the hyperparameters.
+
+    Raises:
+        ConfigError: the problem's optimizer is none of SGD, Adam, AdamW.
+
+    Cost: a gradient and a Hessian-vector product a step; `num_steps` copies of parameters and optimizer state.
+
+    Source: Franceschi et al. 2017 (arXiv 1703.01785), algorithm 1; Shaban et al. 2019 (arXiv 1810.10667).
+
+    Example:
+        >>> from mlotool import Unrolled
+        >>> Unrolled().horizon(5), Unrolled(num_steps=2).horizon(5)
+        (5, 2)
+    """
+
+    num_steps: int | None = None
+    second_order: bool = True
+    sees_steps = True
+
+    def __post_init__(self) -> None:
+        if self.num_steps is not None and not (isinstance(self.num_steps, int) and self.num_steps >= 1):
+            raise ConfigError(
+                f"hypergradient.num_steps: found {self.num_steps!r}; expected a whole number of at least 1, or null "
+                "for all of unroll_steps. Correct hypergradient.num_steps."
+            )
+
+    def horizon(self, unroll_steps: int) -> int:
+        """Return the steps that are differentiated."""
+        return unroll_steps if self.num_steps is None else min(self.num_steps, unroll_steps)
+
+    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
+        """Return the parameters after the steps, with the reverse pass as their backward."""
+        unroll = lower_loss.unroll
+        assert unroll is not None
+        simulated = None if unroll.records else simulate(unroll, [each.detach() for each in inputs], lower_loss)
+        records, theta = (unroll.records, lower_loss.theta) if simulated is None else simulated
+        pullback = _ReversePass(self, lower_loss, unroll, records, theta)
+        outputs: tuple[Tensor, ...] = Solution.apply(pullback, *inputs)
+        return outputs
+
+    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
+        """Refuse a problem whose own steps follow a total gradient."""
+        if is_nested:
+            raise ConfigError(
+                f"problems.{problem}.hypergradient: found Unrolled, but '{problem}' both shapes and reads a lower "
+                "problem, so each of its steps contains that one's solution at the time; expected an implicit "
+                f"hypergradient. Write +hypergradient@problems.{problem}.hypergradient=cg."
+            )
+
+
+def simulate(
+    unroll: Unroll, inputs: Vector, lower_loss: LowerLoss
+) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...]]:
+    """Take the steps of `unroll.batches` on a copy; return their records and the parameters after them.
+
+    Args:
+        unroll: of the problem.
+        inputs: what shapes it, detached.
+        lower_loss: of the problem.
+    """
+    theta, state = unroll.begin()
+    if unroll.start is not None:
+        theta = unroll.start(inputs)
+    settings, records = unroll.settings(), []
+    for batch in unroll.batches:
+        random = RandomState(lower_loss.devices)
+        record = StepRecord(tuple(theta), tuple(state), settings, ((batch, random),), {})
+        records.append(record)
+        # For the first time: the generator moves on from step to step.
+        _, gradient = step_gradients(
+            unroll, record, leaves(theta), inputs, lower_loss, create_graph=False, replay=False
+        )
+        with torch.no_grad():
+            theta, state = unroll.step(theta, gradient, state, settings, inputs)
+    return tuple(records), tuple(theta)
+
+
+@dataclass
+class _ReversePass:
+    """The pullback of one solution node."""
+
+    algorithm: Unrolled
+    lower_loss: LowerLoss
+    unroll: Unroll
+    records: tuple[StepRecord, ...]
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def last_records(self) -> tuple[StepRecord, ...]:
+        count = self.algorithm.num_steps
+        return self.records if count is None else self.records[-count:]
+
+    @property
+    def reaches_start(self) -> bool:
+        return self.unroll.start is not None and len(self.last_records) == len(self.records)
+
+    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the cotangents of the wanted inputs."""
+        points = leaves(inputs, tuple(wanted))
+        sources = [point for point, flag in zip(points, wanted, strict=True) if flag]
+        total = [torch.zeros_like(source) for source in sources]
+        adjoint = list(self.lower_loss.reduce(cotangent))
+        state_adjoint: list[dict[str, Tensor]] = [{} for _ in adjoint]
+        steps = self.last_records
+        for number in reversed(range(len(steps))):
+            is_last = number == 0 and not self.reaches_start
+            adjoint, state_adjoint, found = self._step_back(
+                steps[number], points, sources, adjoint, state_adjoint, is_last
+            )
+            total = add(total, found)
+        if self.reaches_start:
+            assert self.unroll.start is not None
+            with torch.enable_grad():
+                start = self.unroll.start(points)
+            total = add(total, vector_jacobian(start, sources, adjoint, retain=False))
+        return total
+
+    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the same as functions of the inputs: the steps are taken again, in one graph."""
+        aliases = [tensor.view_as(tensor) for tensor in inputs]
+        steps = self.last_records
+        point: Vector = [tensor.detach().requires_grad_() for tensor in steps[0].theta]
+        if self.reaches_start:
+            assert self.unroll.start is not None
+            point = self.unroll.start(aliases)
+        state: Sequence[State] = steps[0].state
+        for record in steps:
+            # A gradient is taken at an alias: the start may be a view that several parameters share.
+            at = [tensor.view_as(tensor) for tensor in point]
+            _, gradient = step_gradients(self.unroll, record, at, aliases, self.lower_loss, create_graph=True)
+            if not self.algorithm.second_order:
+                gradient = [None if each is None else each.detach() for each in gradient]
+            point, state = self.unroll.step(at, gradient, state, record.settings, aliases)
+        sources = [value for value, flag in zip(aliases, wanted, strict=True) if flag]
+        return vector_jacobian(point, sources, self.lower_loss.reduce(cotangent), create_graph=True)
+
+    def _step_back(
+        self,
+        record: StepRecord,
+        points: Vector,
+        sources: Vector,
+        adjoint: Vector,
+        state_adjoint: Sequence[dict[str, Tensor]],
+        is_last: bool,
+    ) -> tuple[list[Tensor], list[dict[str, Tensor]], list[Tensor]]:
+        """Return the cotangents of theta, of the state (none of both where `is_last`) and of the sources."""
+        theta = leaves(record.theta)
+        graphs, mean = step_gradients(self.unroll, record, theta, points, self.lower_loss, create_graph=True)
+        gradient = [None if each is None else each.detach().requires_grad_() for each in mean]
+        state = [
+            {key: value if key == _COUNTER else value.detach().requires_grad_() for key, value in each.items()}
+            for each in record.state
+        ]
+        with torch.enable_grad():
+            before = leaves(record.theta)
+            after, new_state = self.unroll.step(before, gradient, state, record.settings, points)
+        outputs, cotangents = list(after), list(adjoint)
+        for each, slope in zip(new_state, state_adjoint, strict=True):
+            for key, value in slope.items():
+                outputs.append(each[key])
+                cotangents.append(value)
+        slopes = [each for each in gradient if each is not None]
+        held = [value for each in state for key, value in each.items() if key != _COUNTER]
+        # The step itself, then the gradient that entered it.
+        found = iter(vector_jacobian(outputs, [*slopes, *before, *held, *sources], cotangents, retain=False))
+        slope_adjoint = [next(found) for _ in slopes]
+        theta_adjoint = [next(found) for _ in before]
+        held_adjoint = [{key: next(found) for key in each if key != _COUNTER} for each in state]
+        source_adjoint = list(found)
+        if self.algorithm.second_order:
+            targets = [*sources] if is_last else [*theta, *sources]
+            through = [torch.zeros_like(target) for target in targets]
+            for graph in graphs:
+                present = [each for each, whole in zip(graph, mean, strict=True) if whole is not None]
+                scaled = [value / len(graphs) for value in slope_adjoint]
+                through = add(through, vector_jacobian(present, targets, scaled, retain=False))
+            if not is_last:
+                reduced = self.lower_loss.reduce(through[: len(theta)])
+                theta_adjoint = add(theta_adjoint, reduced)
+                through = through[len(theta) :]
+            source_adjoint = add(source_adjoint, through)
+        return theta_adjoint, held_adjoint, source_adjoint
+
+
+def step_gradients(
+    unroll: Unroll,
+    record: StepRecord,
+    theta: Vector,
+    inputs: Vector,
+    lower_loss: LowerLoss,
+    *,
+    create_graph: bool,
+    replay: bool = True,
+) -> tuple[list[list[Tensor]], list[Tensor | None]]:
+    """Return the gradient on each batch of a step (zeros where unused), and their mean over batches and ranks.
+
+    A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
+    """
+    found, used = [], [False] * len(theta)
+    for batch, random in record.draws:
+        with torch.enable_grad(), random.replayed() if replay else nullcontext():
+            loss = unroll.loss(theta, inputs, batch, record.readings)
+            slopes = torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)
+        used = [flag or slope is not None for flag, slope in zip(used, slopes, strict=True)]
+        found.append([torch.zeros_like(x) if slope is None else slope for x, slope in zip(theta, slopes, strict=True)])
+    total = found[0]
+    for more in found[1:]:
+        total = add(total, more)
+    mean = lower_loss.reduce([each / len(found) for each in total] if len(found) > 1 else total)
+    return found, [value if flag else None for value, flag in zip(mean, used, strict=True)]

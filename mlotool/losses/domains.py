@@ -1,0 +1,155 @@
+"""Domain adaptation: pretraining with learned weights, finetuning near what it gives, and what the weights found."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlotool.core import BoundModule, LossOutput
+from mlotool.core.errors import RunError
+from mlotool.losses.cross_entropy import accuracy
+
+# n: samples of the whole split, b: batch, k: classes
+
+Batch = Mapping[str, Tensor]
+
+
+def input_weighted_cross_entropy(
+    batch: Batch,
+    *,
+    model: BoundModule,
+    weigher: BoundModule,
+    normalize: bool = True,
+    proximity: float = 0.0,
+    free: Sequence[str] = (),
+) -> LossOutput:
+    """Cross-entropy with weights that a network gives the inputs, and the distance to the start: pretraining.
+
+        l_i = -log softmax(model(x_i))[y_i],   s_i = sigmoid(weigher(x_i))
+        C = sum_i s_i l_i / sum_j s_j  (normalize),  1/b sum_i s_i l_i  (otherwise);   + proximity norm(theta - theta_0)^2
+
+    Args:
+        batch: `input` (b, ...) and `target` (b,).
+        model: role; gives logits (b, k); where `proximity` is not 0, an `Anchored` one, whose `start` is theta_0.
+        weigher: role; maps inputs to (b, 1).
+        normalize: divide the weights by their sum, so that they do not set the rate.
+        proximity: weight of the distance.
+        free: patterns of parameter names that it leaves out, such as a new last layer's.
+
+    Returns:
+        The loss, with the metrics `accuracy` and `mean_weight`.
+
+    Source: Choe et al. 2023, Betty (arXiv 2207.02849), section 5.3, listing 5 and appendix C.3, without `normalize`.
+    """
+    logits, target = model(batch["input"]), batch["target"]
+    losses = F.cross_entropy(logits, target, reduction="none")
+    weight = torch.sigmoid(weigher(batch["input"]).squeeze(1))
+    total = (weight * losses).sum()
+    # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
+    loss = total / weight.sum().clamp_min(1e-12) if normalize else total / len(losses)
+    if proximity:
+        loss = loss + proximity * _distance(model, model.method("start"), free)
+    return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target), "mean_weight": weight.detach().mean()})
+
+
+def proximal_cross_entropy(
+    batch: Batch, *, model: BoundModule, center: BoundModule, proximity: float, free: Sequence[str] = ()
+) -> LossOutput:
+    """Mean cross-entropy near another problem's parameters: finetuning.
+
+        C = -1/b sum_i log softmax(model(x_i))[y_i] + proximity norm(theta - phi)^2
+
+    Args:
+        batch: `input` (b, ...) and `target` (b,).
+        model: role; gives logits (b, k); its parameters are theta.
+        center: role; its parameters are phi, of theta's shapes in theta's order.
+        proximity: weight of the distance.
+        free: patterns of theta's names that it leaves out, such as the last layer's.
+
+    Returns:
+        The loss, with the metrics `accuracy` and `distance` (the norm).
+
+    Raises:
+        RunError: theta and phi differ in shape, or no parameter has a name of `free`.
+
+    Source: Choe et al. 2023, Betty (arXiv 2207.02849), section 5.3 and listing 5.
+    """
+    logits, target = model(batch["input"]), batch["target"]
+    distance = _distance(model, center.parameters(), free)
+    loss = F.cross_entropy(logits, target) + proximity * distance
+    return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target), "distance": distance.detach().sqrt()})
+
+
+def joint_cross_entropy(
+    batch: Batch, *, model: BoundModule, source: BoundModule, source_weight: float = 1.0
+) -> LossOutput:
+    """Mean cross-entropy of two models on the same samples: a finetuned one and what it was finetuned from.
+
+        C = -1/b sum_i log softmax(model(x_i))[y_i] - source_weight/b sum_i log softmax(source(x_i))[y_i]
+
+    Args:
+        batch: `input` (b, ...) and `target` (b,).
+        model: role; gives logits (b, k).
+        source: role; likewise.
+        source_weight: of the second term.
+
+    Returns:
+        The loss, with the metrics `accuracy` and `source_accuracy`.
+    """
+    logits, source_logits, target = model(batch["input"]), source(batch["input"]), batch["target"]
+    loss = F.cross_entropy(logits, target) + source_weight * F.cross_entropy(source_logits, target)
+    return LossOutput(
+        loss, lambda: {"accuracy": accuracy(logits, target), "source_accuracy": accuracy(source_logits, target)}
+    )
+
+
+def domain_weight_analysis(batches: Iterable[Batch], *, weigher: BoundModule) -> dict[str, Tensor]:
+    """Return the weight that a network gives each sample, and whether it prefers the target domain.
+
+    Args:
+        batches: of one pass over a split, with `input` and, where the data knows it, `domain` (1: target).
+        weigher: role; maps inputs to (b, 1).
+
+    Returns:
+        1-D, in the order of the batches: `weight`; with `domain` also `domain`. 0-D: `mean_weight`; where there are
+        samples of both domains also `mean_weight_source`, `mean_weight_target` and `target_auc`, the area under the
+        ROC curve of the weight as a detector of the target domain (0.5: chance).
+    """
+    columns: dict[str, list[Tensor]] = {}
+    with torch.no_grad():
+        for batch in batches:
+            columns.setdefault("weight", []).append(torch.sigmoid(weigher(batch["input"]).squeeze(1)))
+            if "domain" in batch:
+                columns.setdefault("domain", []).append(batch["domain"])
+    arrays = {name: torch.cat(values) for name, values in columns.items()}
+    scalars = {"mean_weight": arrays["weight"].mean()}
+    if "domain" in arrays:
+        is_target = arrays["domain"] == 1
+        if bool(is_target.any()) and not bool(is_target.all()):
+            from torchmetrics.functional.classification import binary_auroc  # takes a second to import
+
+            scalars["mean_weight_source"] = arrays["weight"][~is_target].mean()
+            scalars["mean_weight_target"] = arrays["weight"][is_target].mean()
+            # float64: weights near 1 must not become equal.
+            scalars["target_auc"] = binary_auroc(arrays["weight"].double(), is_target.long())
+    return arrays | scalars
+
+
+def _distance(model: BoundModule, center: Iterable[Tensor], free: Sequence[str]) -> Tensor:
+    """Return the squared norm of theta - phi over the parameters whose names match none of `free`."""
+    theta, phi = dict(model.named_parameters()), list(center)
+    if [tensor.shape for tensor in theta.values()] != [tensor.shape for tensor in phi]:
+        raise RunError(
+            f"A distance between {len(theta)} and {len(phi)} parameters, of different shapes; expected two modules of "
+            "the same architecture. Give both problems the same module."
+        )
+    near = [name for name in theta if not any(fnmatchcase(name, pattern) for pattern in free)]
+    if len(near) == len(theta) and free:
+        raise RunError(
+            f"free={list(free)}: no parameter has such a name; expected a pattern for some of {', '.join(theta)}. "
+            "Correct the pattern, or write free: []."
+        )
+    squares = [(theta[name] - each).square().sum() for name, each in zip(theta, phi, strict=True) if name in near]
+    return torch.stack(squares).sum() if squares else torch.zeros(())

@@ -1,0 +1,122 @@
+"""Clean-label data poisoning: an upper problem that works against the lower one."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlotool.core import BoundModule, LossOutput
+from mlotool.losses.cross_entropy import accuracy
+
+# b: batch, k: classes
+
+Batch = Mapping[str, Tensor]
+
+
+def poisoned_cross_entropy(
+    batch: Batch, *, model: BoundModule, perturbation: BoundModule, base_class: int | None = None
+) -> LossOutput:
+    """Mean cross-entropy over samples of which some are perturbed: the lower problem.
+
+        x'_i = x_i + [y_i = base_class, or base_class is None] perturbation(index_i)
+        C = 1/b sum_i -log softmax(model(x'_i))[y_i]
+
+    No label changes.
+
+    Args:
+        batch: `input` (b, ...), `target` (b,) and `index` (b,).
+        model: role; gives logits (b, k).
+        perturbation: role; maps indices (b,) to perturbations (b, ...), zero for samples that have none.
+        base_class: the class whose samples are poisoned; None: of all classes.
+
+    Returns:
+        The loss, with the metrics `accuracy` and `poisoned` (the share of samples with a perturbation).
+
+    Source: Huang et al. 2020, MetaPoison (arXiv 2004.00225), equation 2.
+    """
+    target = batch["target"]
+    change = perturbation(batch["index"])
+    if base_class is not None:
+        change = (target == base_class).reshape(-1, *[1] * (change.dim() - 1)) * change
+    logits = model(batch["input"] + change)
+    loss = F.cross_entropy(logits, target)
+    return LossOutput(
+        loss,
+        lambda: {
+            "accuracy": accuracy(logits, target),
+            "poisoned": change.detach().flatten(1).ne(0).any(dim=1).float().mean(),
+        },
+    )
+
+
+def negated_cross_entropy(batch: Batch, *, model: BoundModule) -> LossOutput:
+    """Cross-entropy with its sign turned, for an upper problem that wants the lower one to fail.
+
+        C = 1/b sum_i log softmax(model(x_i))[y_i]
+
+    Args:
+        batch: `input` (b, ...) and `target` (b,), clean.
+        model: role; gives logits (b, k).
+
+    Returns:
+        The loss, with the metric `accuracy`.
+
+    Source: Munoz-Gonzalez et al. 2017 (arXiv 1708.08689), equation 1, the error-generic attack.
+    """
+    logits, target = model(batch["input"]), batch["target"]
+    return LossOutput(-F.cross_entropy(logits, target), lambda: {"accuracy": accuracy(logits, target)})
+
+
+def attack_cross_entropy(batch: Batch, *, model: BoundModule, victim_class: int, base_class: int) -> LossOutput:
+    """Cross-entropy of the victims with the class that they shall be taken for: an upper problem with a target.
+
+        C = mean over i with y_i = victim_class of -log softmax(model(x_i))[base_class]
+
+    Args:
+        batch: `input` (b, ...) and `target` (b,), clean.
+        model: role; gives logits (b, k).
+        victim_class: the class whose samples are attacked.
+        base_class: the class that they shall be taken for.
+
+    Returns:
+        The loss (0 for a batch without victims), with the metric `success`, the share of victims taken for it.
+
+    Source: Huang et al. 2020, MetaPoison (arXiv 2004.00225), equation 1.
+    """
+    logits = model(batch["input"])
+    is_victim = (batch["target"] == victim_class).to(logits.dtype)
+    losses = F.cross_entropy(logits, torch.full_like(batch["target"], base_class), reduction="none")
+    count = is_victim.sum().clamp_min(1)
+    return LossOutput(
+        (is_victim * losses).sum() / count,
+        lambda: {"success": (is_victim * (logits.detach().argmax(dim=1) == base_class)).sum() / count},
+    )
+
+
+def attack_analysis(
+    batches: Iterable[Batch], *, model: BoundModule, victim_class: int, base_class: int
+) -> dict[str, Tensor]:
+    """Return how often the victims of a split are taken for the base class.
+
+    Args:
+        batches: of one pass over a split, clean.
+        model: role; gives logits.
+        victim_class: the class whose samples are attacked.
+        base_class: the class that they shall be taken for.
+
+    Returns:
+        0-D: `success`, `mistaken` (shares of victims that are taken for the base class, and for any wrong one), and
+        `num_victims`. 1-D: `prediction` and `target` of all samples.
+    """
+    with torch.no_grad():
+        pairs = [(model(batch["input"]).argmax(dim=1), batch["target"]) for batch in batches]
+    prediction, target = (torch.cat(each) for each in zip(*pairs, strict=True))
+    victims = prediction[target == victim_class]
+    return {
+        "prediction": prediction,
+        "target": target,
+        "success": (victims == base_class).float().mean(),
+        "mistaken": (victims != victim_class).float().mean(),
+        "num_victims": torch.tensor(len(victims)),
+    }

@@ -1,0 +1,32 @@
+"""A module that remembers where its parameters started."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Anchored(nn.Module):
+    """A module and a copy of its first parameters, for losses that keep it near them.
+
+    Args:
+        module: any; its parameters when the problem is built, so pretrained ones where it loads some.
+
+    Example:
+        >>> anchored = Anchored(nn.Linear(2, 1))
+        >>> [tensor.shape for tensor in anchored.start()]
+        [torch.Size([1, 2]), torch.Size([1])]
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        for index, parameter in enumerate(module.parameters()):
+            self.register_buffer(f"start_{index}", parameter.detach().clone())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns."""
+        return self.module(*args, **kwargs)
+
+    def start(self) -> list[Tensor]:
+        """Return the first parameters, in the order of the module's."""
+        return [self.get_buffer(f"start_{index}") for index, _ in enumerate(self.module.parameters())]

@@ -1,0 +1,117 @@
+"""A small transformer encoder for texts of token ids."""
+
+from math import sqrt
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+
+# b: batch, t: tokens, w: width, h: heads, k: classes
+
+PADDING = 0
+
+
+class TextTransformer(nn.Module):
+    """Embeddings and positions, pre-norm encoder blocks, the mean over tokens or the first one, a linear layer.
+
+        x = E[tokens] + P
+        x = x + attention(norm(x)),   x = x + W_2 gelu(W_1 norm(x))      (each block)
+        logits = W pool(norm(x))
+
+    Attention is a softmax written out: torch's fused kernels have no second derivative, which `product: reverse` needs.
+    Padding (id 0) is not attended to and has no part in the mean.
+
+    Args:
+        vocabulary_size: number of token ids.
+        length: t, at most.
+        num_classes: k.
+        width: w, a multiple of `num_heads`.
+        num_heads: h.
+        num_layers: number of blocks.
+        hidden: width inside a block's second half.
+        dropout: share of each half's output that is dropped while training.
+        pooling: `mean` over the tokens that are no padding, or `first` token (BERT's).
+
+    Raises:
+        ConfigError: `width` is not a multiple of `num_heads`.
+
+    Source: Vaswani et al. 2017, Attention Is All You Need; with the norm inside, Xiong et al. 2020, figure 1b.
+
+    Example:
+        >>> TextTransformer(100, 40, 2)(torch.ones(3, 40, dtype=torch.int64)).shape
+        torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        length: int,
+        num_classes: int,
+        width: int = 32,
+        num_heads: int = 4,
+        num_layers: int = 2,
+        hidden: int = 64,
+        dropout: float = 0.0,
+        pooling: Literal["mean", "first"] = "mean",
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or width % num_heads:
+            raise ConfigError(
+                f"TextTransformer: width={width} and num_heads={num_heads}; expected a width that the heads share "
+                f"evenly. Set width={max(1, width // max(num_heads, 1)) * max(num_heads, 1)}."
+            )
+        self.embedding = nn.Embedding(vocabulary_size, width)
+        self.position = nn.Parameter(torch.empty(length, width))
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        nn.init.normal_(self.position, std=0.1)
+        self.blocks = nn.ModuleList(_Block(width, num_heads, hidden, dropout) for _ in range(num_layers))
+        self.norm = nn.LayerNorm(width)
+        self.classifier = nn.Linear(width, num_classes)
+        self.pooling = pooling
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits (b, k) of token ids (b, t)."""
+        return self.features_and_logits(tokens)[1]
+
+    def features_and_logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the last layer reads (b, w), and the logits (b, k)."""
+        is_word = tokens != PADDING
+        x = self.embedding(tokens) + self.position[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x, is_word)
+        features = _pooled(self.norm(x), is_word, self.pooling)
+        return features, self.classifier(features)
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, num_heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_1 = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        self.norm_2 = nn.LayerNorm(width)
+        self.feedforward = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, is_word: Tensor) -> Tensor:
+        x = x + self.dropout(self._attention(self.norm_1(x), is_word))
+        return x + self.dropout(self.feedforward(self.norm_2(x)))
+
+    def _attention(self, x: Tensor, is_word: Tensor) -> Tensor:
+        heads = self.query_key_value(x).unflatten(2, (3, self.num_heads, -1))  # (b, t, 3, h, w / h)
+        query, key, value = heads.transpose(1, 3).unbind(2)  # each (b, h, t, w / h)
+        scores = query @ key.transpose(2, 3) / sqrt(query.shape[3])
+        # Not -inf: a text of padding alone would have no softmax.
+        scores = scores.masked_fill(~is_word[:, None, None, :], torch.finfo(scores.dtype).min)
+        mixed = scores.softmax(dim=3) @ value
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+def _pooled(x: Tensor, is_word: Tensor, pooling: str) -> Tensor:
+    if pooling == "first":
+        return x[:, 0]
+    share = is_word.to(x.dtype)
+    return (x * share[:, :, None]).sum(dim=1) / share.sum(dim=1).clamp_min(1.0)[:, None]

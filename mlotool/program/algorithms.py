@@ -1,0 +1,91 @@
+"""Which hypergradient a program can use where."""
+
+from collections.abc import Mapping, Sequence
+
+from mlotool.core.errors import ConfigError
+from mlotool.program.dependence import SolutionStep
+from mlotool.program.differentiation import AbstractHypergradient, AbstractZerothOrder
+from mlotool.program.problem import Problem
+from mlotool.program.update import find_update
+
+Steps = Mapping[str, Sequence[SolutionStep]]
+"""By problem, the solution nodes that its total gradient needs."""
+
+_MISSING = (
+    "problems.{name}.hypergradient: nothing is set, but a gradient has to pass through the solution of '{name}'; "
+    "expected an algorithm. Write hypergradient: finite_difference in the recipe's defaults, or pass "
+    "hypergradient=Implicit(Identity()) to Problem('{name}', ...)."
+)
+
+
+def algorithm_of(problem: Problem) -> AbstractHypergradient:
+    """Return a problem's hypergradient.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if problem.hypergradient is None:
+        raise ConfigError(_MISSING.format(name=problem.name))
+    return problem.hypergradient
+
+
+def check_algorithms(problems: Mapping[str, Problem], steps: Steps, partial: frozenset[str]) -> None:
+    """Refuse what an algorithm cannot do in the graph at hand.
+
+    Args:
+        problems: by name.
+        steps: the solution nodes of each problem.
+        partial: the problems whose stationarity holds lower solutions fixed.
+
+    Raises:
+        ConfigError: an algorithm is missing, or refuses.
+    """
+    differentiated = {
+        step.problem
+        for nodes in steps.values()
+        for upper in nodes
+        if upper.problem not in partial
+        for step in steps[upper.problem]
+    }
+    for name in {step.problem: None for nodes in steps.values() for step in nodes}:
+        problem = problems[name]
+        algorithm = algorithm_of(problem)
+        _check_steps(problem, algorithm)
+        is_nested = name not in partial and bool(steps[name])
+        algorithm.check(name, is_nested=is_nested, is_differentiated=name in differentiated)
+        algorithm.check_batches(name, problem.stream, problem.unroll_steps * problem.accumulate_batches)
+
+
+def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) -> AbstractZerothOrder | None:
+    """Return what estimates the gradient of `name`; None where it is differentiated.
+
+    Raises:
+        ConfigError: only a part of the solutions below would be estimated.
+    """
+    below = {step.problem: problems[step.problem].hypergradient for step in steps[name]}
+    found = next((each for each in below.values() if isinstance(each, AbstractZerothOrder)), None)
+    for lower, algorithm in below.items():
+        if found is not None and algorithm != found:
+            raise ConfigError(
+                f"problems.{lower}.hypergradient: found {algorithm}, but the gradient of '{name}' passes through "
+                f"another solution by {found}, which estimates it as a whole; expected the same for both. Write "
+                "the same hypergradient for all problems below."
+            )
+    return found
+
+
+def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
+    """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
+    if algorithm.sees_steps:
+        find_update(problem.name, problem.optimizer)
+        return
+    in_loss = {role.problem for role in problem.roles.values()}
+    for use, other in problem.node.other_uses.items():
+        # A start that also enters the loss (implicit MAML) shapes the solution through it.
+        if use != "reset_to" or other not in in_loss:
+            raise ConfigError(
+                f"problems.{problem.name}.{use}: '{other}' shapes '{problem.name}' through its steps, but "
+                f"{type(algorithm).__name__} takes the solution for a stationary point, which does not depend on "
+                f"them; expected Unrolled. Write hypergradient: unrolled, or give '{other}' a role in the loss of "
+                f"'{problem.name}'."
+            )

@@ -1,0 +1,93 @@
+"""What the last optimizer steps of a problem were taken from, so that they can be differentiated."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.core.replay import RandomState
+from mlotool.program.update import Settings, State
+
+Inputs = Mapping[str, Mapping[str, Tensor]]
+"""By problem, tensors by parameter name."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step.
+
+    Args:
+        theta: the parameters before it, one tensor each.
+        state: the optimizer's state before it, one a parameter.
+        settings: the hyperparameters of the step, one mapping a parameter.
+        draws: the batches of its gradient, each with the random state before its evaluation.
+        readings: by lower problem that it read, that one's parameters at the time.
+    """
+
+    theta: tuple[Tensor, ...]
+    state: tuple[State, ...]
+    settings: tuple[Settings, ...]
+    draws: tuple[tuple[Any, RandomState], ...]
+    readings: Inputs
+
+
+class Trajectory:
+    """The last steps, oldest first.
+
+    Args:
+        horizon: how many are kept; 0 records nothing.
+    """
+
+    def __init__(self, horizon: int = 0) -> None:
+        self.horizon = horizon
+        self._steps: deque[StepRecord] = deque(maxlen=horizon)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self._steps)
+
+    def append(self, record: StepRecord) -> None:
+        """Add the newest step."""
+        self._steps.append(record)
+
+    def clear(self) -> None:
+        """Forget them: what shapes the problem has moved on."""
+        self._steps.clear()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return all but the batches, which a stream can fetch again."""
+        return [
+            {
+                "theta": list(record.theta),
+                "state": [dict(each) for each in record.state],
+                "settings": [dict(each) for each in record.settings],
+                "random": [random.state_dict() for _, random in record.draws],
+                "readings": {name: dict(tensors) for name, tensors in record.readings.items()},
+            }
+            for record in self._steps
+        ]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]], batches: Sequence[Any]) -> None:
+        """Take the state back.
+
+        Args:
+            state: what `state_dict` returned.
+            batches: those of all the steps, oldest first.
+        """
+        self.clear()
+        waiting = iter(batches)
+        for each in state:
+            draws = tuple((next(waiting), RandomState.from_state_dict(random)) for random in each["random"])
+            self.append(
+                StepRecord(tuple(each["theta"]), tuple(each["state"]), tuple(each["settings"]), draws, each["readings"])
+            )
+
+
+def copied(state: State) -> State:
+    """Return a copy that the next step in place does not change."""
+    return {key: value.clone() for key, value in state.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,80 @@
+"""Compares the hypergradients of a config with the most exact ones."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pytorch_lightning import seed_everything
+
+from mlotool.config import build, hypergradient_options
+from mlotool.hypergradient.comparison import Response, Slope, compare, solved_slope
+from mlotool.program import Program, Schedule
+from mlotool.runner.surroundings import torch_settings
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found for one upper problem.
+
+    Args:
+        upper: its name.
+        num_parameters: of the upper problem.
+        lowers: by problem below it that it influences, the algorithm as text.
+        ticks: of training before.
+        responses: the most exact one first, then the recipe's, then the options.
+        slope: against finite differences of the solved program.
+    """
+
+    upper: str
+    num_parameters: int
+    lowers: Mapping[str, str]
+    ticks: int
+    responses: tuple[Response, ...]
+    slope: Slope
+
+
+def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
+    """Yield a comparison for each problem that shapes others.
+
+    Args:
+        config: a composed config.
+        ticks: of training before the comparison.
+
+    Raises:
+        ConfigError: the config cannot run, or no problem shapes another.
+    """
+    runner = config.runner
+    with torch_settings(num_threads=runner.num_threads, deterministic=runner.deterministic):
+        seed_everything(config.seed, workers=True, verbose=False)
+        program = build(config).program
+        for problem in program.problems.values():
+            problem.module.double()
+            if problem.stream is not None:
+                problem.stream.to(dtype=torch.float64)
+        schedule = Schedule(program)
+        for _ in range(ticks):
+            schedule.tick()
+        options = hypergradient_options(config)
+        yield from (
+            _check(program, name, ticks, options) for name in program.problems if program.graph.upper_to_lower.get(name)
+        )
+
+
+def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Callable[[], Any]]) -> Check:
+    batches = {name: problem.stream.last() for name, problem in program.problems.items() if problem.stream is not None}
+    batches = {
+        name: [batch] * problem.unroll_steps
+        if problem.hypergradient is not None and problem.hypergradient.sees_steps
+        else batch
+        for name, batch in batches.items()
+        for problem in [program.problems[name]]
+    }
+    lowers = {
+        name: repr(problem.hypergradient)
+        for name, problem in program.problems.items()
+        if problem.hypergradient is not None
+    }
+    size = sum(tensor.numel() for tensor in program.problems[upper].theta.values())
+    responses = tuple(compare(program, upper, batches, options))
+    return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches))

@@ -1,0 +1,233 @@
+"""Evolution strategies against gradients of the smoothed upper loss of a plain loop."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import EvolutionStrategies, Exact, Implicit, Unrolled
+from mlotool.hypergradient.evolution import _centred_ranks
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
+from tests.hypergradient.test_unrolled import BATCHES, OPTIMIZERS, flat, upper_values
+from tests.hypergradient.test_unrolled import program as unrolled_program
+from tests.program.small import assert_identical, numbers, parameters, samples, web
+from tests.programs import Point
+
+sgd = partial(torch.optim.SGD, lr=0.1)
+
+
+def pull(batch: Any, *, w: Any, u: Any) -> Tensor:
+    """With SGD, w is a linear function of u."""
+    return 0.5 * (w() - u()).square().sum()
+
+
+def program(
+    hypergradient: AbstractHypergradient, goal: Callable[[Tensor, Tensor], Tensor], *, steps: int = 3, **settings: Any
+) -> Program:
+    lower = Problem(
+        "w",
+        Point(numbers(0.5, -0.3, 0.8)),
+        pull,
+        roles={"w": "w", "u": "u"},
+        optimizer=sgd,
+        unroll_steps=steps,
+        hypergradient=hypergradient,
+    )
+    upper = Problem(
+        "u",
+        Point(numbers(0.1, 0.2, -0.4)),
+        lambda batch, *, w, u: goal(w(), u()),
+        roles={"w": "w", "u": "u"},
+        **{"optimizer": sgd, **settings},
+    )
+    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+
+
+def linear(w: Tensor, u: Tensor) -> Tensor:
+    return (w * numbers(1.0, -2.0, 3.0)).sum() + 0.1 * u.sum()
+
+
+def quadratic(w: Tensor, u: Tensor) -> Tensor:
+    return (w - 1).square().sum() + (w * u).sum()
+
+
+@pytest.mark.parametrize("num_pairs", [3, 6])
+def test_orthogonal_directions_are_exact_for_a_linear_function(num_pairs: int) -> None:
+    algorithm = EvolutionStrategies(num_pairs, sigma=2.0, directions="orthogonal")
+    found = program(algorithm, linear).gradient("u")["x"]
+    expected = (1 - 0.9**3) * numbers(1.0, -2.0, 3.0) + 0.1
+    assert torch.allclose(found, expected, rtol=1e-12)
+
+
+def test_a_quadratic_within_the_standard_error() -> None:
+    """Its smoothed gradient is its gradient; the estimate's variance is |g|^2 + g_i^2 a pair."""
+    num_pairs = 2000
+    found = program(EvolutionStrategies(num_pairs, sigma=0.5), quadratic, steps=2).gradient("u")["x"]
+    exact = program(Unrolled(), quadratic, steps=2).gradient("u")["x"]
+    deviation = ((exact.square().sum() + exact.square()) / num_pairs).sqrt()
+    assert bool(((found - exact).abs() < 3.5 * deviation).all())
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("way", ["loss", "start", "lr"])
+def test_in_the_limit_it_is_the_unrolled_gradient(name: str, way: str) -> None:
+    """In a schedule: the recorded steps, on their batches, from their start and state."""
+
+    def make(hypergradient: AbstractHypergradient) -> Program:
+        stream = Stream(samples(12, 1), 4, seed=1)
+        return unrolled_program(way, OPTIMIZERS[name], hypergradient, stream=stream)
+
+    size = 4 if way == "start" else 1 if way == "lr" else 3
+    algorithm = EvolutionStrategies(size, sigma=1e-5, directions="orthogonal")
+    built, reference = make(algorithm), make(Unrolled())
+    schedules = Schedule(built), Schedule(reference)
+    for _ in range(len(BATCHES)):
+        for schedule in schedules:
+            schedule.tick()
+    found, expected = (upper_values(each) for each in (built, reference))
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-8)
+    assert not torch.allclose(found, upper_values(make(Unrolled())), rtol=1e-4)
+
+
+def test_given_batches_are_unrolled_from_the_current_parameters() -> None:
+    algorithm = EvolutionStrategies(3, sigma=1e-5, directions="orthogonal")
+    found = flat(unrolled_program("loss", OPTIMIZERS["adam"], algorithm).gradient("u", {"w": BATCHES}))
+    expected = flat(unrolled_program("loss", OPTIMIZERS["adam"]).gradient("u", {"w": BATCHES}))
+    assert torch.allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_ticks", [0, 6])
+def test_a_chain_of_solutions_is_rolled_out_in_turn(num_ticks: int) -> None:
+    def make(hypergradient: Callable[[], AbstractHypergradient]) -> Program:
+        settings: dict[str, Any] = {name: {"optimizer": sgd} for name in ("low", "mid", "top")}
+        settings["low"]["unroll_steps"] = 2
+        return web({"top": ["low"]}, {"low": ["mid"], "mid": ["top"]}, settings=settings, hypergradient=hypergradient)
+
+    algorithm = partial(EvolutionStrategies, 3, 1e-5, "orthogonal")
+    built, reference = make(algorithm), make(Unrolled)
+    for each in (built, reference):
+        schedule = Schedule(each)
+        for _ in range(num_ticks):
+            schedule.tick()
+    found, expected = (each.gradient("top")["x"] for each in (built, reference))
+    # Once mid has read low, low's steps are simulated on, and mid's are replayed with low as it then is.
+    assert torch.allclose(found, expected, rtol=1e-3 if num_ticks else 1e-5)
+
+
+def test_nothing_is_updated_and_the_generators_are_left_alone() -> None:
+    def noisy(batch: Any, *, w: Any, u: Any) -> Tensor:
+        return (nn.functional.dropout(w(), 0.5) - u()).square().sum()
+
+    built = program(EvolutionStrategies(4), lambda w, u: nn.functional.dropout(w, 0.5).round().sum())
+    built.problems["w"].loss = noisy
+    before, state = parameters(built), torch.get_rng_state()
+    built.gradient("u")
+    assert_identical(parameters(built), before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_both_signs_draw_the_same_random_numbers() -> None:
+    """Else the difference would be that of two dropout masks, over sigma."""
+    built = program(EvolutionStrategies(4, sigma=1e-8), lambda w, u: nn.functional.dropout(w, 0.5).sum())
+    built.problems["w"].loss = lambda batch, *, w, u: (nn.functional.dropout(w(), 0.5) - u()).square().sum()
+    assert float(built.gradient("u")["x"].norm()) < 20
+
+
+def test_a_resumed_run_is_bit_identical() -> None:
+    def make() -> Program:
+        return program(EvolutionStrategies(2, shaping="rank"), quadratic)
+
+    whole, first, second = make(), make(), make()
+    runs = [Schedule(each) for each in (whole, first, second)]
+    for schedule, num_ticks in ((runs[0], 12), (runs[1], 7)):
+        for _ in range(num_ticks):
+            schedule.tick()
+    second.load_state_dict(first.state_dict())
+    runs[2].load_state_dict(runs[1].state_dict())
+    runs[1].tick()
+    for _ in range(5):
+        runs[2].tick()
+    assert_identical(parameters(second), parameters(whole))
+
+
+@pytest.mark.parametrize("shaping", ["none", "rank"])
+def test_an_upper_problem_learns_from_errors_alone(shaping: Any) -> None:
+    """A 0-1 loss, and a lower loss without a derivative in u: it weighs two classes by rounded weights."""
+    points = torch.cat([samples(60, 1) + 0.7, samples(60, 2) - 0.7])
+    labels = torch.cat([torch.ones(60), torch.zeros(60)]).double()
+    # Three of four positives are mislabelled as negative, so an unweighted fit is biased.
+    noisy = torch.where((torch.arange(120) % 4 > 0) & (labels == 1), 0.0, labels)
+
+    class Line(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+
+        def forward(self, batch: Tensor) -> Tensor:
+            return batch @ self.x[:3] + self.x[3]
+
+    def fit(batch: Any, *, w: Any, u: Any) -> Tensor:
+        weight = torch.where(noisy == 1, torch.exp(u()).mul(4).round() / 4, 1.0)
+        return (weight * nn.functional.binary_cross_entropy_with_logits(w(points), noisy, reduction="none")).mean()
+
+    def mistakes(batch: Any, *, w: Any) -> Tensor:
+        return ((w(points) > 0).double() != labels).double().mean()
+
+    problems = [
+        Problem(
+            "w",
+            Line(),
+            fit,
+            roles={"w": "w", "u": "u"},
+            optimizer=partial(torch.optim.SGD, lr=1.0),
+            unroll_steps=5,
+            hypergradient=EvolutionStrategies(4, sigma=0.5, shaping=shaping),
+        ),
+        Problem("u", Point(numbers(0.0)), mistakes, roles={"w": "w"}, optimizer=partial(torch.optim.Adam, lr=0.1)),
+    ]
+    built = Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
+    schedule, losses = Schedule(built), []
+    for _ in range(200):
+        result = schedule.tick()
+        losses += [float(result["u"].loss)] if "u" in result else []
+    assert losses[0] > 0.3
+    assert sum(losses[-5:]) / 5 < 0.2
+    assert set(built.statistics()) == {"w/evolution_difference", "w/evolution_failed_pairs"}
+
+
+def test_ranks() -> None:
+    found = _centred_ranks(numbers(3.0, 1.0, 1.0, float("inf"), 2.0))
+    assert found.tolist() == [0.25, -0.375, -0.375, 0.5, 0.0]
+
+
+def test_a_diverged_rollout_is_left_out() -> None:
+    built = program(EvolutionStrategies(50, sigma=1.0), lambda w, u: torch.log(u[0] + 1.5) + u[1])
+    found = built.gradient("u")["x"]
+    assert bool(found.isfinite().all())
+    assert 0 < built.statistics()["w/evolution_failed_pairs"] < 50
+
+
+def test_another_algorithm_beside_it_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"problems.b.hypergradient: found Implicit.*expected the same"):
+        algorithms = iter([Implicit(Exact()), EvolutionStrategies(), Implicit(Exact())])
+        web({"u": ["a", "b"]}, {"a": ["u"], "b": ["u"]}, hypergradient=lambda: next(algorithms))
+
+
+def test_nested_graphs_and_other_optimizers_are_refused() -> None:
+    settings = {name: {"optimizer": sgd} for name in "uvw"}
+    with pytest.raises(ConfigError, match="found EvolutionStrategies, but"):
+        web({"u": ["v"], "v": ["w"]}, {"w": ["v"], "v": ["u"]}, settings=settings, hypergradient=EvolutionStrategies)
+    with pytest.raises(ConfigError, match="found RMSprop"):
+        unrolled_program("loss", partial(torch.optim.RMSprop, lr=0.1), EvolutionStrategies())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_pairs": 0}, {"sigma": 0.0}, {"directions": "gausian"}, {"shaping": "ranks"}], ids=str
+)
+def test_bad_settings(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"hypergradient.{next(iter(settings))}: found"):
+        EvolutionStrategies(**settings)

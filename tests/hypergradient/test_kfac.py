@@ -1,0 +1,184 @@
+"""Curvature by curvlinops against dense Gauss-Newton matrices."""
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import KFAC, Implicit, SolveResult, Status
+from mlotool.program import Graph, Problem, Program, Stream
+from mlotool.program.differentiation import LowerLoss
+from tests import programs
+
+needs_curvlinops = pytest.mark.skipif(find_spec("curvlinops") is None, reason="needs the extra curvature")
+DAMPING = 0.1
+
+
+def batch(num_classes: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(6, 3, dtype=torch.float64, generator=generator)
+    if num_classes:
+        return {"input": inputs, "target": torch.arange(6) % num_classes}
+    return {"input": inputs, "target": torch.randn(6, 2, dtype=torch.float64, generator=generator)}
+
+
+def lower_loss(module: nn.Module, data: Any, num_tasks: int | None = None) -> LowerLoss:
+    theta = tuple(each.detach() for each in module.parameters() if each.requires_grad)
+    return LowerLoss("w", theta, lambda theta, inputs: torch.zeros(()), module=module, batch=data, num_tasks=num_tasks)
+
+
+def solve(solver: KFAC, module: nn.Module, data: Any) -> tuple[SolveResult, Tensor]:
+    loss = lower_loss(module, data)
+    generator = torch.Generator().manual_seed(2)
+    vector = [torch.randn(each.shape, dtype=each.dtype, generator=generator) for each in loss.theta]
+    result = solver.solve(_never, vector, lower_loss=loss)
+    assert [tensor.shape for tensor in result.solution] == [tensor.shape for tensor in vector]
+    return result, flat(vector)
+
+
+def _never(vector: Any) -> Any:
+    raise AssertionError("it needs no product")
+
+
+def flat(tensors: Any) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def gauss_newton(module: nn.Module, data: dict[str, Tensor], loss: str) -> Tensor:
+    """Return the dense matrix J^T (d^2 loss / d outputs^2) J."""
+    theta = {key: each.detach() for key, each in module.named_parameters()}
+    jacobian = jacrev(lambda given: functional_call(module, given, (data["input"],)))(theta)
+    outputs = module(data["input"]).detach()
+    stacked = torch.cat([each.reshape(*outputs.shape, -1) for each in jacobian.values()], -1)
+    total = torch.zeros(stacked.shape[-1], stacked.shape[-1], dtype=torch.float64)
+    for row, output in zip(stacked, outputs, strict=True):
+        if loss == "cross_entropy":
+            p = output.softmax(0)
+            curvature = torch.diag(p) - torch.outer(p, p)
+        else:
+            curvature = 2.0 / len(output) * torch.eye(len(output), dtype=torch.float64)
+        total += row.T @ curvature @ row / len(outputs)
+    return total
+
+
+@needs_curvlinops
+@pytest.mark.parametrize("kind", ["kfac", "ekfac", "ggn"])
+def test_linear_regression_is_exact(kind: Any) -> None:
+    """There G is H, and one Kronecker product."""
+    module, data = nn.Linear(3, 2).double(), batch()
+    hessian = torch.autograd.functional.hessian(
+        lambda w, b: nn.functional.mse_loss(nn.functional.linear(data["input"], w, b), data["target"]),
+        tuple(each.detach() for each in module.parameters()),
+    )
+    matrix = torch.cat(
+        [torch.cat([hessian[i][j].reshape([6, 2][i], [6, 2][j]) for j in range(2)], 1) for i in range(2)], 0
+    )
+    assert torch.allclose(matrix, gauss_newton(module, data, "mean_squared_error"))
+    result, vector = solve(KFAC(DAMPING, kind, "mean_squared_error", tolerance=1e-12), module, data)
+    expected = torch.linalg.solve(matrix + DAMPING * torch.eye(8, dtype=torch.float64), vector)
+    assert float((flat(result.solution) - expected).norm() / expected.norm()) < 1e-8
+    assert result.status is (Status.CONVERGED if kind == "ggn" else Status.FIXED)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mean_squared_error"])
+def test_the_gauss_newton_matrix_of_a_network(loss: Any) -> None:
+    module, data = network(), batch(3)
+    if loss == "mean_squared_error":
+        data["target"] = nn.functional.one_hot(data["target"], 3).double()
+    matrix = gauss_newton(module, data, loss) + DAMPING * torch.eye(31, dtype=torch.float64)
+    result, vector = solve(KFAC(DAMPING, "ggn", loss, max_iterations=100, tolerance=1e-12), module, data)
+    expected = torch.linalg.solve(matrix, vector)
+    assert float((flat(result.solution) - expected).norm() / expected.norm()) < 1e-9
+    assert result.residual is not None
+
+
+@needs_curvlinops
+def test_the_factors_of_a_network_are_near_its_gauss_newton_matrix() -> None:
+    """The factors leave out what ties layers and samples: nearer than the identity, and not G itself."""
+    module, data = network(), batch(3)
+    with torch.no_grad():
+        module[2].weight.mul_(3.0)
+    matrix = gauss_newton(module, data, "cross_entropy") + DAMPING * torch.eye(31, dtype=torch.float64)
+    for kind in ("kfac", "ekfac"):
+        result, vector = solve(KFAC(DAMPING, kind), module, data)
+        expected = torch.linalg.solve(matrix, vector)
+        error = float((flat(result.solution) - expected).norm() / expected.norm())
+        assert 1e-3 < error < 0.7 * float((vector / DAMPING - expected).norm() / expected.norm())
+
+
+@needs_curvlinops
+@pytest.mark.parametrize("kind", ["kfac", "ggn"])
+def test_neither_buffers_nor_random_numbers_nor_modules_change(kind: Any) -> None:
+    norm = nn.BatchNorm1d(4, affine=False)
+    module = nn.Sequential(nn.Linear(3, 4), norm, nn.Dropout(0.5), nn.Linear(4, 3)).double()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    random = torch.get_rng_state()
+    solve(KFAC(DAMPING, kind), module, batch(3))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    assert not any(child._forward_hooks or child._forward_pre_hooks for child in module.modules())
+    assert all(each.grad is None for each in module.parameters())
+
+
+@needs_curvlinops
+def test_an_unknown_kind_of_layer_is_named() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)).double()
+    with pytest.raises(ConfigError, match=r"problems.w.hypergradient.solver: KFAC\(kind='kfac'\).*Set kind: ggn"):
+        solve(KFAC(), module, batch(3))
+    assert solve(KFAC(kind="ggn"), module, batch(3))[0].status in (Status.CONVERGED, Status.MAX_ITERATIONS)
+
+
+@needs_curvlinops
+@pytest.mark.parametrize("data", [None, {"x": torch.ones(2, 3)}, {"input": torch.ones(2, 3)}])
+def test_a_batch_without_the_keys(data: Any) -> None:
+    with pytest.raises(ConfigError, match=r"problems.w.stream: KFAC found a batch with .*input_key='input'"):
+        solve(KFAC(), network(), data)
+
+
+@needs_curvlinops
+def test_a_task_axis_is_refused() -> None:
+    loss = lower_loss(network(), batch(3), num_tasks=2)
+    with pytest.raises(ConfigError, match=r"problems.w.hypergradient.solver: found KFAC with tasks=2; expected"):
+        KFAC().solve(_never, list(loss.theta), lower_loss=loss)
+
+
+def test_without_the_extra_the_message_names_it(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "curvlinops", None)
+    with pytest.raises(ConfigError, match=r"importing curvlinops failed.*pip install 'mlotool\[curvature\]'"):
+        solve(KFAC(), network(), batch(3))
+
+
+@needs_curvlinops
+def test_in_a_program() -> None:
+    """Linear regression with a target that the upper problem gives: H, and so G, does not depend on it."""
+    data = batch()
+
+    def fit(part: dict[str, Tensor], *, w: Any, u: Any) -> Tensor:
+        return nn.functional.mse_loss(w(part["input"]), part["target"] + u())
+
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2).double()
+    samples = [{key: value[index] for key, value in data.items()} for index in range(6)]
+    lower = Problem(
+        "w", module, fit, roles={"w": "w", "u": "u"}, stream=Stream(samples, 6, shuffle=False),
+        hypergradient=Implicit(KFAC(1e-9, loss="mean_squared_error")),
+    )  # fmt: skip
+    upper = Problem(
+        "u", programs.Point(programs.vector(1, 2)), lambda _, *, w: (w(data["input"]) ** 2).sum(), roles={"w": "w"}
+    )
+    program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    # A shift of all targets shifts the solution's bias alone, by as much.
+    expected = torch.autograd.grad((module(data["input"]) ** 2).sum(), module.bias)[0]
+    assert torch.allclose(program.gradient("u")["x"], expected, rtol=1e-6)
+    with pytest.raises(ConfigError, match=r"problems\.low\.hypergradient\.solver: found KFAC"):
+        programs.nested().program(lambda: Implicit(KFAC()))

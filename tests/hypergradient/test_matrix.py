@@ -1,0 +1,252 @@
+"""Every solver with every product on every program, against the solved program and the solvers' own bounds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import (
+    AbstractSolver,
+    ConjugateGradient,
+    Exact,
+    FixedPoint,
+    Implicit,
+    Neumann,
+    NormalEquationConjugateGradient,
+    Nystrom,
+)
+from tests import programs
+from tests.programs import Case
+
+CUBIC = 0.03
+PROGRAMS: dict[str, Callable[[float], Case]] = {
+    "quadratic": programs.bilevel,
+    "ridge": programs.ridge,
+    "logistic": programs.logistic,
+    "trilevel": programs.trilevel,
+    "two_path": programs.two_path,
+    "diamond": programs.diamond,
+    "ladder": programs.ladder,
+}
+# By name, from a step size and a tolerance.
+CONVERGED: dict[str, Callable[[float, float], AbstractSolver]] = {
+    "exact": lambda step, tolerance: Exact(),
+    "cg": lambda step, tolerance: ConjugateGradient(50, tolerance),
+    "normal_cg": lambda step, tolerance: NormalEquationConjugateGradient(50, tolerance),
+    "fixed_point": lambda step, tolerance: FixedPoint(3000, step, tolerance),
+}
+TOLERANCE = {"reverse": 1e-12, "finite_difference": 1e-8}
+ACCURACY = {"reverse": 1e-8, "finite_difference": 1e-5}
+
+
+@dataclass
+class Dense:
+    """A solved program without nesting in dense matrices, lower problems in the order of their solution.
+
+    Args:
+        hessians: by problem.
+        crosses: by problem and what shapes it, `d^2 C_l / dtheta_l dx`.
+        slopes: by problem, the partial gradient of the top loss.
+        top: name of the top problem.
+        gradient: the solved program's.
+    """
+
+    hessians: dict[str, Tensor]
+    crosses: dict[str, dict[str, Tensor]]
+    slopes: dict[str, Tensor]
+    top: str
+    gradient: Tensor
+
+    @property
+    def step_size(self) -> float:
+        return 1.0 / max(float(torch.linalg.eigvalsh(each).max()) for each in self.hessians.values())
+
+    def pull(self, inverse: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Return the cotangents of all problems."""
+        total = {name: slope.clone() for name, slope in self.slopes.items()}
+        for name, hessian in reversed(self.hessians.items()):
+            solution = inverse(hessian) @ total[name]
+            for other, cross in self.crosses[name].items():
+                total[other] = total[other] - cross.T @ solution
+        return total
+
+    def bound(self, gap: Callable[[Tensor], float], size: Callable[[Tensor], float]) -> float:
+        """Return how far the top gradient may be from the exact one.
+
+        Args:
+            gap: from H, the largest `norm(S - H^-1)` for a solver S.
+            size: from H, the largest `norm(S)`.
+        """
+        exact = self.pull(torch.linalg.inv)
+        error = dict.fromkeys(self.slopes, 0.0)
+        for name, hessian in reversed(self.hessians.items()):
+            off = size(hessian) * error[name] + gap(hessian) * float(exact[name].norm())
+            for other, cross in self.crosses[name].items():
+                error[other] += float(torch.linalg.matrix_norm(cross, 2)) * off
+        return error[self.top]
+
+
+@cache
+def dense(name: str) -> Dense:
+    case = PROGRAMS[name](CUBIC)
+    solved = case.solve(case.start.clone().requires_grad_())
+    values = {case.top: case.start, **{key: value.detach() for key, value in solved.items()}}
+    hessians, crosses = {}, {}
+    for lower, loss in case.losses.items():
+        if lower == case.top:
+            continue
+        roles = list(loss.__code__.co_varnames[: loss.__code__.co_argcount])
+        found = torch.autograd.functional.hessian(loss, tuple(values[role] for role in roles))
+        own = roles.index(lower)
+        hessians[lower] = found[own][own]
+        crosses[lower] = {role: found[own][index] for index, role in enumerate(roles) if index != own}
+    slopes = {key: torch.zeros_like(value) for key, value in values.items()}
+    top = case.losses[case.top]
+    roles = list(top.__code__.co_varnames[: top.__code__.co_argcount])
+    slopes.update(
+        zip(roles, torch.autograd.functional.jacobian(top, tuple(values[role] for role in roles)), strict=True)
+    )
+    return Dense(hessians, crosses, slopes, case.top, case.reference())
+
+
+def gradient(name: str, solver: AbstractSolver, product: str) -> Tensor:
+    case = PROGRAMS[name](CUBIC)
+    return case.program(lambda: Implicit(solver, product=product)).gradient(case.top)["x"]
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_dense_program_is_the_solved_one(name: str) -> None:
+    """Two references that share nothing but the losses."""
+    model = dense(name)
+    assert relative_error(model.pull(torch.linalg.inv)[model.top], model.gradient) < 1e-10
+    assert min(float(torch.linalg.eigvalsh(each).min()) for each in model.hessians.values()) > 0.1
+
+
+def test_the_solved_ridge_regression_is_the_closed_form() -> None:
+    inputs, targets, other_inputs, other_targets = programs.regression_data()
+    case = programs.ridge()
+    penalty = case.start.exp()
+    hessian = inputs.T @ inputs / 8 + penalty * torch.eye(3, dtype=torch.float64)
+    w = torch.linalg.solve(hessian, inputs.T @ targets / 8)
+    slope = other_inputs.T @ (other_inputs @ w - other_targets) / 8
+    expected = -penalty * (w @ torch.linalg.solve(hessian, slope))
+    assert relative_error(case.reference(), expected) < 1e-10
+    found = case.program(lambda: Implicit(ConjugateGradient(20, 1e-13))).gradient("lam")["x"]
+    assert relative_error(found, expected) < 1e-8
+
+
+@pytest.mark.parametrize("product", ["reverse", "finite_difference"])
+@pytest.mark.parametrize("solver", CONVERGED)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_converged_solvers_equal_the_solved_program(name: str, solver: str, product: str) -> None:
+    model = dense(name)
+    found = gradient(name, CONVERGED[solver](model.step_size, TOLERANCE[product]), product)
+    assert relative_error(found, model.gradient) < ACCURACY[product]
+
+
+@pytest.mark.parametrize("product", ["reverse", "finite_difference"])
+@pytest.mark.parametrize("num_terms", [2, 20])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_neumann_is_within_its_bound(name: str, num_terms: int, product: str) -> None:
+    """`norm(S - H^-1) <= c^K / lambda_min` and `norm(S) <= a (1 - c^K) / (1 - c)`, with `c = norm(I - a H)`."""
+    model = dense(name)
+    step = model.step_size
+
+    def contraction(hessian: Tensor) -> float:
+        return float(torch.linalg.matrix_norm(torch.eye(len(hessian), dtype=torch.float64) - step * hessian, 2))
+
+    def gap(hessian: Tensor) -> float:
+        return contraction(hessian) ** num_terms / float(torch.linalg.eigvalsh(hessian).min())
+
+    def size(hessian: Tensor) -> float:
+        c = contraction(hessian)
+        return step * (1 - c**num_terms) / (1 - c)
+
+    found = gradient(name, Neumann(num_terms, step), product)
+    bound = model.bound(gap, size) + ACCURACY[product] * float(model.gradient.norm())
+    assert float((found - model.gradient).norm()) <= bound
+    # Not by being exact: the series is the dense one.
+    series = model.pull(lambda h: neumann(h, num_terms, step))[model.top]
+    assert relative_error(found, series) < ACCURACY[product]
+
+
+def neumann(hessian: Tensor, num_terms: int, step: float) -> Tensor:
+    factor = torch.eye(len(hessian), dtype=torch.float64) - step * hessian
+    return step * sum(torch.linalg.matrix_power(factor, k) for k in range(num_terms))
+
+
+@pytest.mark.parametrize("product", ["reverse", "finite_difference"])
+@pytest.mark.parametrize(("rank", "rho"), [(1, 0.5), (2, 0.1), (3, 1e-3)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nystrom_is_within_its_bound(name: str, rank: int, rho: float, product: str) -> None:
+    """`norm(E) / (rho (rho + norm(E)))` to the damped inverse, and that one's distance to `H^-1`."""
+    model = dense(name)
+
+    def gap(hessian: Tensor) -> float:
+        smallest = float(torch.linalg.eigvalsh(hessian).min())
+        missed = worst_remainder(hessian, rank)
+        return missed / (rho * (rho + missed)) + rho / (smallest * (smallest + rho))
+
+    found = gradient(name, Nystrom(rank, rho), product)
+    bound = model.bound(gap, lambda hessian: 1 / rho) + 1e-8 * float(model.gradient.norm())
+    slack = 0.0 if product == "reverse" else 1e-5 * float(model.gradient.norm()) / rho
+    assert float((found - model.gradient).norm()) <= bound + slack
+
+
+def worst_remainder(hessian: Tensor, rank: int) -> float:
+    """Return the largest `norm(H - H_r)` over all choices of columns."""
+    largest = 0.0
+    for chosen in combinations(range(len(hessian)), min(rank, len(hessian))):
+        columns = hessian[:, list(chosen)]
+        remainder = hessian - columns @ torch.linalg.pinv(columns[list(chosen)], hermitian=True) @ columns.T
+        largest = max(largest, float(torch.linalg.matrix_norm(remainder, 2)))
+    return largest
+
+
+@pytest.mark.parametrize("shapes_both", [True, False], ids=["shapes-both", "shapes-the-middle"])
+@pytest.mark.parametrize("solver", ["exact", "cg", "normal_cg"])
+def test_a_nested_program(solver: str, shapes_both: bool) -> None:
+    case = programs.nested(CUBIC, shapes_both)
+    found = case.program(lambda: Implicit(CONVERGED[solver](0.2, 1e-12))).gradient("top")["x"]
+    assert relative_error(found, case.reference()) < 1e-8
+
+
+@pytest.mark.parametrize("solver", [FixedPoint(1000, 0.2, 1e-10), Neumann(85, 0.2)], ids=["fixed_point", "neumann"])
+def test_series_are_differentiated_in_a_nested_program(solver: AbstractSolver) -> None:
+    case = programs.nested(CUBIC)
+    found = case.program(lambda: Implicit(solver)).gradient("top")["x"]
+    assert relative_error(found, case.reference()) < 1e-8
+
+
+@pytest.mark.parametrize("solver", [*CONVERGED, "neumann", "nystrom"])
+def test_finite_differences_are_refused_in_a_nested_program(solver: str) -> None:
+    others = {"neumann": Neumann(5, 0.2), "nystrom": Nystrom(2)}
+    made = others[solver] if solver in others else CONVERGED[solver](0.2, 1e-9)
+    match = r"problems\.(mid|low)\.hypergradient\.product: found finite_difference.*expected reverse"
+    with pytest.raises(ConfigError, match=match):
+        programs.nested().program(lambda: Implicit(made, product="finite_difference"))
+
+
+def test_a_gradient_moves_no_parameter_and_no_random_number() -> None:
+    case = programs.diamond(CUBIC)
+    solvers = [*(make(0.1, 1e-9) for make in CONVERGED.values()), Neumann(5, 0.1), Nystrom(2, 0.1)]
+    for product in ("reverse", "finite_difference"):
+        for solver in solvers:
+            program = case.program(
+                lambda s=solver, p=product: Implicit(s, product=p, report_every=2, warm_start=s.uses_start)
+            )
+            before = {key: each.theta["x"].detach().clone() for key, each in program.problems.items()}
+            random = torch.get_rng_state()
+            for _ in range(10):
+                program.gradient("top")
+            assert all(torch.equal(each.theta["x"], before[key]) for key, each in program.problems.items())
+            assert torch.equal(torch.get_rng_state(), random)

@@ -1,0 +1,258 @@
+"""Penalty hypergradients against the implicit one, and against the papers' updates written out."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.core import stop_gradient
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import Exact, Implicit, Penalty
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
+from tests.program.small import assert_identical, numbers, pair, parameters, samples, sgd
+from tests.program.test_reduce import BILEVEL, TRILEVEL, batches, two_ranks
+from tests.program.test_reduce import program as ranked
+from tests.programs import Case, Point, bilevel, diamond, nested, trilevel, two_path
+
+CASES = {"bilevel": bilevel, "two_path": two_path, "trilevel": trilevel, "diamond": diamond}
+FIXED: dict[str, Any] = {"multiplier": 20.0, "num_steps": 3, "step_size": 0.1}
+BARRIER: dict[str, Any] = {"rule": "barrier", "barrier": 0.5, "num_steps": 3, "step_size": 0.1}
+
+
+def error(case: Case, penalty: Callable[[], AbstractHypergradient], num_pullbacks: int) -> float:
+    """Return the relative error of the last of several pullbacks."""
+    program, expected = case.program(penalty), case.reference()
+    for _ in range(num_pullbacks):
+        found = program.gradient(case.top)["x"]
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_error_falls_like_one_over_the_multiplier(name: str) -> None:
+    case = CASES[name](0.1)
+    errors = [error(case, lambda m=m: Penalty(m, num_steps=120, step_size=0.15), 1) for m in (1e2, 1e3, 1e4)]
+    assert errors[0] < 0.02
+    for larger, smaller in pairwise(errors):
+        assert 9 < larger / smaller < 11
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("multiplier", [0.5, 1e3])
+def test_a_quadratic_lower_problem_is_exact_at_any_multiplier(name: str, multiplier: float) -> None:
+    assert error(CASES[name](), lambda: Penalty(multiplier, num_steps=150, step_size=0.15), 1) < 1e-8
+
+
+@pytest.mark.parametrize("name", ["bilevel", "trilevel"])
+def test_the_barrier_rule_comes_within_some_per_cent(name: str) -> None:
+    penalty = lambda: Penalty(rule="barrier", barrier=0.1, num_steps=100, step_size=0.04)  # noqa: E731
+    assert error(CASES[name](), penalty, 15) < 0.05
+
+
+def hand_made(rule: str) -> tuple[Program, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], Tensor]:
+    """Return a program, dg/dw and dg/du as functions of w, and the upper gradient at w."""
+    settings = FIXED if rule == "fixed" else BARRIER
+    growth = {"growth": 5.0} if rule == "fixed" else {}
+    program = pair(hypergradient=lambda: Penalty(**settings, **growth))
+    batch = program.problems["w"].stream.last()
+    u, w = (program.problems[name].module.x.detach() for name in "uw")
+    low = lambda w: (w - batch.mean(0)) + torch.exp(u) * w  # noqa: E731
+    high = lambda w: 0.5 * torch.exp(u) * w**2  # noqa: E731
+    v = (4 * (w - program.problems["u"].stream.last()) ** 3).mean(0)
+    return program, low, high, v
+
+
+def test_the_fixed_rule_is_that_of_the_paper() -> None:
+    program, low, high, v = hand_made("fixed")
+    z = y = program.problems["w"].module.x.detach().clone()
+    for multiplier in (20.0, 25.0, 30.0):
+        for _ in range(3):
+            y = y - 0.1 / multiplier * (v + multiplier * low(y))
+        expected = multiplier * (high(y) - high(z))
+        assert torch.allclose(program.gradient("u")["x"], expected, rtol=1e-10)
+        assert program.statistics() == {"w/penalty_multiplier": multiplier}
+
+
+def test_the_barrier_rule_is_that_of_the_paper() -> None:
+    program, low, high, v = hand_made("barrier")
+    y = program.problems["w"].module.x.detach().clone()
+    multipliers = []
+    for _ in range(10):
+        z = y
+        for _ in range(3):
+            z = z - 0.1 * low(z)
+        slope = low(y)
+        multipliers.append(max(float((0.5 * slope @ slope - v @ slope) / (slope @ slope)), 0.0))
+        expected = multipliers[-1] * (high(y) - high(z))
+        y = y - 0.1 * (v + multipliers[-1] * slope)
+        assert torch.allclose(program.gradient("u")["x"], expected, rtol=1e-10)
+    # Both sides of the rule.
+    assert min(multipliers) == 0.0
+    assert max(multipliers) > 1
+
+
+class Cube(torch.autograd.Function):
+    """x^3 whose backward cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("no double backward")
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * cotangent
+
+
+def cubic_program(cube: Callable[[Tensor], Tensor], hypergradient: AbstractHypergradient) -> Program:
+    def low(batch: Any, *, w: Any, u: Any) -> Tensor:
+        return (w() * cube(w()) + w().square() - u() * w()).sum()
+
+    problems = [
+        Problem("w", Point(numbers(0.5)), low, roles={"w": "w", "u": "u"}, hypergradient=hypergradient),
+        Problem("u", Point(numbers(1.5)), lambda batch, *, w: w().square().sum(), roles={"w": "w"}),
+    ]
+    return Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
+
+
+def test_no_second_derivative_is_taken() -> None:
+    program = cubic_program(Cube.apply, Penalty(1e5, num_steps=100, step_size=0.2))
+    expected = cubic_program(lambda x: x**3, Implicit(Exact())).gradient("u")["x"]
+    assert torch.allclose(program.gradient("u")["x"], expected, rtol=1e-4)
+    with pytest.raises(RuntimeError, match="no double backward"):
+        cubic_program(Cube.apply, Implicit(Exact())).gradient("u")
+
+
+def test_both_sides_of_a_difference_see_the_same_random_numbers_and_constants() -> None:
+    def noisy(batch: Tensor, *, w: Any, u: Any) -> Tensor:
+        weight = torch.sigmoid(u() * stop_gradient(w()))
+        return (torch.nn.functional.dropout(weight, 0.5) * (w() - batch).square().mean(0)).sum()
+
+    program = pair(hypergradient=lambda: Penalty(1e6, num_steps=4, step_size=1e-7))
+    program.problems["w"].loss = noisy
+    # y hardly leaves z, so the cotangent is a difference of equals but for noise, times 1e6.
+    assert float(program.gradient("u")["x"].norm()) < 10
+    frozen = torch.sigmoid(program.problems["u"].module.x * program.problems["w"].module.x).detach()
+
+    def constant(batch: Tensor, *, w: Any, u: Any) -> Tensor:
+        value = torch.sigmoid(u() * program.problems["w"].module.x.detach())
+        return (value * (w() - batch).square().mean(0)).sum()
+
+    def stopped(batch: Tensor, *, w: Any, u: Any) -> Tensor:
+        return (torch.sigmoid(u() * stop_gradient(w())) * (w() - batch).square().mean(0)).sum()
+
+    assert frozen.shape == (3,)
+    found = []
+    for loss in (constant, stopped):
+        twin = pair(hypergradient=lambda: Penalty(**FIXED))
+        twin.problems["w"].loss = loss
+        found.append(twin.gradient("u")["x"])
+    assert torch.allclose(found[0], found[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [FIXED, {**FIXED, "growth": 1.0}, BARRIER, {**FIXED, "warm_start": False}])
+def test_a_resumed_run_is_bit_identical(settings: dict[str, Any]) -> None:
+    def make() -> Program:
+        return pair({"unroll_steps": 2}, hypergradient=lambda: Penalty(**settings))
+
+    whole, first, second = make(), make(), make()
+    runs = [Schedule(each) for each in (whole, first, second)]
+    for schedule, num_ticks in ((runs[0], 12), (runs[1], 7)):
+        for _ in range(num_ticks):
+            schedule.tick()
+    second.load_state_dict(first.state_dict())
+    runs[2].load_state_dict(runs[1].state_dict())
+    runs[1].tick()
+    for _ in range(5):
+        runs[2].tick()
+    assert_identical(parameters(second), parameters(whole))
+
+
+def test_each_reader_has_an_iterate_of_its_own() -> None:
+    def low(batch: Any, *, w: Any, a: Any, b: Any) -> Tensor:
+        return 0.5 * (w() - torch.sin(a()) - b() ** 2).square().sum()
+
+    def program(hypergradient: AbstractHypergradient) -> Program:
+        problems = [
+            Problem(
+                "w",
+                Point(torch.sin(numbers(0.3)) + 0.25),
+                low,
+                roles={"w": "w", "a": "a", "b": "b"},
+                hypergradient=hypergradient,
+            ),
+            Problem("a", Point(numbers(0.3)), lambda batch, *, w: w().sum(), roles={"w": "w"}),
+            Problem("b", Point(numbers(0.5)), lambda batch, *, w: -5 * w().sum(), roles={"w": "w"}),
+        ]
+        return Program(problems, Graph({"a": ["w"], "b": ["w"]}, {"w": ["a", "b"]}))
+
+    built, exact = program(Penalty(10.0, num_steps=2, step_size=0.5)), program(Implicit(Exact()))
+    for _ in range(30):
+        found = {name: built.gradient(name)["x"] for name in "ab"}
+    for name, value in found.items():
+        assert torch.allclose(value, exact.gradient(name)["x"], rtol=1e-8)
+
+
+@pytest.mark.parametrize("settings", [FIXED, BARRIER], ids=["fixed", "barrier"])
+@pytest.mark.parametrize("graph", [BILEVEL, TRILEVEL], ids=["bilevel", "trilevel"])
+def test_two_ranks_equal_the_joined_batch(settings: dict[str, Any], graph: Graph) -> None:
+    first, second = two_ranks(graph, lambda: Penalty(**settings), "u")
+    assert_identical(first, second)
+    joined = ranked(graph, lambda: Penalty(**settings)).gradient("u", batches(graph))
+    assert torch.allclose(first["x"], joined["x"], rtol=1e-9)
+
+
+def test_it_trains() -> None:
+    """The upper parameter finds the value that its goal asks of the lower one."""
+    low = lambda batch, *, w, u: 0.5 * (w() - u()).square().sum() + 0.05 * (w() ** 4).sum()  # noqa: E731
+    high = lambda batch, *, w: (w() - 0.7).square().sum()  # noqa: E731
+    penalty = Penalty(10.0, growth=0.2, num_steps=4, step_size=0.1)
+    problems = [
+        Problem(
+            "w",
+            Point(samples(1)[0]),
+            low,
+            roles={"w": "w", "u": "u"},
+            optimizer=sgd,
+            unroll_steps=4,
+            hypergradient=penalty,
+        ),
+        Problem("u", Point(numbers(0.0, 0.0, 0.0)), high, roles={"w": "w"}, optimizer=sgd),
+    ]
+    program = Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))
+    schedule = Schedule(program)
+    for _ in range(800):
+        schedule.tick()
+    assert torch.allclose(program.problems["w"].module.x, numbers(0.7, 0.7, 0.7), atol=1e-3)
+
+
+def test_nested_graphs_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"found Penalty, but.*shapes and reads"):
+        nested().program(lambda: Penalty(**FIXED))
+
+
+BAD = [
+    ({}, "multiplier: found None; expected a positive number with rule: fixed"),
+    ({"multiplier": -1.0}, "multiplier: found -1.0"),
+    ({"multiplier": 1.0, "growth": -1.0}, "growth: found -1.0"),
+    ({"multiplier": 1.0, "num_steps": 0}, "num_steps: found 0"),
+    ({"multiplier": 1.0, "step_size": 0.0}, "step_size: found 0.0"),
+    ({"multiplier": 1.0, "barrier": 0.5}, "barrier: found 0.5; expected null with rule: fixed"),
+    ({"rule": "barrier"}, "barrier: found None"),
+    ({"rule": "barrier", "barrier": 0.5, "multiplier": 1.0}, "multiplier: found 1.0; expected null"),
+    ({"rule": "barrier", "barrier": 0.5, "growth": 1.0}, "growth: found 1.0; expected 0 with rule: barrier"),
+    ({"rule": "barier", "barrier": 0.5}, "Did you mean 'barrier'?"),
+    ({"multiplier": 1.0, "batch": "first"}, "batch: found 'first'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Penalty(**settings)
+    assert message in str(caught.value)

@@ -1,0 +1,320 @@
+"""Unrolled hypergradients against finite differences of plain torch loops with torch's own optimizers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import ConjugateGradient, Exact, Implicit, Unrolled
+from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from tests.program.small import assert_identical, numbers, parameters, samples
+from tests.programs import Point
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "decay": partial(torch.optim.SGD, lr=0.1, weight_decay=0.3),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.2),
+    "nesterov": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "maximize": partial(torch.optim.SGD, lr=0.1, momentum=0.5, maximize=True),
+    "adam": partial(torch.optim.Adam, lr=0.1),
+    "adam_decay": partial(torch.optim.Adam, lr=0.1, betas=(0.8, 0.9), weight_decay=0.2),
+    "amsgrad": partial(torch.optim.Adam, lr=0.1, amsgrad=True),
+    "adamw": partial(torch.optim.AdamW, lr=0.1, weight_decay=0.2),
+}
+START = numbers(0.5, -0.3, 0.8)
+BATCHES = [samples(4, seed) for seed in range(4)]
+
+
+class Rate(nn.Module):
+    """One learning rate, or one a parameter."""
+
+    def __init__(self, *values: float) -> None:
+        super().__init__()
+        self.x = nn.Parameter(numbers(*values))
+
+    def forward(self) -> Tensor:
+        return torch.exp(self.x)
+
+
+class Pair(nn.Module):
+    """Two parameters of different shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(START.clone())
+        self.bias = nn.Parameter(numbers(0.2))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        return self.weight, self.bias
+
+
+def fit(theta: Sequence[Tensor], u: Tensor, batch: Tensor) -> Tensor:
+    weight, bias = theta
+    return ((batch @ weight + bias - 1) ** 2).mean() + (torch.exp(u) * weight**2).sum() + 0.1 * (weight**4).sum()
+
+
+def goal(theta: Sequence[Tensor]) -> Tensor:
+    weight, bias = theta
+    return ((weight - 1) ** 3).sum() + (bias - 0.5).square().sum()
+
+
+def lower_loss(batch: Tensor, *, w: Any, u: Any = None) -> Tensor:
+    return fit(w(), torch.zeros(3, dtype=torch.float64) if u is None else u(), batch)
+
+
+def upper_loss(batch: Any, *, w: Any) -> Tensor:
+    return goal(w())
+
+
+def program(
+    way: str,
+    optimizer: Callable[..., torch.optim.Optimizer],
+    hypergradient: Any = None,
+    *,
+    rates: int = 1,
+    **settings: Any,
+) -> Program:
+    """Return an upper problem `u` that shapes `w` by its loss, its start or its learning rate."""
+    upper = {"loss": Point(numbers(0.1, 0.2, -0.4)), "start": Pair(), "lr": Rate(*[-2.0, -2.5][:rates])}[way]
+    roles = {"w": "w", "u": "u"} if way == "loss" else {"w": "w"}
+    ways = {"start": {"reset_to": "u"}, "lr": {"optimizer_roles": {"lr": "u"}}}
+    lower = Problem(
+        "w",
+        Pair(),
+        lower_loss,
+        roles=roles,
+        optimizer=optimizer,
+        unroll_steps=len(BATCHES),
+        hypergradient=hypergradient or Unrolled(),
+        **ways.get(way, {}),
+        **settings,
+    )
+    top = Problem("u", upper, upper_loss, roles={"w": "w"}, optimizer=partial(torch.optim.SGD, lr=0.01))
+    return Program([lower, top], Graph({"u": ["w"]}, {"w": ["u"]}))
+
+
+def by_loop(
+    way: str, make: Callable[..., torch.optim.Optimizer], values: Tensor, *, clip: float | None = None, rates: int = 1
+) -> Tensor:
+    """Return the upper loss after a loop of torch's own optimizer; `values` are the upper parameters, flat."""
+    start = [values[:3], values[3:]] if way == "start" else [START, numbers(0.2)]
+    theta = [each.detach().clone().requires_grad_() for each in start]
+    u = values if way == "loss" else torch.zeros(3, dtype=torch.float64)
+    if way == "lr":
+        lrs = torch.exp(values).tolist() * (3 - len(values))
+        optimizer = make([{"params": [each], "lr": lr} for each, lr in zip(theta, lrs, strict=True)])
+    else:
+        optimizer = make(theta)
+    for batch in BATCHES:
+        optimizer.zero_grad()
+        fit(theta, u, batch).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(theta, clip)
+        optimizer.step()
+    return goal(theta).detach()
+
+
+def by_differences(loss: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """Return the gradient by central differences of fourth order."""
+    step = 1e-3
+    rows = torch.eye(len(at), dtype=at.dtype) * step
+
+    def derivative(row: Tensor) -> Tensor:
+        return (8 * (loss(at + row) - loss(at - row)) - (loss(at + 2 * row) - loss(at - 2 * row))) / (12 * step)
+
+    return torch.stack([derivative(row) for row in rows])
+
+
+def flat(gradient: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([each.reshape(-1) for each in gradient.values()])
+
+
+def upper_values(built: Program) -> Tensor:
+    return flat({key: each.detach() for key, each in built.problems["u"].theta.items()})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("way", ["loss", "start", "lr"])
+def test_against_differences_of_a_plain_loop(name: str, way: str) -> None:
+    built = program(way, OPTIMIZERS[name])
+    expected = by_differences(lambda values: by_loop(way, OPTIMIZERS[name], values), upper_values(built))
+    found = flat(built.gradient("u", {"w": BATCHES}))
+    assert torch.allclose(found, expected, rtol=1e-8, atol=1e-8 * float(expected.norm()))
+
+
+def test_one_learning_rate_a_parameter() -> None:
+    built = program("lr", OPTIMIZERS["momentum"], rates=2)
+    expected = by_differences(lambda values: by_loop("lr", OPTIMIZERS["momentum"], values), upper_values(built))
+    assert torch.allclose(flat(built.gradient("u", {"w": BATCHES})), expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("way", ["loss", "start"])
+def test_clipping_is_part_of_the_step(way: str) -> None:
+    built = program(way, OPTIMIZERS["sgd"], gradient_clip_norm=0.7)
+    expected = by_differences(lambda values: by_loop(way, OPTIMIZERS["sgd"], values, clip=0.7), upper_values(built))
+    assert torch.allclose(flat(built.gradient("u", {"w": BATCHES})), expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+@pytest.mark.parametrize("way", ["loss", "start", "lr"])
+def test_the_steps_of_a_schedule_are_those_that_are_differentiated(name: str, way: str) -> None:
+    """The gradient of the upper step is that of a functional run on the same batches from the same state."""
+    stream = lambda: Stream(samples(12, 1), 4, seed=1)  # noqa: E731
+    trained, twin = (program(way, OPTIMIZERS[name], stream=stream()) for _ in range(2))
+    schedule = Schedule(trained)
+    for _ in range(len(BATCHES)):
+        schedule.tick()
+    moved = [after - before for after, before in zip(upper_values(trained), upper_values(twin), strict=True)]
+    reference = stream()
+    expected = flat(twin.gradient("u", {"w": [reference.next() for _ in BATCHES]}))
+    assert torch.allclose(torch.stack(moved), -0.01 * expected, rtol=1e-9, atol=1e-12)
+
+
+def test_nothing_is_updated() -> None:
+    built = program("lr", OPTIMIZERS["adam"])
+    before = parameters(built)
+    for _ in range(3):
+        built.gradient("u", {"w": BATCHES})
+    assert_identical(parameters(built), before)
+    assert not built.problems["w"].optimizer.state
+
+
+def test_fewer_steps_are_the_gradient_from_a_constant_start() -> None:
+    built = program("loss", OPTIMIZERS["momentum"], Unrolled(num_steps=2))
+    found = flat(built.gradient("u", {"w": BATCHES}))
+    u = upper_values(built).requires_grad_()
+    theta, buffers = [START.clone(), numbers(0.2)], [None, None]
+    for number, batch in enumerate(BATCHES):
+        if number == 2:
+            theta, buffers = [each.detach() for each in theta], [each.detach() for each in buffers]
+        theta = [each if each.requires_grad else each.requires_grad_() for each in theta]
+        slopes = torch.autograd.grad(fit(theta, u, batch), theta, create_graph=True)
+        buffers = [g if b is None else 0.9 * b + 0.8 * g for b, g in zip(buffers, slopes, strict=True)]
+        theta = [each - 0.1 * buffer for each, buffer in zip(theta, buffers, strict=True)]
+    assert torch.allclose(found, torch.autograd.grad(goal(theta), u)[0], rtol=1e-10)
+
+
+def test_first_order_maml_hands_the_cotangent_to_the_start() -> None:
+    built = program("start", OPTIMIZERS["sgd"], Unrolled(second_order=False), stream=Stream(BATCHES[0], 4))
+    end = built.solution("w")
+    theta = [each.detach().requires_grad_() for each in end.values()]
+    expected = torch.cat([each.reshape(-1) for each in torch.autograd.grad(goal(theta), theta)])
+    assert torch.allclose(flat(built.gradient("u")), expected, rtol=1e-12)
+
+
+def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll() -> None:
+    def make() -> Program:
+        stream = Stream(samples(12, 1), 4, seed=1)
+        return program("start", OPTIMIZERS["adam"], stream=stream, accumulate_batches=2)
+
+    whole, first, second = make(), make(), make()
+    runs = Schedule(whole), Schedule(first), Schedule(second)
+    for _ in range(7):
+        runs[0].tick()
+    for _ in range(6):
+        runs[1].tick()
+    second.load_state_dict(first.state_dict())
+    runs[2].load_state_dict(runs[1].state_dict())
+    for _ in range(6):
+        runs[0].tick()
+    for _ in range(7):
+        runs[2].tick()
+    assert_identical(parameters(second), parameters(whole))
+
+
+def test_dropout_is_replayed_and_the_generator_left_alone() -> None:
+    def noisy(batch: Tensor, *, w: Any, u: Any) -> Tensor:
+        weight, bias = w()
+        return fit((nn.functional.dropout(weight, 0.5), bias), u(), batch)
+
+    built = program("loss", OPTIMIZERS["sgd"])
+    built.problems["w"].loss = noisy
+    torch.manual_seed(0)
+    first = flat(built.gradient("u", {"w": BATCHES}))
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert torch.equal(flat(built.gradient("u", {"w": BATCHES})), first)
+    assert torch.equal(torch.get_rng_state(), state)
+
+    def loop(values: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        theta = [START.clone().requires_grad_(), numbers(0.2).requires_grad_()]
+        for batch in BATCHES:
+            loss = fit((nn.functional.dropout(theta[0], 0.5), theta[1]), values, batch)
+            slopes = torch.autograd.grad(loss, theta)
+            theta = [(each - 0.1 * slope).detach().requires_grad_() for each, slope in zip(theta, slopes, strict=True)]
+        return goal(theta).detach()
+
+    assert torch.allclose(first, by_differences(loop, upper_values(built)), rtol=1e-6)
+
+
+def test_below_an_implicit_middle_problem() -> None:
+    """The middle problem shapes and reads an unrolled one: its curvature is the derivative of the reverse pass."""
+    steps, rate = 3, 0.2
+
+    def low(batch: Any, *, w: Any, v: Any) -> Tensor:
+        return 0.5 * (w() - v()).square().sum() + 0.1 * (w() ** 4).sum()
+
+    def middle(batch: Any, *, v: Any, w: Any, u: Any) -> Tensor:
+        return 0.5 * (w() - 1).square().sum() + 0.5 * (torch.exp(u()) * v() ** 2).sum()
+
+    def top(batch: Any, *, v: Any) -> Tensor:
+        return (v() - 0.3).square().sum()
+
+    optimizer = partial(torch.optim.SGD, lr=rate)
+    problems = [
+        Problem(
+            "w",
+            Point(numbers(0.1, 0.4)),
+            low,
+            roles={"w": "w", "v": "v"},
+            optimizer=optimizer,
+            unroll_steps=steps,
+            reset_to="initial",
+            hypergradient=Unrolled(),
+        ),
+        Problem(
+            "v",
+            Point(numbers(0.3, -0.2)),
+            middle,
+            roles={"v": "v", "w": "w", "u": "u"},
+            hypergradient=Implicit(Exact()),
+        ),
+        Problem("u", Point(numbers(0.2, -0.1)), top, roles={"v": "v"}),
+    ]
+    built = Program(problems, Graph({"v": ["w"], "u": ["v"]}, {"w": ["v"], "v": ["u"]}))
+    u = numbers(0.2, -0.1).requires_grad_()
+    v = numbers(0.3, -0.2).requires_grad_()
+
+    def total(v: Tensor) -> Tensor:
+        w = numbers(0.1, 0.4)
+        for _ in range(steps):
+            w = w - rate * (w - v + 0.4 * w**3)
+        return 0.5 * (w - 1).square().sum() + 0.5 * (torch.exp(u) * v**2).sum()
+
+    slope = torch.autograd.grad(total(v), v, create_graph=True)[0]
+    hessian = torch.stack([torch.autograd.grad(each, v, retain_graph=True)[0] for each in slope])
+    q = torch.linalg.solve(hessian, 2 * (v - 0.3).detach())
+    expected = -torch.autograd.grad(slope, u, q)[0]
+    assert torch.allclose(flat(built.gradient("u")), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("way", ["start", "lr"])
+def test_what_an_implicit_hypergradient_cannot_see_is_refused(way: str) -> None:
+    with pytest.raises(ConfigError, match="expected Unrolled"):
+        program(way, OPTIMIZERS["sgd"], Implicit(ConjugateGradient()))
+
+
+def test_other_optimizers_are_refused_with_those_that_work() -> None:
+    with pytest.raises(ConfigError, match=r"found RMSprop; expected one of torch.optim.SGD, torch.optim.Adam"):
+        program("loss", partial(torch.optim.RMSprop, lr=0.1))
+
+
+@pytest.mark.parametrize("num_steps", [0, -1, 1.5])
+def test_bad_settings(num_steps: Any) -> None:
+    with pytest.raises(ConfigError, match=r"hypergradient.num_steps: found"):
+        Unrolled(num_steps=num_steps)

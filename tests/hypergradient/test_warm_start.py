@@ -1,0 +1,121 @@
+"""Solves that begin at the last solution."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import (
+    ConjugateGradient,
+    Exact,
+    FixedPoint,
+    Implicit,
+    Neumann,
+    NormalEquationConjugateGradient,
+    Nystrom,
+)
+from tests import programs
+
+HESSIAN = programs.definite(1)
+VECTOR = programs.vector(2)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("solver", [ConjugateGradient(20, 1e-12), NormalEquationConjugateGradient(20, 1e-12)])
+def test_a_start_at_the_solution_needs_one_product(solver: Any) -> None:
+    expected = torch.linalg.solve(HESSIAN, VECTOR)
+    result = solver.solve(lambda u: [HESSIAN @ u[0]], [VECTOR], start=[expected])
+    assert result.num_products == 1
+    assert torch.equal(result.solution[0], expected)
+    near = solver.solve(lambda u: [HESSIAN @ u[0]], [VECTOR], start=[expected + 0.1])
+    assert error(near.solution[0], expected) < 1e-10
+    # One that is worse than zero, or NaN, is no start.
+    for start in (expected + 100.0, expected * torch.nan):
+        assert error(solver.solve(lambda u: [HESSIAN @ u[0]], [VECTOR], start=[start]).solution[0], expected) < 1e-10
+
+
+def test_a_fixed_point_goes_on_from_its_start() -> None:
+    whole, part = FixedPoint(7, 0.2), FixedPoint(3, 0.2)
+    first = part.solve(lambda u: [HESSIAN @ u[0]], [VECTOR])
+    second = FixedPoint(4, 0.2).solve(lambda u: [HESSIAN @ u[0]], [VECTOR], start=first.solution)
+    expected = whole.solve(lambda u: [HESSIAN @ u[0]], [VECTOR])
+    assert torch.equal(second.solution[0], expected.solution[0])
+    assert (first.num_products, second.num_products, expected.num_products) == (2, 4, 6)
+
+
+def test_single_steps_converge_over_pullbacks() -> None:
+    """SOBA at a fixed point: each gradient is one step of the linear system nearer."""
+    case = programs.bilevel(0.03)
+    program = case.program(lambda: Implicit(FixedPoint(1, 0.2), warm_start=True))
+    errors = [error(program.gradient("lam")["x"], case.reference()) for _ in range(150)]
+    assert errors[0] > 0.1
+    assert errors[-1] < 1e-9
+    neumann = case.program(lambda: Implicit(Neumann(5, 0.2))).gradient("lam")["x"]
+    assert errors[4] == pytest.approx(error(neumann, case.reference()), rel=1e-9)
+
+
+def test_a_resumed_program_goes_on_at_the_same_start() -> None:
+    def make() -> Any:
+        return programs.trilevel(0.03).program(lambda: Implicit(FixedPoint(1, 0.2), warm_start=True))
+
+    whole, first, second = make(), make(), make()
+    for program in (whole, first):
+        for _ in range(3):
+            program.gradient("top")
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for _ in range(2):
+        assert torch.equal(second.gradient("top")["x"], whole.gradient("top")["x"])
+    assert not torch.equal(make().gradient("top")["x"], whole.gradient("top")["x"])
+
+
+def test_the_columns_of_a_resumed_nystrom_are_those_of_the_whole_run() -> None:
+    def make() -> Any:
+        return programs.bilevel(0.03).program(lambda: Implicit(Nystrom(1, 0.1, seed=3)))
+
+    whole, second = make(), make()
+    drawn = [whole.gradient("lam")["x"] for _ in range(6)]
+    assert len({tuple(each.tolist()) for each in drawn}) > 1
+    first = make()
+    for _ in range(3):
+        first.gradient("lam")
+    second.load_state_dict(first.state_dict())
+    assert all(torch.equal(second.gradient("lam")["x"], each) for each in drawn[3:])
+
+
+def test_a_start_of_other_shapes_is_dropped() -> None:
+    algorithm = Implicit(FixedPoint(1, 0.2), warm_start=True)
+    algorithm.keep("w", [torch.ones(3)])
+    assert algorithm.start("w", [torch.zeros(3)]) is not None
+    assert algorithm.start("other", [torch.zeros(3)]) is None
+    assert algorithm.start("w", [torch.zeros(4)]) is None
+    assert algorithm.start("w", [torch.zeros(3, dtype=torch.float64)]) is None
+    algorithm.keep("w", [torch.full((3,), torch.nan)])  # keeps the last good one
+    assert torch.equal(algorithm.start("w", [torch.zeros(3)])[0], torch.ones(3))
+    assert Implicit(FixedPoint()).state_dict() == {}
+
+
+@pytest.mark.parametrize("solver", [ConjugateGradient(50, 1e-13), FixedPoint(70, 0.2, 1e-7)], ids=["cg", "fixed"])
+def test_a_differentiated_pullback_begins_at_zero(solver: Any) -> None:
+    case = programs.nested(0.02)
+    program = case.program(lambda: Implicit(solver, warm_start=True))
+    for _ in range(2):
+        assert error(program.gradient("top")["x"], case.reference()) < 1e-6
+
+
+@pytest.mark.parametrize("solver", [Exact(), Neumann(2, 0.1), Nystrom()])
+def test_a_start_that_is_ignored_warns(solver: Any) -> None:
+    with pytest.warns(UserWarning, match=r"hypergradient.warm_start: found true with \w+, which.*expected FixedPoint"):
+        Implicit(solver, warm_start=True)
+
+
+def test_a_solver_without_a_derivative_is_refused_where_it_is_differentiated() -> None:
+    match = r"problems\.low\.hypergradient\.solver: found Nystrom.*is differentiated; expected.*hypergradient=cg"
+    with pytest.raises(ConfigError, match=match):
+        programs.nested().program(lambda: Implicit(Nystrom()))
+    Implicit(Nystrom()).check("mid", is_nested=True, is_differentiated=False)
