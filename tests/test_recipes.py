@@ -23,6 +23,17 @@ SMALLER = {
     "darts_paper": CELLS,
     "label_correction_paper": [],
 }
+# On data that has to be downloaded; on the embedded one here, with a model for it.
+ELSEWHERE = {
+    "domain_adaptation_paper": [
+        *("data=two_domains", "data.sizes={pretrain: 80, finetune: 20, meta: 0, val: 20, test: 20}"),
+        *(f"model@problems.{name}.module=resnet8" for name in ("reweight", "finetune", "pretrain.module")),
+        *(f"problems.{name}.optimizer.groups=[]" for name in ("reweight", "finetune", "pretrain")),
+        *("problems.finetune.loss.free=[]", "problems.pretrain.loss.free=[]"),
+        *(f"problems.{name}.stream.num_workers=0" for name in ("reweight", "finetune", "pretrain")),
+    ],
+    "mwn_text_paper": ["data=synthetic_text", "~data.tokenizer", "model@problems.classifier.module=text_transformer"],
+}
 CIFAR = [name for name in RECIPES if "cifar10" in name or name in SMALLER]
 
 
@@ -47,7 +58,7 @@ def test_every_recipe_runs(recipe: str, tmp_path: Path, image_folder: Path) -> N
         sizes = "{train: 50, meta: 10, val: 10, test: 20}"
         overrides += ["data=cifar10_folder_longtailed", f"data.root={image_folder}", f"data.sizes={sizes}"]
         overrides += ["data.imbalance_factor=5", "data.image_shape=[3,8,8]"]
-    overrides += SMALLER.get(recipe, [])
+    overrides += SMALLER.get(recipe, []) + ELSEWHERE.get(recipe, [])
     result = mlotool.run(mlotool.compose(recipe, overrides), output_dir=tmp_path / "run")
     steps = {key: value for key, value in result.metrics.items() if key.endswith("/step")}
     assert min(steps.values()) >= 1, "a problem never stepped"

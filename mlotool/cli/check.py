@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from mlotool.cli.arguments import recipe_parser
 

@@ -41,6 +41,12 @@ def advice(responses: "tuple[Response, ...]") -> str:
     exact, own, *others = responses
     if not exact.norm or own.norm is None:
         return "advice: the most exact hypergradient is zero or not finite here; look at the problem above first."
+    if not exact.has_converged:
+        return (
+            "advice: no solve converges here, so the lower problem is at no well-conditioned minimum, and the first "
+            "row is no reference. Train longer (--ticks), give the lower problem weight decay, or differentiate its "
+            "steps (hypergradient=unrolled)."
+        )
     if own.cosine is None:
         return "advice: this recipe's hypergradient is zero here; see its note."
     if own.cosine >= GOOD_COSINE:
@@ -48,15 +54,13 @@ def advice(responses: "tuple[Response, ...]") -> str:
     better = [each for each in others if each.cosine is not None and each.cosine > own.cosine + 0.01]
     if not better:
         return (
-            f"advice: cosine {own.cosine:.2f} to the most exact one, and no option does better here; train the lower "
-            "problem closer to its solution (unroll_steps), or raise the solver's iterations."
+            f"advice: cosine {own.cosine:.2f} to the most exact one, and no option does better here; raise the "
+            "solver's iterations, or train the lower problem closer to its solution (unroll_steps)."
         )
-    good = [each for each in better if each.cosine and each.cosine >= GOOD_COSINE] or better
-    best = (
-        min(good, key=lambda each: each.seconds or 0.0)
-        if good is not better
-        else max(better, key=lambda each: each.cosine or 0.0)
-    )
+    right = [each for each in better if each.cosine is not None and each.cosine >= GOOD_COSINE]
+    # The cheapest of those that are right; else the one that is nearest.
+    by_time, by_cosine = (lambda each: each.seconds or 0.0), (lambda each: each.cosine or 0.0)
+    best = min(right, key=by_time) if right else max(better, key=by_cosine)
     assert best.cosine is not None and best.seconds is not None and own.seconds is not None
     return (
         f"advice: cosine {own.cosine:.2f}; hypergradient={best.name} has {best.cosine:.2f} at "
@@ -76,7 +80,7 @@ def _slope_lines(slope: "Slope") -> Iterable[str]:
     if slope.difference is None or slope.exact is None or slope.own is None:
         yield f"  not measured: {slope.note}"
         return
-    scale = max(abs(slope.difference), 1e-300)
     yield f"  finite differences {slope.difference:.6g} (lower gradients down to {slope.stationarity:.1e} of before)"
-    yield f"  most exact         {slope.exact:.6g}  (off by {abs(slope.exact - slope.difference) / scale:.1e})"
-    yield f"  this recipe's      {slope.own:.6g}  (off by {abs(slope.own - slope.difference) / scale:.1e})"
+    for name, value in (("most exact", slope.exact), ("this recipe's", slope.own)):
+        error = f"off by {abs(value / slope.difference - 1):.1e}" if slope.difference else "the difference is zero"
+        yield f"  {name:<18} {value:.6g}  ({error})"

@@ -72,7 +72,7 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _patterns(group: Mapping[str, Any]) -> list[str]:
     match = group.get("match")
-    patterns = match if isinstance(match, list) else [match]
+    patterns: list[Any] = match if isinstance(match, list) else [match]
     return patterns if all(isinstance(each, str) for each in patterns) else []
 
 

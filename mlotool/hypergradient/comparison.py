@@ -1,4 +1,4 @@
-"""How far a program's hypergradients are from the most exact ones, and from finite differences of the solved program."""
+"""A program's hypergradients beside the most exact ones, and beside finite differences of the solved program."""
 
 import copy
 import time
@@ -14,13 +14,19 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.first_order import FirstOrder
 from mlotool.hypergradient.implicit import Implicit
-from mlotool.hypergradient.solvers import ConjugateGradient, Exact
+from mlotool.hypergradient.quality import converged
+from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
+from mlotool.hypergradient.solvers.base import Matvec
 from mlotool.hypergradient.unrolled import Unrolled
 from mlotool.program import AbstractHypergradient, Program
+from mlotool.program.differentiation import LowerLoss, Vector
 
 Batches = Mapping[str, Any]
-STEP = 1e-4
+STEP = 1e-3
 """Of a finite difference of the solved program, relative to the norm of the upper parameters, in float64."""
+
+SOLVED = 1e-4
+"""Largest gradient of the solved lower problems, relative to before."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Response:
         cosine: to the most exact one; None where either is zero.
         error: `norm(g - exact) / norm(exact)`; None where exact is zero.
         seconds: wall time of one evaluation.
+        has_converged: false where a solve did not.
         note: what a person should know: how a solve ended, or why there is no number.
     """
 
@@ -41,6 +48,7 @@ class Response:
     cosine: float | None = None
     error: float | None = None
     seconds: float | None = None
+    has_converged: bool = True
     note: str = ""
 
 
@@ -86,18 +94,21 @@ def with_algorithms(
     return found
 
 
-def most_exact(program: Program, max_parameters: int = 3000) -> Program:
+@dataclass
+class Converged(AbstractSolver):
+    """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H."""
+
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+    ) -> SolveResult:
+        """Return the solution, and how it ended."""
+        assert lower_loss is not None
+        return converged(matvec, vector, lower_loss)
+
+
+def most_exact(program: Program) -> Program:
     """Return the program with the most exact hypergradients that fit: all steps, a dense or a converged solve."""
-
-    def replace(name: str, algorithm: AbstractHypergradient) -> AbstractHypergradient:
-        if algorithm.sees_steps:
-            return Unrolled()
-        size = sum(tensor.numel() for tensor in program.problems[name].theta.values())
-        if size <= max_parameters:
-            return Implicit(Exact(max_parameters=max_parameters))
-        return Implicit(ConjugateGradient(max_iterations=500, tolerance=1e-8))
-
-    return with_algorithms(program, replace)
+    return with_algorithms(program, lambda _, old: Unrolled() if old.sees_steps else Implicit(Converged()))
 
 
 def compare(
@@ -116,6 +127,9 @@ def compare(
     yield response
     yield _measured("this recipe's", program, upper, batches, exact)[1]
     for name, make in others.items():
+        if isinstance(make(), FirstOrder):
+            yield Response(name, 0.0, None, 1.0, 0.0, note="the control: no gradient through a solution")
+            continue
         try:
             other = with_algorithms(program, lambda _, old, make=make: old if old.sees_steps else make())  # type: ignore[misc]
         except ConfigError as error:
@@ -148,7 +162,9 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
     try:
         _solve(program, below, batches)
         residual = _stationarity(program, below, batches) / max(before, torch.finfo(torch.float64).tiny)
-        exact = _flat(most_exact(program, max_parameters).gradient(upper, batches))
+        if residual > SOLVED:
+            return Slope(residual, note=f"the lower problems' gradients only go down to {residual:.1e} of before")
+        exact = _flat(most_exact(program).gradient(upper, batches))
         own = _flat(program.gradient(upper, batches))
         length = float(exact.norm())
         if length == 0.0:
@@ -178,26 +194,25 @@ def _measured(
         return None, Response(name, note=_first_sentence(error))
     seconds = time.perf_counter() - began
     norm = float(found.norm())
+    good, note = _statuses(program)
     if exact is None:
-        return found, Response(name, norm, 1.0 if norm else None, 0.0 if norm else None, seconds, _statuses(program))
+        return found, Response(name, norm, 1.0 if norm else None, 0.0 if norm else None, seconds, good, note)
     length = float(exact.norm())
     cosine = float(found @ exact) / (norm * length) if norm and length else None
     error_ = float((found - exact).norm()) / length if length else None
-    return found, Response(name, norm, cosine, error_, seconds, _statuses(program))
+    return found, Response(name, norm, cosine, error_, seconds, good, note)
 
 
-def _statuses(program: Program) -> str:
-    """Return how the solves ended, where that is worth a word."""
-    found = []
+def _statuses(program: Program) -> tuple[bool, str]:
+    """Return whether every solve converged that was to, and how they ended where that is worth a word."""
+    found, has_converged = [], True
     for name, problem in program.problems.items():
-        algorithm = problem.hypergradient
-        if isinstance(algorithm, FirstOrder):
-            return "the control: no gradient through a solution"
-        last = getattr(algorithm, "last", None)
-        if last is not None and last.status.value != "fixed number of terms":
+        last = getattr(problem.hypergradient, "last", None)
+        if isinstance(last, SolveResult) and last.status is not Status.FIXED:
             residual = "" if last.residual is None else f", residual {last.residual:.1e}"
             found.append(f"{name}: {last.status.value}{residual}")
-    return "; ".join(found)
+            has_converged = has_converged and last.status is Status.CONVERGED
+    return has_converged, "; ".join(found)
 
 
 def _cannot_solve(program: Program, below: Sequence[str], max_parameters: int) -> str:

@@ -36,8 +36,8 @@ class Implicit(AbstractHypergradient):
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
         radius: 2-norm of a finite difference's perturbation; None chooses by dtype.
-        warm_start: begin each solve at the last one's `q`, kept by problem; it belongs to the next pullback whoever
-            asks for it, so a single step of it (SOBA) wants one upper problem. Not within differentiated pullbacks.
+        warm_start: begin each solve at the last one's `q`, kept by problem and by the one above whose gradient it is.
+            Not within differentiated pullbacks.
         report_every: every n-th pullback is also compared with a converged one, by reverse products; `statistics`
             then has the true residual `norm(H q - v) / norm(v)`, without damping, and the cosine between the two
             results. Changes nothing else. 0 is never.
@@ -154,17 +154,17 @@ class Implicit(AbstractHypergradient):
         if "solver" in state:
             self.solver.load_state_dict(state["solver"])
 
-    def start(self, problem: str, vector: Vector) -> list[Tensor] | None:
-        """Return the problem's last solution if it fits `vector`; None to begin at zero."""
-        start = self._starts.get(problem, [])
+    def start(self, key: str, vector: Vector) -> list[Tensor] | None:
+        """Return the last solution under `key` if it fits `vector`; None to begin at zero."""
+        start = self._starts.get(key, [])
         if [(each.shape, each.dtype) for each in start] != [(each.shape, each.dtype) for each in vector]:
             return None
         return [each.to(like.device) for each, like in zip(start, vector, strict=True)]
 
-    def keep(self, problem: str, solution: Vector) -> None:
+    def keep(self, key: str, solution: Vector) -> None:
         """Keep a solution for the next start."""
         if self.warm_start and bool(norm(solution).isfinite()):
-            self._starts[problem] = list(solution)
+            self._starts[key] = list(solution)
 
     def record(self, problem: str, result: SolveResult) -> None:
         """Keep a solve's result, and warn the first time it failed in this way."""
@@ -202,9 +202,10 @@ class _ImplicitPullback:
         is_reported = settings.report_every > 0 and settings.num_pullbacks % settings.report_every == 0
         before = RandomState(loss.devices) if is_reported else None
         product, vector = self._product(loss, theta, inputs, wanted), self._unpaired.reduce(cotangent)
-        start = settings.start(loss.problem, vector) if settings.warm_start else None
+        key = f"{loss.problem} for {loss.reader}"
+        start = settings.start(key, vector) if settings.warm_start else None
         solution = self._solve(product, vector, theta, inputs, start)
-        settings.keep(loss.problem, solution)
+        settings.keep(key, solution)
         found = list(torch._foreach_neg(product.cross(solution)))
         if before is not None:
             # On the same random numbers; afterwards the generators go on as if nothing had been.

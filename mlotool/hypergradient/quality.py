@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from mlotool.hypergradient.products import ReverseProduct
-from mlotool.hypergradient.solvers import ConjugateGradient, Exact, NormalEquationConjugateGradient, Status
+from mlotool.hypergradient.solvers import ConjugateGradient, Exact, NormalEquationConjugateGradient, SolveResult, Status
 from mlotool.hypergradient.solvers.base import Matvec
 from mlotool.hypergradient.vector import add, dot, norm
 from mlotool.program.differentiation import LowerLoss, Vector
@@ -61,20 +60,21 @@ def assess(
     lengths = norm(vector, num_tasks)
     errors = norm(add(matvec(solution), vector, -1.0), num_tasks)
     residual = torch.where(errors == 0, 0.0, errors / lengths)
-    reference = list(torch._foreach_neg(product.cross(_converged(matvec, vector, lower_loss))))
+    reference = list(torch._foreach_neg(product.cross(converged(matvec, vector, lower_loss).solution)))
     return Quality(float(residual.max()), _cosine(found, reference))
 
 
-def _converged(matvec: Matvec, vector: Vector, lower_loss: LowerLoss) -> list[Tensor]:
+def converged(matvec: Matvec, vector: Vector, lower_loss: LowerLoss) -> SolveResult:
+    """Return the most exact solve that fits: a dense one, else conjugate gradients, on the normal equations at need."""
     size = sum(tensor.numel() for tensor in vector) // (lower_loss.num_tasks or 1)
     if size <= MAX_DENSE_PARAMETERS:
-        return Exact(max_parameters=MAX_DENSE_PARAMETERS).solve(matvec, vector, lower_loss=lower_loss).solution
+        return Exact(max_parameters=MAX_DENSE_PARAMETERS).solve(matvec, vector, lower_loss=lower_loss)
     tolerance = torch.finfo(vector[0].dtype).eps ** 0.75
     result = ConjugateGradient(MAX_ITERATIONS, tolerance).solve(matvec, vector, lower_loss=lower_loss)
     if result.status is Status.NEGATIVE_CURVATURE:
         solver = NormalEquationConjugateGradient(MAX_ITERATIONS, tolerance)
         result = solver.solve(matvec, vector, lower_loss=lower_loss)
-    return result.solution
+    return result
 
 
 def _cosine(a: Vector, b: Vector) -> float:

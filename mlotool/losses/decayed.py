@@ -40,7 +40,7 @@ def decay_analysis(
 
     Args:
         batches: of one pass over a split; their inputs (b, d) say how many features there are.
-        decay: role; called without arguments gives (k d,), one number a weight, in the order of a weight (k, d); or (1,).
+        decay: role; called without arguments gives (k d,), one number a weight, in the order of (k, d); or (1,).
         num_informative: features that the label depends on, the first ones; the others are useless.
 
     Returns:
@@ -50,7 +50,9 @@ def decay_analysis(
     """
     num_features = int(next(iter(batches))["input"][0].numel())
     logarithm = decay().detach().log()
-    logarithm = logarithm.expand(num_features) if len(logarithm) == 1 else logarithm.reshape(-1, num_features).mean(dim=0)
+    logarithm = (
+        logarithm.expand(num_features) if len(logarithm) == 1 else logarithm.reshape(-1, num_features).mean(dim=0)
+    )
     found = {"decay": logarithm.exp()}
     is_useless = torch.arange(num_features, device=logarithm.device) >= num_informative
     if bool(is_useless.any()) and not bool(is_useless.all()):

@@ -28,7 +28,8 @@ def input_weighted_cross_entropy(
     """Cross-entropy with weights that a network gives the inputs, and the distance to the start: pretraining.
 
         l_i = -log softmax(model(x_i))[y_i],   s_i = sigmoid(weigher(x_i))
-        C = sum_i s_i l_i / sum_j s_j  (normalize),  1/b sum_i s_i l_i  (otherwise);   + proximity norm(theta - theta_0)^2
+        C = sum_i s_i l_i / sum_j s_j + R      (normalize),   R = proximity norm(theta - theta_0)^2
+        C = 1/b sum_i s_i l_i + R              (otherwise)
 
     Args:
         batch: `input` (b, ...) and `target` (b,).

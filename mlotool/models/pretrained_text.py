@@ -44,6 +44,7 @@ class PretrainedText(nn.Module):
         _check_fits(folder, "length", length, getattr(config, "max_position_embeddings", length))
         self.dropout = nn.Dropout(getattr(config, "hidden_dropout_prob", 0.1) if dropout is None else dropout)
         self.classifier = nn.Linear(config.hidden_size, num_classes)
+        self.train()  # transformers hands its models out in eval mode
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (b, k) of token ids (b, t)."""

@@ -36,7 +36,8 @@ def torchvision_model(
         A module that maps images (b, 3, h, w) to logits (b, k).
 
     Raises:
-        ConfigError: torchvision has no such classifier, the images are not RGB, `weights` is given, or the file does not fit.
+        ConfigError: torchvision has no such classifier, the images are not RGB, `weights` is given, or the file
+            does not fit.
 
     Example:
         >>> torchvision_model("squeezenet1_1", 10).num_classes

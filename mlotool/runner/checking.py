@@ -8,6 +8,7 @@ import torch
 from pytorch_lightning import seed_everything
 
 from mlotool.config import build, hypergradient_options
+from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.comparison import Response, Slope, compare, solved_slope
 from mlotool.program import Program, Schedule
 from mlotool.runner.surroundings import torch_settings
@@ -55,26 +56,26 @@ def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
         schedule = Schedule(program)
         for _ in range(ticks):
             schedule.tick()
+        uppers = [name for name in program.problems if program.graph.upper_to_lower.get(name)]
+        if not uppers:
+            raise ConfigError(
+                f"graph.upper_to_lower: found none in '{config.name}', so that no problem shapes another; expected an "
+                "edge. Only programs of several levels have hypergradients; try: mlotool check mwn."
+            )
         options = hypergradient_options(config)
-        yield from (
-            _check(program, name, ticks, options) for name in program.problems if program.graph.upper_to_lower.get(name)
-        )
+        for name in uppers:
+            yield _check(program, name, ticks, options)
 
 
 def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Callable[[], Any]]) -> Check:
-    batches = {name: problem.stream.last() for name, problem in program.problems.items() if problem.stream is not None}
-    batches = {
-        name: [batch] * problem.unroll_steps
-        if problem.hypergradient is not None and problem.hypergradient.sees_steps
-        else batch
-        for name, batch in batches.items()
-        for problem in [program.problems[name]]
-    }
-    lowers = {
-        name: repr(problem.hypergradient)
-        for name, problem in program.problems.items()
-        if problem.hypergradient is not None
-    }
+    batches, lowers = {}, {}
+    for name, problem in program.problems.items():
+        batch = None if problem.stream is None else problem.stream.last()
+        algorithm = problem.hypergradient
+        if algorithm is not None:
+            lowers[name] = repr(algorithm)
+        if problem.stream is not None:
+            batches[name] = [batch] * problem.unroll_steps if algorithm is not None and algorithm.sees_steps else batch
     size = sum(tensor.numel() for tensor in program.problems[upper].theta.values())
     responses = tuple(compare(program, upper, batches, options))
     return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches))

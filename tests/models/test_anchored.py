@@ -44,7 +44,7 @@ def test_torchvision_parameters_come_from_a_file_but_for_the_last_layer(tmp_path
         "classifier.1.weight",
         "classifier.1.bias",
     }
-    with pytest.raises(ConfigError, match="has .* of the .* tensors of resnet18"):
+    with pytest.raises(ConfigError, match=r"has .* of the .* tensors of resnet18"):
         torchvision_model("resnet18", 7, parameters_file=str(tmp_path / "given.pth"))
     (tmp_path / "bad.pth").write_bytes(b"no")
     with pytest.raises(ConfigError, match=r"bad\.pth could not be read"):

@@ -61,7 +61,9 @@ def test_second_derivatives_are_those_of_finite_differences() -> None:
             torch._foreach_add_(theta, direction, alpha=-sign)
     for found, above, below in zip(product, *shifted, strict=True):
         expected = (above - below) / 2e-5
-        torch.testing.assert_close(torch.zeros_like(expected) if found is None else found, expected, atol=1e-7, rtol=1e-4)
+        torch.testing.assert_close(
+            torch.zeros_like(expected) if found is None else found, expected, atol=1e-7, rtol=1e-4
+        )
 
 
 def test_heads_have_to_share_the_width() -> None:
@@ -92,7 +94,9 @@ def bert(tmp_path: Path) -> Path:
 
 
 def test_a_bert_of_a_folder(bert: Path) -> None:
-    model = PretrainedText(str(bert), 3, 30, 12).eval()
+    model = PretrainedText(str(bert), 3, 30, 12)
+    assert all(module.training for module in model.modules())
+    model.eval()
     tokens = torch.tensor([[5, 7, 3, 0], [2, 9, 0, 0]])
     assert model(tokens).shape == (2, 3)
     torch.testing.assert_close(model(tokens), model(F.pad(tokens, (0, 2))))

@@ -1,0 +1,56 @@
+from collections.abc import Callable
+
+import pytest
+
+from mlotool.cli.show_check import advice
+from mlotool.hypergradient.comparison import Response
+from tests.cli.conftest import Result
+
+Call = Callable[..., Result]
+EXACT = Response("most exact", 2.0, 1.0, 0.0, 1.0)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # solves that fail, on a network that is far from its solution
+def test_a_recipe_is_measured(call: Call) -> None:
+    code, out, err = call("check", "mwn", "--ticks", "2", "problems.classifier.module.hidden=[4]", "debug=fast")
+    assert code == 0, err
+    for word in ("hypergradient of 'reweight' (301 parameters), tick 2", "most exact", "this recipe's", "normal_cg"):
+        assert word in out
+    assert "solved program" in out
+    assert "advice: " in out
+
+
+def test_without_levels_there_is_nothing_to_check(call: Call) -> None:
+    code, _, err = call("check", "plain")
+    assert code == 2
+    assert "no problem shapes another" in err
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([EXACT, Response("own", 1.0, 0.999, 0.5, 1.0)], "its direction is right"),
+        (
+            [EXACT, Response("own", 1.0, 0.2, 0.9, 1.0), Response("cg", 2.0, 0.995, 0.1, 3.0)],
+            "hypergradient=cg has 0.99",
+        ),
+        (
+            [
+                EXACT,
+                Response("own", 1.0, 0.2, 0.9, 1.0),
+                Response("slow", 2.0, 1.0, 0.0, 9.0),
+                Response("fast", 2.0, 0.995, 0.1, 2.0),
+            ],
+            "hypergradient=fast has 0.99 at 2.0 times",
+        ),
+        ([EXACT, Response("own", 1.0, 0.2, 0.9, 1.0), Response("cg", note="refused")], "no option does better"),
+        ([EXACT, Response("own", 0.0, None, 1.0, 1.0)], "is zero here"),
+        ([Response("most exact", note="failed"), Response("own", 1.0)], "zero or not finite"),
+        (
+            [Response("most exact", 1.0, 1.0, 0.0, 1.0, has_converged=False), Response("own", 1.0, 0.1)],
+            "is no reference",
+        ),
+    ],
+)
+def test_advice(rows: list[Response], expected: str) -> None:
+    assert expected in advice(tuple(rows))
