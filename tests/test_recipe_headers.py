@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.recipe_table import BEGIN, END, table
+
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 
 
@@ -21,3 +23,9 @@ def test_header(file: Path) -> None:
         assert sum(line.startswith(f"# {field}") for line in header) == 1, field
     assert f"# Command:   mlotool run +recipe={file.stem}" in "\n".join(header)
     assert "to be measured" not in "\n".join(header).lower()
+
+
+def test_the_readme_has_their_table() -> None:
+    root = Path(__file__).parents[1]
+    text = (root / "README.md").read_text(encoding="utf-8")
+    assert f"{BEGIN}\n{table()}\n{END}" in text, "run: python -m benchmarks.recipe_table"

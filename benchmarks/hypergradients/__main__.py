@@ -4,11 +4,12 @@
 
 Parts: `table` (error, time, memory), `logistic` (Fig. 3 of Betty's paper), `quadratic` (gradient of the value function
 against oracle calls), `reweighting` (Fig. 4, reduced) and `long_tail` (Table 1, reduced). Each writes
-results/hypergradients_<part>.json, and all but `table` and `long_tail` a picture.
+results/hypergradients_<part>.json (`table` one a task), and all but `table` and `long_tail` a picture.
 """
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,28 +36,30 @@ def main() -> None:
     arguments.output.mkdir(parents=True, exist_ok=True)
     for part in arguments.parts:
         print(f"\n# {part}", flush=True)
-        content = {**where, **_run(part, arguments)}
-        path = arguments.output / f"hypergradients_{part}.json"
-        print(f"\nwritten to {record.write(path.stem, content, path)}", flush=True)
+        for name, content in _run(part, arguments):
+            path = arguments.output / f"hypergradients_{name}.json"
+            print(f"\nwritten to {record.write(path.stem, {**where, **content}, path)}", flush=True)
 
 
-def _run(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _run(part: str, arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
     has_betty, quick, folder = arguments.betty is not None, arguments.quick, arguments.output
     if part == "table":
         rivals = table.rivals_of(arguments.torchopt, has_betty)
-        rows = [row for name in arguments.tasks for row in table.rows_of(name, rivals, 3 if quick else 11)]
-        print("\n".join(["\n## One hypergradient", table.markdown(rows)]))
-        cycles = [row for row in rows if row["task"] != "logistic"]
-        if cycles:
-            print("\n".join(["\n## One training cycle", table.markdown(cycles, "cycle")]))
-        return {"rows": rows}
-    if part == "logistic":
-        return logistic.measure(folder, has_betty, num_upper_steps=5 if quick else 100)
-    if part == "quadratic":
-        return quadratic.measure(folder, budget=20_000 if quick else 400_000)
-    if part == "reweighting":
-        return reweighting.measure(folder, has_betty, num_upper_steps=20 if quick else 400, num_seeds=1 if quick else 3)
-    return long_tail.measure(num_ticks=50 if quick else 600, num_seeds=2 if quick else 5)
+        for name in arguments.tasks:
+            rows = table.rows_of(name, rivals, 3 if quick else 7)
+            print(f"\n## One hypergradient\n{table.markdown(rows)}")
+            if name != "logistic":
+                print(f"\n## One training cycle\n{table.markdown(rows, 'cycle')}")
+            yield f"table_{name.lower().replace(' ', '_')}", {"rows": rows}
+    elif part == "logistic":
+        yield part, logistic.measure(folder, has_betty, num_upper_steps=5 if quick else 100)
+    elif part == "quadratic":
+        yield part, quadratic.measure(folder, budget=50 if quick else 1000)
+    elif part == "reweighting":
+        steps, seeds = (20, 1) if quick else (300, 2)
+        yield part, reweighting.measure(folder, has_betty, num_upper_steps=steps, num_seeds=seeds)
+    else:
+        yield part, long_tail.measure(num_ticks=50 if quick else 500, num_seeds=2 if quick else 5)
 
 
 def _peer_versions(arguments: argparse.Namespace) -> dict[str, str]:

@@ -46,7 +46,7 @@ ALGORITHMS = (
     Algorithm("Penalty, barrier (BOME)", "barrier", has_reference=False, num_calls=100),
     Algorithm("SOBA", "soba", has_reference=False, num_calls=100),
     Algorithm("SABA", "saba", has_reference=False, num_calls=100),
-    Algorithm("EvolutionStrategies", "evolution", has_reference=False, num_draws=20),
+    Algorithm("EvolutionStrategies", "evolution", has_reference=False, num_draws=5),
     Algorithm("FirstOrder (control)", "first_order", has_reference=False),
 )
 

@@ -118,7 +118,7 @@ def algorithm_of(kind: str, task: Bilevel) -> AbstractHypergradient:
     }
     others: dict[str, tuple[str, dict[str, Any]]] = {
         "unrolled": ("Unrolled", {}),
-        "truncated": ("Unrolled", {"num_steps": (steps + 1) // 2}),
+        "truncated": ("Unrolled", {"horizon": (steps + 1) // 2}),
         "penalty": ("Penalty", {"multiplier": MULTIPLIER, "num_steps": PENALTY_STEPS, "step_size": rate}),
         "barrier": (
             "Penalty",

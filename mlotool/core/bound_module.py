@@ -20,6 +20,7 @@ class BoundModule:
             (frozen parameters) keep the module's.
         training: train or eval mode for this role; None leaves the module's mode.
         places: of the module, where they are at hand; None looks them up.
+        moves_buffers: whether its buffers move although parameters are given.
 
     Example:
         >>> import torch
@@ -37,12 +38,13 @@ class BoundModule:
         *,
         training: bool | None = None,
         places: "Places | None" = None,
+        moves_buffers: bool = False,
     ) -> None:
         self._module = module
         self._parameters = parameters
         self._training = None if training is module.training else training
         self._places = places
-        self._buffers: dict[str, Tensor] | None = None
+        self._buffers: dict[str, Tensor] | None = {} if moves_buffers else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""

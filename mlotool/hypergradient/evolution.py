@@ -51,7 +51,7 @@ class EvolutionStrategies(AbstractZerothOrder):
 
     Example:
         >>> from mlotool import EvolutionStrategies
-        >>> EvolutionStrategies(num_pairs=8, sigma=0.1).horizon(5)
+        >>> EvolutionStrategies(num_pairs=8, sigma=0.1).num_recorded(5)
         5
     """
 
@@ -84,7 +84,7 @@ class EvolutionStrategies(AbstractZerothOrder):
                 )
         self.generator.manual_seed(self.seed)
 
-    def horizon(self, unroll_steps: int) -> int:
+    def num_recorded(self, unroll_steps: int) -> int:
         """Return all of them."""
         return unroll_steps
 

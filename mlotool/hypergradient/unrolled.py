@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from mlotool.core.replay import RandomState
 from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Unroll, Vector
-from mlotool.program.trajectory import StepRecord
+from mlotool.program.recording import mean_gradient
+from mlotool.program.trajectory import StepGraph, StepRecord
 from mlotool.program.update import State
 
 # A parameter's optimizer state, without the counter, which is no function of anything.
@@ -27,48 +28,65 @@ class Unrolled(AbstractHypergradient):
         from the cotangent of theta_K, for t = K-1, ..., 0: the cotangents of theta_t, s_t and x
 
     The steps are those that the problem took since a problem above it stepped last, on their own batches, random
-    numbers, learning rates and optimizer state. Each step is computed again in the backward pass (remat): the memory
+    numbers, learning rates and optimizer state. By default each step is computed again in the backward pass (remat): the memory
     is that of one step, and the parameters and optimizer state of all. An upper problem can shape the steps through
     the loss, through their start (`reset_to`) and through the optimizer's hyperparameters (`optimizer.lr`).
 
     Args:
-        num_steps: how many of the last steps are differentiated; None takes all `unroll_steps`.
+        horizon: how many of the last steps are differentiated (truncation); None takes all `unroll_steps`.
+        remat: compute each step's gradient again in the backward pass; false keeps its graph from the step itself,
+            which saves a gradient a step and holds the activations of all steps.
         second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
             paths through the start, the momentum and the hyperparameters.
 
     Raises:
         ConfigError: the problem's optimizer is none of SGD, Adam, AdamW.
 
-    Cost: a gradient and a Hessian-vector product a step; `num_steps` copies of parameters and optimizer state.
+    Cost: a gradient and a Hessian-vector product a step; `horizon` copies of parameters and optimizer state.
 
     Source: Franceschi et al. 2017 (arXiv 1703.01785), algorithm 1; Shaban et al. 2019 (arXiv 1810.10667).
 
     Example:
         >>> from mlotool import Unrolled
-        >>> Unrolled().horizon(5), Unrolled(num_steps=2).horizon(5)
+        >>> Unrolled().num_recorded(5), Unrolled(horizon=2).num_recorded(5)
         (5, 2)
     """
 
-    num_steps: int | None = None
+    horizon: int | None = None
+    remat: bool = True
     second_order: bool = True
     sees_steps = True
 
     def __post_init__(self) -> None:
-        if self.num_steps is not None and not (isinstance(self.num_steps, int) and self.num_steps >= 1):
+        if self.horizon is not None and not (isinstance(self.horizon, int) and self.horizon >= 1):
             raise ConfigError(
-                f"hypergradient.num_steps: found {self.num_steps!r}; expected a whole number of at least 1, or null "
-                "for all of unroll_steps. Correct hypergradient.num_steps."
+                f"hypergradient.horizon: found {self.horizon!r}; expected a whole number of at least 1, or null "
+                "for all of unroll_steps. Correct hypergradient.horizon."
             )
 
-    def horizon(self, unroll_steps: int) -> int:
+    @property
+    def keeps_graphs(self) -> bool:  # type: ignore[override]
+        """Whether graphs are kept."""
+        return not self.remat and self.second_order
+
+    def num_recorded(self, unroll_steps: int) -> int:
         """Return the steps that are differentiated."""
-        return unroll_steps if self.num_steps is None else min(self.num_steps, unroll_steps)
+        return unroll_steps if self.horizon is None else min(self.horizon, unroll_steps)
 
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the parameters after the steps, with the reverse pass as their backward."""
         unroll = lower_loss.unroll
         assert unroll is not None
-        simulated = None if unroll.records else simulate(unroll, [each.detach() for each in inputs], lower_loss)
+        simulated = (
+            None
+            if unroll.records
+            else simulate(
+                unroll,
+                leaves(inputs) if self.keeps_graphs else [each.detach() for each in inputs],
+                lower_loss,
+                self.keeps_graphs,
+            )
+        )
         records, theta = (unroll.records, lower_loss.theta) if simulated is None else simulated
         pullback = _ReversePass(self, lower_loss, unroll, records, theta)
         outputs: tuple[Tensor, ...] = Solution.apply(pullback, *inputs)
@@ -85,7 +103,7 @@ class Unrolled(AbstractHypergradient):
 
 
 def simulate(
-    unroll: Unroll, inputs: Vector, lower_loss: LowerLoss
+    unroll: Unroll, inputs: Vector, lower_loss: LowerLoss, keep_graphs: bool = False
 ) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...]]:
     """Take the steps of `unroll.batches` on a copy; return their records and the parameters after them.
 
@@ -93,6 +111,7 @@ def simulate(
         unroll: of the problem.
         inputs: what shapes it, detached.
         lower_loss: of the problem.
+        keep_graphs: record the graphs of the gradients too; the inputs are then leaves that require a gradient.
     """
     theta, state = unroll.begin()
     if unroll.start is not None:
@@ -101,11 +120,13 @@ def simulate(
     for batch in unroll.batches:
         random = RandomState(lower_loss.devices)
         record = StepRecord(tuple(theta), tuple(state), settings, ((batch, random),), {})
-        records.append(record)
+        point = leaves(theta)
         # For the first time: the generator moves on from step to step.
-        _, gradient = step_gradients(
-            unroll, record, leaves(theta), inputs, lower_loss, create_graph=False, replay=False
+        slopes, gradient = step_gradients(
+            unroll, record, point, inputs, lower_loss, create_graph=keep_graphs, replay=False
         )
+        graph = StepGraph(point, list(inputs), slopes, gradient) if keep_graphs else None
+        records.append(replace(record, graph=graph))
         with torch.no_grad():
             theta, state = unroll.step(theta, gradient, state, settings, inputs)
     return tuple(records), tuple(theta)
@@ -123,7 +144,7 @@ class _ReversePass:
 
     @property
     def last_records(self) -> tuple[StepRecord, ...]:
-        count = self.algorithm.num_steps
+        count = self.algorithm.horizon
         return self.records if count is None else self.records[-count:]
 
     @property
@@ -180,8 +201,12 @@ class _ReversePass:
         is_last: bool,
     ) -> tuple[list[Tensor], list[dict[str, Tensor]], list[Tensor]]:
         """Return the cotangents of theta, of the state (none of both where `is_last`) and of the sources."""
-        theta = leaves(record.theta)
-        graphs, mean = step_gradients(self.unroll, record, theta, points, self.lower_loss, create_graph=True)
+        theta, origins = leaves(record.theta), sources
+        if record.graph is None:
+            graphs, mean = step_gradients(self.unroll, record, theta, points, self.lower_loss, create_graph=True)
+        else:
+            theta, graphs, mean = record.graph.theta, record.graph.slopes, record.graph.mean
+            origins = [each for each, point in zip(record.graph.inputs, points, strict=True) if point.requires_grad]
         gradient = [None if each is None else each.detach().requires_grad_() for each in mean]
         state = [
             {key: value if key == _COUNTER else value.detach().requires_grad_() for key, value in each.items()}
@@ -204,12 +229,12 @@ class _ReversePass:
         held_adjoint = [{key: next(found) for key in each if key != _COUNTER} for each in state]
         source_adjoint = list(found)
         if self.algorithm.second_order:
-            targets = [*sources] if is_last else [*theta, *sources]
+            targets = [*origins] if is_last else [*theta, *origins]
             through = [torch.zeros_like(target) for target in targets]
             for graph in graphs:
                 present = [each for each, whole in zip(graph, mean, strict=True) if whole is not None]
                 scaled = [value / len(graphs) for value in slope_adjoint]
-                through = add(through, vector_jacobian(present, targets, scaled, retain=False))
+                through = add(through, vector_jacobian(present, targets, scaled, retain=record.graph is not None))
             if not is_last:
                 reduced = self.lower_loss.reduce(through[: len(theta)])
                 theta_adjoint = add(theta_adjoint, reduced)
@@ -232,15 +257,9 @@ def step_gradients(
 
     A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
     """
-    found, used = [], [False] * len(theta)
+    found = []
     for batch, random in record.draws:
         with torch.enable_grad(), random.replayed() if replay else nullcontext():
             loss = unroll.loss(theta, inputs, batch, record.readings)
-            slopes = torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)
-        used = [flag or slope is not None for flag, slope in zip(used, slopes, strict=True)]
-        found.append([torch.zeros_like(x) if slope is None else slope for x, slope in zip(theta, slopes, strict=True)])
-    total = found[0]
-    for more in found[1:]:
-        total = add(total, more)
-    mean = lower_loss.reduce([each / len(found) for each in total] if len(found) > 1 else total)
-    return found, [value if flag else None for value, flag in zip(mean, used, strict=True)]
+            found.append(torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True))
+    return mean_gradient(found, theta, lower_loss.reduce)

@@ -34,7 +34,7 @@ class LowerLoss:
             theta*_l depends on, in the order in which `AbstractHypergradient.solution` got them.
         is_nested: whether solutions of still lower problems are eliminated inside it.
         reduce: mean over ranks.
-        unroll: the optimizer steps that led to theta, for algorithms whose `horizon` is not 0; else None.
+        unroll: the optimizer steps that led to theta, for algorithms whose `num_recorded` is not 0; else None.
         num_tasks: length of the parameters' leading task axis; the loss is a sum over tasks that share none of their
             parameters. None without one.
         module: the problem's module.
@@ -103,13 +103,15 @@ class AbstractHypergradient(ABC):
         curvature: whether the stationarity is that of the "total" or the "partial" gradient.
         batch: at which batch the pullback is taken, the "last" or a "fresh" one.
         sees_steps: whether it differentiates the optimizer's steps, and so what shapes their start or their rate.
+        keeps_graphs: whether the graphs of the recorded steps' gradients are kept.
     """
 
     curvature: str = "total"
     batch: str = "last"
     sees_steps: bool = False
+    keeps_graphs: bool = False
 
-    def horizon(self, unroll_steps: int) -> int:
+    def num_recorded(self, unroll_steps: int) -> int:
         """Return how many of the last steps it needs to know, of a problem that takes `unroll_steps`."""
         return 0
 

@@ -85,8 +85,16 @@ class Evaluation:
         for role, player in problem.roles.items():
             other = self.problems[player.problem]
             live = is_live and player.problem == problem.name
-            tensors = None if live else scope.get(player.problem) or other.constants()
-            roles[role] = BoundModule(other.module, tensors, training=player.training, places=other.places)
+            tensors = scope.get(player.problem) or other.constants()
+            # At the module's own parameters it runs as it stands.
+            is_own = live and tensors is other.theta
+            roles[role] = BoundModule(
+                other.module,
+                None if is_own else tensors,
+                training=player.training,
+                places=other.places,
+                moves_buffers=live,
+            )
         return LossOutput.of(problem.loss(batch, **roles))
 
     def add_solutions(
@@ -116,7 +124,7 @@ class Evaluation:
                 inputs[other] = tensors
             flat = [tensor for tensors in inputs.values() for tensor in tensors.values()]
             assert lower.hypergradient is not None
-            is_unrolled = lower.hypergradient.horizon(lower.unroll_steps) > 0
+            is_unrolled = lower.hypergradient.num_recorded(lower.unroll_steps) > 0
             if not is_unrolled and not any(tensor.requires_grad for tensor in flat):
                 scope[step.problem] = lower.constants()
                 continue
@@ -132,7 +140,7 @@ class Evaluation:
         keys = {other: tuple(tensors) for other, tensors in inputs.items()}
         steps = () if lower.name in self._partial else self._steps[lower.name]
         assert lower.hypergradient is not None
-        is_unrolled = lower.hypergradient.horizon(lower.unroll_steps) > 0
+        is_unrolled = lower.hypergradient.num_recorded(lower.unroll_steps) > 0
         batch = None if is_unrolled else self._pullback_batch(lower, batches)
 
         def named(flat: Vector) -> Scope:

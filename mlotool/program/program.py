@@ -18,7 +18,7 @@ from mlotool.program.evaluation import Evaluation, Scope
 from mlotool.program.graph import Graph
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
-from mlotool.program.trajectory import StepRecord, Trajectory
+from mlotool.program.trajectory import StepGraph, StepRecord, Trajectory
 from mlotool.program.update import Settings
 
 
@@ -68,7 +68,7 @@ class Program:
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         for problem in self.problems.values():
             if problem.hypergradient is not None:
-                problem.trajectory = Trajectory(problem.hypergradient.horizon(problem.unroll_steps))
+                problem.trajectory = Trajectory(problem.hypergradient.num_recorded(problem.unroll_steps))
 
     @property
     def loss_context(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -166,13 +166,16 @@ class Program:
         source = self.problems[name].reset_to
         return None if source in (None, "initial") else start_of(self.problems[name], self.problems, {})
 
-    def record(self, name: str, batches: Sequence[Any], randoms: Sequence[RandomState]) -> None:
+    def record(
+        self, name: str, batches: Sequence[Any], randoms: Sequence[RandomState], graph: StepGraph | None = None
+    ) -> None:
         """Keep the step that a problem is about to take, as far as its hypergradient needs it.
 
         Args:
             name: the problem.
             batches: of the step.
             randoms: the random state before the evaluation on each of them.
+            graph: of its gradient, where that is kept.
         """
         problem = self.problems[name]
         below = [other for other in self._dependence.inputs(name) if other not in self.graph.uppers(name)]
@@ -186,8 +189,29 @@ class Program:
                 tuple(dict(settings) for settings in problem.settings()),
                 tuple(zip(batches, randoms, strict=True)),
                 readings,
+                graph,
             )
         )
+
+    def leaves(self, name: str) -> Scope:
+        """Return copies of the parameters of `name` and of what shapes it, by problem, at which gradients are taken."""
+        return {
+            other: {key: tensor.clone().requires_grad_() for key, tensor in self.problems[other].constants().items()}
+            for other in (name, *self._dependence.inputs(name))
+        }
+
+    def kept_gradient(self, name: str, batch: Any, scope: Scope) -> tuple[LossOutput, tuple[Tensor | None, ...]]:
+        """Return the loss of a training step and its gradient with a graph, at the tensors of `scope`.
+
+        Args:
+            name: the problem, which shapes none that it reads.
+            batch: its batch.
+            scope: what `leaves` returned.
+        """
+        output = self._evaluation.loss(name, scope, batch, steps=(), is_live=True)
+        theta = list(scope[name].values())
+        slopes = torch.autograd.grad(output.loss, theta, create_graph=True, allow_unused=True)
+        return output, slopes
 
     def live_loss(self, name: str, batch: Any) -> LossOutput:
         """Return the loss of problem `name` for a training step: its own buffers move, the graph is kept."""

@@ -12,6 +12,8 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.program.problem import Problem
 from mlotool.program.program import Program
+from mlotool.program.recording import mean_gradient
+from mlotool.program.trajectory import StepGraph
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class StepResult:
     """What one step of a problem yields to log.
 
     Args:
-        loss: 0-D, detached; the mean over accumulated batches.
+        loss: 0-D, detached; the mean over accumulated batches, and over tasks.
         metrics: 0-D tensors by name, detached; `gradient_norm` where the gradient is clipped.
     """
 
@@ -123,7 +125,7 @@ class Schedule:
         settings = [self.program.settings(problem.name) for problem in problems]
         results = {}
         for problem, (output, gradient), each in zip(problems, found, settings, strict=True):
-            results[problem.name] = _result(output, problem.step(gradient, each))
+            results[problem.name] = _result(problem, output, problem.step(gradient, each))
         return results
 
     def _looks_ahead(self, problem: Problem) -> bool:
@@ -136,6 +138,9 @@ class Schedule:
 
     def _gradient(self, problem: Problem, batches: Iterable[Any]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the mean gradient over `batches`, which are drawn one at a time."""
+        algorithm = problem.hypergradient
+        if algorithm is not None and algorithm.keeps_graphs and problem.trajectory.horizon > 0:
+            return self._kept_gradient(problem, batches)
         outputs, total = [], None
         is_recorded, drawn, randoms = problem.trajectory.horizon > 0, [], []
         for batch in batches:
@@ -151,6 +156,23 @@ class Schedule:
         if len(outputs) == 1:
             return outputs[0], total
         return _mean_output(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
+
+    def _kept_gradient(self, problem: Problem, batches: Iterable[Any]) -> tuple[LossOutput, list[Tensor | None]]:
+        """Return the same, and keep the graph of the gradient in the record of the step."""
+        name, scope = problem.name, self.program.leaves(problem.name)
+        outputs, slopes, drawn, randoms = [], [], [], []
+        for batch in batches:
+            drawn.append(batch)
+            randoms.append(RandomState(problem.devices))
+            output, slope = self.program.kept_gradient(name, batch, scope)
+            outputs.append(output)
+            slopes.append(slope)
+        theta, *inputs = ([*tensors.values()] for tensors in scope.values())
+        found, mean = mean_gradient(slopes, theta, self.program.reduce)
+        graph = StepGraph(theta, [tensor for tensors in inputs for tensor in tensors], found, mean)
+        self.program.record(name, drawn, randoms, graph)
+        output = outputs[0] if len(outputs) == 1 else _mean_output(outputs)
+        return output, [None if each is None else each.detach() for each in mean]
 
     def _gradient_on(self, problem: Problem, batch: Any) -> tuple[LossOutput, list[Tensor | None]]:
         output = self.program.live_loss(problem.name, batch)
@@ -193,17 +215,20 @@ class Schedule:
         ]
         results = {}
         for problem, (output, gradient) in zip(problems, found, strict=True):
-            results[problem.name] = _result(output, problem.step(gradient, self.program.settings(problem.name)))
+            results[problem.name] = _result(
+                problem, output, problem.step(gradient, self.program.settings(problem.name))
+            )
             # The real step leads to where the next look-ahead begins.
             self._begin_unroll(problem.name)
         return results
 
 
-def _result(output: LossOutput, norm: Tensor | None) -> StepResult:
+def _result(problem: Problem, output: LossOutput, norm: Tensor | None) -> StepResult:
     metrics = {name: value.detach() for name, value in output.metrics.items()}
     if norm is not None:
         metrics["gradient_norm"] = norm.detach()
-    return StepResult(output.loss.detach(), metrics)
+    loss = output.loss.detach()
+    return StepResult(loss if problem.tasks is None else loss / problem.tasks, metrics)
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -16,6 +16,23 @@ Inputs = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
+class StepGraph:
+    """The gradient of a step with its graph, where that is kept instead of being computed again.
+
+    Args:
+        theta: the parameters before the step, leaves.
+        inputs: what shapes the problem, leaves in the order of `LowerLoss`.
+        slopes: by batch, the gradient; zeros where a parameter is unused.
+        mean: over batches and ranks; None where a parameter is unused.
+    """
+
+    theta: list[Tensor]
+    inputs: list[Tensor]
+    slopes: list[list[Tensor]]
+    mean: list[Tensor | None]
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One optimizer step.
 
@@ -25,6 +42,7 @@ class StepRecord:
         settings: the hyperparameters of the step, one mapping a parameter.
         draws: the batches of its gradient, each with the random state before its evaluation.
         readings: by lower problem that it read, that one's parameters at the time.
+        graph: of its gradient, where that is kept.
     """
 
     theta: tuple[Tensor, ...]
@@ -32,6 +50,7 @@ class StepRecord:
     settings: tuple[Settings, ...]
     draws: tuple[tuple[Any, RandomState], ...]
     readings: Inputs
+    graph: StepGraph | None = None
 
 
 class Trajectory:

@@ -139,8 +139,9 @@ def upper_values(built: Program) -> Tensor:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("way", ["loss", "start", "lr"])
-def test_against_differences_of_a_plain_loop(name: str, way: str) -> None:
-    built = program(way, OPTIMIZERS[name])
+@pytest.mark.parametrize("remat", [True, False])
+def test_against_differences_of_a_plain_loop(name: str, way: str, remat: bool) -> None:
+    built = program(way, OPTIMIZERS[name], Unrolled(remat=remat))
     expected = by_differences(lambda values: by_loop(way, OPTIMIZERS[name], values), upper_values(built))
     found = flat(built.gradient("u", {"w": BATCHES}))
     assert torch.allclose(found, expected, rtol=1e-8, atol=1e-8 * float(expected.norm()))
@@ -161,10 +162,11 @@ def test_clipping_is_part_of_the_step(way: str) -> None:
 
 @pytest.mark.parametrize("name", ["nesterov", "adamw"])
 @pytest.mark.parametrize("way", ["loss", "start", "lr"])
-def test_the_steps_of_a_schedule_are_those_that_are_differentiated(name: str, way: str) -> None:
+@pytest.mark.parametrize("remat", [True, False])
+def test_the_steps_of_a_schedule_are_those_that_are_differentiated(name: str, way: str, remat: bool) -> None:
     """The gradient of the upper step is that of a functional run on the same batches from the same state."""
     stream = lambda: Stream(samples(12, 1), 4, seed=1)  # noqa: E731
-    trained, twin = (program(way, OPTIMIZERS[name], stream=stream()) for _ in range(2))
+    trained, twin = (program(way, OPTIMIZERS[name], Unrolled(remat=remat), stream=stream()) for _ in range(2))
     schedule = Schedule(trained)
     for _ in range(len(BATCHES)):
         schedule.tick()
@@ -172,6 +174,45 @@ def test_the_steps_of_a_schedule_are_those_that_are_differentiated(name: str, wa
     reference = stream()
     expected = flat(twin.gradient("u", {"w": [reference.next() for _ in BATCHES]}))
     assert torch.allclose(torch.stack(moved), -0.01 * expected, rtol=1e-9, atol=1e-12)
+
+
+def test_kept_graphs_with_accumulation_clipping_and_moving_buffers() -> None:
+    """The same training as with remat, BatchNorm's statistics included."""
+
+    def normalized(batch: Tensor, *, w: Any, u: Any) -> Tensor:
+        return (w(batch).square() * torch.exp(u())).mean()
+
+    def run(remat: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
+        lower = Problem(
+            "w",
+            net,
+            normalized,
+            roles={"w": "w", "u": "u"},
+            stream=Stream(samples(12, 1), 4, seed=1),
+            optimizer=OPTIMIZERS["momentum"],
+            unroll_steps=3,
+            accumulate_batches=2,
+            gradient_clip_norm=0.5,
+            hypergradient=Unrolled(remat=remat),
+        )
+        upper = Problem(
+            "u",
+            Point(numbers(0.1, 0.2, -0.4)),
+            lambda batch, *, w: (w(BATCHES[0]) - 1).square().mean(),
+            roles={"w": {"problem": "w", "mode": "eval"}},
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+        )
+        built = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+        schedule = Schedule(built)
+        for _ in range(6):
+            schedule.tick()
+        return parameters(built), {key: value.clone() for key, value in net.named_buffers()}
+
+    (expected, statistics), (found, moved) = run(True), run(False)
+    assert all(torch.allclose(found[key], expected[key], rtol=1e-12) for key in expected)
+    assert all(torch.allclose(moved[key], statistics[key]) for key in statistics)
 
 
 def test_nothing_is_updated() -> None:
@@ -184,7 +225,7 @@ def test_nothing_is_updated() -> None:
 
 
 def test_fewer_steps_are_the_gradient_from_a_constant_start() -> None:
-    built = program("loss", OPTIMIZERS["momentum"], Unrolled(num_steps=2))
+    built = program("loss", OPTIMIZERS["momentum"], Unrolled(horizon=2))
     found = flat(built.gradient("u", {"w": BATCHES}))
     u = upper_values(built).requires_grad_()
     theta, buffers = [START.clone(), numbers(0.2)], [None, None]
@@ -314,7 +355,7 @@ def test_other_optimizers_are_refused_with_those_that_work() -> None:
         program("loss", partial(torch.optim.RMSprop, lr=0.1))
 
 
-@pytest.mark.parametrize("num_steps", [0, -1, 1.5])
-def test_bad_settings(num_steps: Any) -> None:
-    with pytest.raises(ConfigError, match=r"hypergradient.num_steps: found"):
-        Unrolled(num_steps=num_steps)
+@pytest.mark.parametrize("horizon", [0, -1, 1.5])
+def test_bad_settings(horizon: Any) -> None:
+    with pytest.raises(ConfigError, match=r"hypergradient.horizon: found"):
+        Unrolled(horizon=horizon)
