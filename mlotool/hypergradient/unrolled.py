@@ -28,9 +28,9 @@ class Unrolled(AbstractHypergradient):
         from the cotangent of theta_K, for t = K-1, ..., 0: the cotangents of theta_t, s_t and x
 
     The steps are those that the problem took since a problem above it stepped last, on their own batches, random
-    numbers, learning rates and optimizer state. By default each step is computed again in the backward pass (remat): the memory
-    is that of one step, and the parameters and optimizer state of all. An upper problem can shape the steps through
-    the loss, through their start (`reset_to`) and through the optimizer's hyperparameters (`optimizer.lr`).
+    numbers, learning rates and optimizer state. By default each step is computed again in the backward pass (remat):
+    the memory is that of one step, and the parameters and optimizer state of all. An upper problem can shape the steps
+    through the loss, through their start (`reset_to`) and through the optimizer's hyperparameters (`optimizer.lr`).
 
     Args:
         horizon: how many of the last steps are differentiated (truncation); None takes all `unroll_steps`.
@@ -42,7 +42,8 @@ class Unrolled(AbstractHypergradient):
     Raises:
         ConfigError: the problem's optimizer is none of SGD, Adam, AdamW.
 
-    Cost: a gradient and a Hessian-vector product a step; `horizon` copies of parameters and optimizer state.
+    Cost: a gradient (none without remat) and a Hessian-vector product a step; `horizon` copies of parameters and
+    optimizer state.
 
     Source: Franceschi et al. 2017 (arXiv 1703.01785), algorithm 1; Shaban et al. 2019 (arXiv 1810.10667).
 
