@@ -4,7 +4,7 @@
 
 Parts: `table` (error, time, memory), `logistic` (Fig. 3 of Betty's paper), `quadratic` (gradient of the value function
 against oracle calls), `reweighting` (Fig. 4, reduced) and `long_tail` (Table 1, reduced). Each writes
-results/hypergradients_<part>.json (`table` one a task), and all but `table` and `long_tail` a picture.
+results/hypergradients_<part>.json (`table` one a task), and all but `table` and `long_tail` pictures.
 """
 
 import argparse
@@ -54,12 +54,12 @@ def _run(part: str, arguments: argparse.Namespace) -> Iterator[tuple[str, dict[s
     elif part == "logistic":
         yield part, logistic.measure(folder, has_betty, num_upper_steps=5 if quick else 100)
     elif part == "quadratic":
-        yield part, quadratic.measure(folder, budget=50 if quick else 1000)
+        yield part, quadratic.measure(folder, budget=20 if quick else 250)
     elif part == "reweighting":
-        steps, seeds = (20, 1) if quick else (300, 2)
-        yield part, reweighting.measure(folder, has_betty, num_upper_steps=steps, num_seeds=seeds)
+        steps, seeds = (20, 1) if quick else (200, 2)
+        yield part, reweighting.measure(folder, num_upper_steps=steps, num_seeds=seeds)
     else:
-        yield part, long_tail.measure(num_ticks=50 if quick else 500, num_seeds=2 if quick else 5)
+        yield part, long_tail.measure(num_ticks=50 if quick else 400, num_seeds=2 if quick else 4)
 
 
 def _peer_versions(arguments: argparse.Namespace) -> dict[str, str]:

@@ -126,10 +126,11 @@ def algorithm_of(kind: str, task: Bilevel) -> AbstractHypergradient:
         ),
         "saba": ("SABA", {"step_size": rate, "key": "number"}),
         "evolution": ("EvolutionStrategies", {"num_pairs": NUM_PAIRS, "sigma": SIGMA}),
-        "first_order": ("FirstOrder", {}),
     }
     if kind == "kfac" and not task.has_cycle:
         raise NotOfferedError("not this loss: KFAC knows cross entropy over classes and squared errors")
+    if kind == "first_order":
+        raise NotOfferedError("the control: these upper losses have no direct part, so no gradient is left")
     if kind == "exact" and task.has_cycle:
         raise NotOfferedError("too many parameters for a dense matrix")
     name, settings = solvers.get(kind) or others[kind]
@@ -145,5 +146,3 @@ def algorithm_of(kind: str, task: Bilevel) -> AbstractHypergradient:
         radius=RADIUS if is_difference else None,
         warm_start=kind == "soba",
     )
-
-

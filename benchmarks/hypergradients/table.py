@@ -113,7 +113,10 @@ def _measure(row: dict[str, Any], what: str, cycles: Mapping[str, Callable[[], C
         slowest = max(_seconds(build) for build in cycles.values())
         num_cycles = max(1, round(ROUND_SECONDS / slowest))
         found = interleave(cycles, num_rounds=num_rounds, num_cycles=num_cycles, num_warmup=1)
-        peaks = {key: memory.peak_bytes(build, num_cycles=1 if what == "hypergradient" else 2) for key, build in cycles.items()}
+        peaks = {
+            key: memory.peak_bytes(build, num_cycles=1 if what == "hypergradient" else 2)
+            for key, build in cycles.items()
+        }
     cpu, wall = (summarize(found, OURS, clock) for clock in ("cpu", "wall"))
     for key in cycles:
         row["rivals"][key][what] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -134,7 +134,9 @@ def _solved(decays: Tensor) -> Tensor:
     weight = torch.zeros(1, NUM_FEATURES, dtype=torch.float64, requires_grad=True)
     # Newton's method: what is left is rounding.
     for _ in range(30):
-        loss = decayed_logistic_loss(lambda x: x @ weight.T, [weight], lambda: decays, batch, Tensor.detach)
+        loss = decayed_logistic_loss(
+            partial(functional.linear, weight=weight), [weight], lambda: decays, batch, Tensor.detach
+        )
         (slope,) = torch.autograd.grad(loss, weight, create_graph=True)
         rows = [torch.autograd.grad(each, weight, retain_graph=True)[0].flatten() for each in slope.flatten()]
         with torch.no_grad():

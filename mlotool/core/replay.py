@@ -98,6 +98,16 @@ def _using(tape: _Tape) -> Iterator[_Tape]:
         _TAPE.reset(token)
 
 
+@contextmanager
+def outside_replay() -> Iterator[None]:
+    """Make `stop_gradient` a plain detach."""
+    token = _TAPE.set(None)
+    try:
+        yield
+    finally:
+        _TAPE.reset(token)
+
+
 class RandomState:
     """The state of torch's generators, on the CPU and on the devices in use.
 
@@ -139,10 +149,16 @@ class RandomState:
 
 
 class Habit:
-    """What a loss did before: how often it met `stop_gradient`, so that the next replay records at once."""
+    """What a loss did before: how often it met `stop_gradient`, so that the next replay records at once.
+
+    Attributes:
+        num_constants: calls of `stop_gradient` in one evaluation.
+        looked_at: problems whose loss has been searched for values that only finite differences see.
+    """
 
     def __init__(self) -> None:
         self.num_constants = 0
+        self.looked_at: set[str] = set()
 
 
 class Replay:

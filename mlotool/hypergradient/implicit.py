@@ -11,6 +11,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import Habit, RandomState
 from mlotool.core.suggest import did_you_mean
+from mlotool.hypergradient.hidden import warn_of_hidden_values
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
 from mlotool.hypergradient.quality import Quality, assess
 from mlotool.hypergradient.solution import Solution, differentiable_pullback
@@ -31,7 +32,8 @@ class Implicit(AbstractHypergradient):
     Args:
         solver: approximates `H^-1 v`.
         product: how `H u` and `M^T q` are computed: "reverse" (double backward, exact) or "finite_difference"
-            (central differences; no second-order graph).
+            (central differences; no second-order graph). These see through `detach` and `torch.no_grad` in the loss,
+            unlike through `stop_gradient`; the first pullback of a problem looks whether that matters, and warns.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
@@ -207,6 +209,17 @@ class _ImplicitPullback:
         solution = self._solve(product, vector, theta, inputs, start)
         settings.keep(key, solution)
         found = list(torch._foreach_neg(product.cross(solution)))
+        if settings.product == "finite_difference":
+            warn_of_hidden_values(
+                self._unpaired,
+                theta,
+                inputs,
+                wanted,
+                solution,
+                settings.habit,
+                radius=settings.radius,
+                with_hessian=self.solver.needs_products,
+            )
         if before is not None:
             # On the same random numbers; afterwards the generators go on as if nothing had been.
             with before.replayed():

@@ -10,6 +10,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import Habit, Replay
 from mlotool.core.suggest import did_you_mean
+from mlotool.hypergradient.hidden import warn_of_hidden_values
 from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.vector import add, dot, leaves, scaled, vector_jacobian
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
@@ -28,7 +29,8 @@ class Penalty(AbstractHypergradient):
             multiplier = max(barrier - <v, dq/dy> / ||dq/dy||^2, 0)
             cotangent of x = multiplier (dg(x, y)/dx - dg(x, z_T)/dx),   y <- y - step_size (v + multiplier dq/dy)
 
-    No second derivative is taken, so it is for losses whose double backward fails as well. With y exact for "fixed",
+    No second derivative is taken, so it is for losses whose double backward fails as well. What the loss takes for a
+    constant must stand behind `stop_gradient`: plain `detach` is seen through (the first pullback looks, and warns). With y exact for "fixed",
     `y - z = -H^-1 v / multiplier + O(1/multiplier^2)`: the cotangent is `-M^T H^-1 v` up to O(1/multiplier), and
     exact at any multiplier where g is quadratic in theta and its cross derivative does not depend on theta.
 
@@ -175,6 +177,7 @@ class _PenaltyPullback:
             point = [y.to(z) for y, z in zip(state.point, theta, strict=True)]
         slopes = _Slopes(self.lower_loss, theta, inputs, wanted, settings.habit)
         vector = list(self.lower_loss.reduce(cotangent))
+        warn_of_hidden_values(self.lower_loss, theta, inputs, wanted, vector, settings.habit, with_hessian=True)
         if settings.rule == "fixed":
             assert state.multiplier is not None
             settings.last_multiplier = state.multiplier

@@ -101,10 +101,14 @@ class Program:
         return self._evaluation.loss(name, {name: problem.theta}, self._batch(name, batch), steps=())
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return the TOTAL gradient of problem `name`; nothing is updated.
+        """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.
 
         `dC_k/dtheta_k = partial C_k/partial theta_k + sum over read solutions of (dtheta*_l/dtheta_k)^T
         partial C_k/partial theta*_l`, at the current parameters of all problems.
+
+        Like any evaluation it draws the random numbers of the losses (dropout), and none if they draw none. An
+        algorithm with a memory moves it, as in a training step: the second iterate of Penalty, q and the tables of
+        SABA, the start of the next solve (`warm_start`), the directions of EvolutionStrategies, the columns of Nystrom.
 
         Args:
             name: the problem.

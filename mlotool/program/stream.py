@@ -1,9 +1,10 @@
 """An endless, resumable stream of batches."""
 
+import copy
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
@@ -275,9 +276,11 @@ def _to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> A
     if isinstance(batch, Mapping):
         return {key: _to_device(value, device, dtype) for key, value in batch.items()}
     if is_dataclass(batch) and not isinstance(batch, type):
-        return replace(
-            batch, **{each.name: _to_device(getattr(batch, each.name), device, dtype) for each in fields(batch)}
-        )
+        # Not dataclasses.replace: it calls __init__, which may take other arguments than the fields.
+        moved = copy.copy(batch)
+        for each in fields(batch):
+            object.__setattr__(moved, each.name, _to_device(getattr(batch, each.name), device, dtype))
+        return moved
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_to_device(value, device, dtype) for value in batch))
     if isinstance(batch, Sequence) and not isinstance(batch, str):

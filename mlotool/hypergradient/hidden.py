@@ -1,0 +1,184 @@
+"""Whether a loss hides values from automatic differentiation that finite differences see all the same.
+
+`x.detach()`, `x.data`, `x.item()` and what is computed under `torch.no_grad()` are constants for double backward, but
+move with the parameters in a finite difference. Each product is taken twice by finite differences, with those values
+free and held, at the same radius and on the same random numbers: what sets the two apart can be nothing else, neither
+rounding nor a kink of the loss. Double backward then tells whether holding them is right: the forward pass of a
+`torch.autograd.Function` runs without gradients as well.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from mlotool.core.replay import Habit, RandomState, outside_replay
+from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
+from mlotool.hypergradient.vector import add, leaves, norm
+from mlotool.program.differentiation import LowerLoss, Vector
+
+TOLERANCE = 0.1
+"""Share of a product that may come from hidden values before there is a warning."""
+
+_HIDING = frozenset(
+    {torch.detach, Tensor.detach, Tensor.data.__get__, Tensor.item, Tensor.tolist, Tensor.__float__}  # type: ignore[attr-defined]
+)
+_WARNING = (
+    "problems.{problem}.loss: {share:.0%} of a finite difference comes from values that the loss hides from automatic "
+    "differentiation (detach, data, item or torch.no_grad) though they depend on the parameters of '{problem}'; "
+    "expected that both take them for constants. Write mlotool.stop_gradient(x) in place of x.detach(), or set "
+    "problems.{problem}.hypergradient.product: reverse."
+)
+
+
+def warn_of_hidden_values(
+    lower_loss: LowerLoss,
+    theta: Vector,
+    inputs: Vector,
+    wanted: Sequence[bool],
+    direction: Vector,
+    habit: Habit,
+    *,
+    radius: float | None = None,
+    with_hessian: bool = False,
+) -> None:
+    """Warn where finite differences of a loss are not those of its automatic derivatives; once a problem.
+
+    Random numbers go on as if nothing had been. Losses evaluated by `torch.vmap` (tasks) and losses without a second
+    derivative are not judged.
+
+    Args:
+        lower_loss: the loss.
+        theta: the point.
+        inputs: what theta*_l depends on.
+        wanted: which of the inputs want a cotangent.
+        direction: of the products; nothing is learned from zero, so the next call tries again.
+        habit: of the loss; it keeps which problems have been looked at.
+        radius: of the finite differences.
+        with_hessian: whether the pullback takes products with H, beside those with M.
+    """
+    if lower_loss.problem in habit.looked_at or not bool(norm(direction) > 0):
+        return
+    habit.looked_at.add(lower_loss.problem)
+    share = _hidden_share(lower_loss, theta, inputs, wanted, direction, radius, with_hessian)
+    if share > TOLERANCE:
+        warnings.warn(_WARNING.format(problem=lower_loss.problem, share=share), stacklevel=2)
+
+
+def _hidden_share(
+    lower_loss: LowerLoss,
+    theta: Vector,
+    inputs: Vector,
+    wanted: Sequence[bool],
+    direction: Vector,
+    radius: float | None,
+    with_hessian: bool,
+) -> float:
+    held, random = _Held(lower_loss), RandomState(lower_loss.devices)
+
+    def products(make: Callable[[], AbstractProduct]) -> list[list[Tensor]]:
+        random.restore()
+        product = make()
+        curved = [product.hessian(direction)] if with_hessian else []
+        return [*curved, product.cross(direction)]
+
+    def differences(function: Callable[[Vector, Vector], Tensor]) -> list[list[Tensor]]:
+        loss = LowerLoss(lower_loss.problem, lower_loss.theta, function, num_tasks=lower_loss.num_tasks)
+        return products(lambda: FiniteDifferenceProduct(loss, theta, inputs, wanted, radius))
+
+    with random.replayed():
+        held.record(leaves(theta), leaves(inputs, tuple(wanted)))
+        if not held.values:
+            return 0.0
+        try:
+            pairs = list(zip(differences(lower_loss), differences(held), strict=True))
+            if max(_apart(*pair) for pair in pairs) <= TOLERANCE:
+                return 0.0
+            exact = products(lambda: ReverseProduct(lower_loss, theta, inputs, wanted))
+        except (_OtherValuesError, RuntimeError):
+            # Other values at other parameters, or no second derivative: nothing to compare.
+            return 0.0
+    return max(
+        _apart(free, fixed) if _distance(fixed, true) < 0.5 * _distance(free, true) else 0.0
+        for (free, fixed), true in zip(pairs, exact, strict=True)
+    )
+
+
+class _OtherValuesError(Exception):
+    """A loss hides more values at perturbed parameters than at the unperturbed ones."""
+
+
+class _Held:
+    """A loss whose hidden values are those of one evaluation.
+
+    Args:
+        lower_loss: the loss.
+    """
+
+    def __init__(self, lower_loss: LowerLoss) -> None:
+        self._loss = lower_loss
+        self.values: list[Any] = []
+
+    def record(self, theta: Vector, inputs: Vector) -> None:
+        """Take the values from an evaluation."""
+        # Here a stop_gradient is a detach like any other.
+        with torch.enable_grad(), outside_replay(), _Interception(None) as found:
+            self._loss(theta, inputs)
+        self.values = found.values
+
+    def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
+        with outside_replay(), _Interception(self.values):
+            return self._loss(theta, inputs)
+
+
+class _Interception(TorchFunctionMode):
+    """Records what a loss hides, or puts recorded values in its place.
+
+    Args:
+        values: in the order of the calls; None records.
+    """
+
+    def __init__(self, values: list[Any] | None) -> None:
+        super().__init__()
+        self.values: list[Any] = []
+        self._given = None if values is None else iter(values)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `func`; return what it returns, or what it returned before."""
+        result = func(*args, **(kwargs or {}))
+        if not _hides(func, args, result):
+            return result
+        if self._given is None:
+            self.values.append(_copied(result))
+            return result
+        try:
+            return _copied(next(self._given))
+        except StopIteration:
+            raise _OtherValuesError from None
+
+
+def _hides(func: Any, args: tuple[Any, ...], result: Any) -> bool:
+    if not isinstance(result, Tensor):
+        return func in _HIDING
+    # A tensor of torch.vmap has no value outside of it; a step in place must not be undone.
+    if torch._C._functorch.is_functorch_wrapped_tensor(result) or any(result is each for each in args):
+        return False
+    return func in _HIDING or (not torch.is_grad_enabled() and result.is_floating_point())
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _distance(a: Vector, b: Vector) -> float:
+    return float(norm(add(a, b, -1.0)))
+
+
+def _apart(a: Vector, b: Vector) -> float:
+    scale = max(float(norm(a)), float(norm(b)))
+    return _distance(a, b) / scale if scale > 0 else 0.0
