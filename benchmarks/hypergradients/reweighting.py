@@ -27,7 +27,7 @@ KINDS = {
     "kfac": "K-FAC",
     "soba": "SOBA",
     "saba": "SABA",
-    "barrier": "penalty (BOME)",
+    "barrier": "BOME",
 }
 
 
@@ -55,9 +55,7 @@ def measure(folder: Path, num_upper_steps: int, num_seeds: int) -> dict[str, Any
             for each in rows
             if each["num_steps"] == num_steps
         ]
-        title = (
-            f"Meta-Weight-Net, reduced size (digits, imbalance {FACTOR}, MLP), {num_steps} lower step(s) an upper one"
-        )
+        title = f"Meta-Weight-Net, reduced size (digits, imbalance {FACTOR}, MLP), {num_steps} lower steps an upper"
         labels = ["upper steps", "CPU seconds, one thread"]
         path = folder / f"hypergradients_reweighting_{num_steps}.png"
         pictures.draw(path, title, labels, f"test loss, mean of {num_seeds} seeds", curves, "y")

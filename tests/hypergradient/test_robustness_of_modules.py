@@ -1,0 +1,305 @@
+"""What real models and batches bring along, with every algorithm: each is compared with a plain twin."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mlotool.hypergradient
+from mlotool.hypergradient import (
+    KFAC,
+    SABA,
+    ConjugateGradient,
+    EvolutionStrategies,
+    Identity,
+    Implicit,
+    Neumann,
+    OptimizerPreconditioner,
+    Unrolled,
+)
+from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
+from tests.hypergradient.every_algorithm import (
+    DIFFERENTIATED,
+    EVERY,
+    SOLVERS,
+    Batch,
+    Rows,
+    clean_and_decayed,
+    program,
+    weighted,
+)
+from tests.hypergradient.test_kfac import needs_curvlinops
+from tests.program.reweighting import flat, relative_error
+from tests.program.small import Mlp, assert_identical, parameters
+
+TICKS = 4
+"""Two rounds of two lower steps and an upper one."""
+
+
+def test_the_tables_hold_every_export() -> None:
+    named = {name for name in mlotool.hypergradient.__all__ if not name.startswith("Abstract")}
+    tried = {type(make()).__name__ for make in (*EVERY.values(), *SOLVERS.values())}
+    assert named - tried == {"SolveResult", "Status"}
+
+
+def trained(
+    make: Callable[[], AbstractHypergradient], *modules: nn.Module, ticks: int = TICKS, **options: Any
+) -> Program:
+    built = program(make, *modules, **options)
+    schedule = Schedule(built)
+    for _ in range(ticks):
+        schedule.tick()
+    return built
+
+
+def close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
+    """Return whether they agree up to the order of sums, which finite differences and multipliers enlarge."""
+    return found.keys() == expected.keys() and all(
+        torch.allclose(found[name], expected[name], rtol=1e-6, atol=1e-7) for name in found
+    )
+
+
+class LowRank(nn.Module):
+    """A frozen weight plus trained low-rank factors; `base` is a frozen parameter, or a buffer in the twin."""
+
+    def __init__(self, num_inputs: int, seed: int, *, is_twin: bool) -> None:
+        super().__init__()
+        inner = Mlp(num_inputs=num_inputs, seed=seed)
+        base, self.head = inner.body[0].weight.detach(), inner.body[2]
+        if is_twin:
+            self.register_buffer("base", base)
+        else:
+            self.base = nn.Parameter(base, requires_grad=False)
+        self.down = nn.Parameter(0.3 * base[:2].clone() + 0.1)
+        self.up = nn.Parameter(torch.linspace(-1, 1, 10, dtype=base.dtype).reshape(5, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(x @ (self.base + self.up @ self.down).T)).squeeze(1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_frozen_weights_with_low_rank_factors(name: str) -> None:
+    found, twin = (
+        trained(EVERY[name], LowRank(3, 0, is_twin=flag), LowRank(1, 1, is_twin=flag)) for flag in (False, True)
+    )
+    for problem in found.problems.values():
+        assert "base" not in problem.theta
+        assert torch.equal(problem.module.base, LowRank(*_SHAPE[problem.name], is_twin=True).base)
+    ours = {key: tensor for key, tensor in parameters(found).items() if not key.endswith("base")}
+    assert close(ours, parameters(twin))
+
+
+_SHAPE = {"model": (3, 0), "weigher": (1, 1)}
+
+
+@needs_curvlinops
+@pytest.mark.parametrize("kind", ["kfac", "ekfac"])
+def test_kronecker_factors_with_a_frozen_layer(kind: Any) -> None:
+    model = Mlp()
+    model.body[0].requires_grad_(False)
+    first = model.body[0].weight.clone()
+    built = trained(lambda: Implicit(KFAC(1.0, kind, "mean_squared_error")), model)
+    assert torch.equal(model.body[0].weight, first)
+    assert float(flat(built.gradient("weigher")).norm()) > 0
+
+
+class Spare(Mlp):
+    """Has a parameter that its forward does not use."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.spare = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.3),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.3),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", EVERY)
+def test_unused_parameters_are_left_alone_by_weight_decay(name: str, optimizer: str) -> None:
+    found, twin = (trained(EVERY[name], model, optimizer=OPTIMIZERS[optimizer]) for model in (Spare(), Mlp()))
+    spare = found.problems["model"].module.spare
+    assert torch.equal(spare, torch.ones_like(spare))
+    ours = parameters(found)
+    ours.pop("model.spare")
+    # Nystrom draws its columns from all parameters, so the twin's are others.
+    assert "nystrom" in name or close(ours, parameters(twin))
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_an_unused_upper_parameter_has_a_zero_gradient_and_stays(name: str) -> None:
+    def only_used(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
+        return clean_and_decayed(batch, model=model, weigher=Mlp())
+
+    built = trained(DIFFERENTIATED[name], Mlp(), Spare(num_inputs=1, seed=1), upper=only_used)
+    spare = built.problems["weigher"].module.spare
+    assert torch.equal(spare, torch.ones_like(spare))
+    assert torch.equal(built.gradient("weigher")["spare"], torch.zeros_like(spare))
+
+
+class Tied(nn.Module):
+    """One weight in two layers: registered twice, or in the twin once and used twice."""
+
+    def __init__(self, num_inputs: int, seed: int, *, is_twin: bool) -> None:
+        super().__init__()
+        self.inner, outer = Mlp(num_inputs=num_inputs, seed=seed), Mlp(num_inputs=num_inputs, seed=seed + 5)
+        self.bias, self.head, self.is_twin = outer.body[0].bias, outer.body[2], is_twin
+        if not is_twin:
+            self.again = nn.Linear(num_inputs, 5, bias=False).double()
+            self.again.weight = self.inner.body[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        again = x @ self.inner.body[0].weight.T if self.is_twin else self.again(x)
+        return self.inner(x) * self.head(torch.tanh(again + self.bias)).squeeze(1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_tied_weights(name: str) -> None:
+    found, twin = (trained(EVERY[name], Tied(3, 0, is_twin=flag), Tied(1, 1, is_twin=flag)) for flag in (False, True))
+    for problem in found.problems.values():
+        assert problem.module.again.weight is problem.module.inner.body[0].weight
+    assert close(parameters(found), parameters(twin))
+
+
+class Named(NamedTuple):
+    x: Tensor
+    rest: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Its second field is not an argument."""
+
+    x: Tensor
+    target: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target", self.x.sum(1))
+
+
+PACKINGS: dict[str, tuple[Callable[[Batch], Any], Callable[[Any], Batch]]] = {
+    "dict": (lambda b: {"a": {"b": dict(b)}, "n": 3}, lambda p: p["a"]["b"]),
+    "tuple": (lambda b: (1, (b["input"], [b["target"], None])), lambda p: {"input": p[1][0], "target": p[1][1][0]}),
+    "namedtuple": (lambda b: Named(b["input"], (b["target"],)), lambda p: {"input": p.x, "target": p.rest[0]}),
+    "dataclass": (lambda b: Derived(b["input"]), lambda p: {"input": p.x, "target": p.target}),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if "ggn" not in name])
+def test_nested_batches(name: str) -> None:
+    expected = parameters(trained(EVERY[name]))
+    for pack, unpack in PACKINGS.values():
+        built = trained(
+            EVERY[name],
+            pack=pack,
+            lower=lambda batch, unpack=unpack, **roles: weighted(unpack(batch), **roles),
+            upper=lambda batch, unpack=unpack, **roles: clean_and_decayed(unpack(batch), **roles),
+        )
+        assert_identical(parameters(built), expected)
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+def test_a_stream_converts_nested_batches(name: str) -> None:
+    pack, unpack = PACKINGS[name]
+    plain = Stream(Rows(1), 4, shuffle=False)
+    stream = Stream(Rows(1, pack), 4, shuffle=False).to("cpu", torch.float32)
+    batch, original = stream.next(), pack(plain.next())
+    assert type(batch) is type(original)
+    for key, tensor in unpack(batch).items():
+        assert torch.equal(tensor, unpack(original)[key].float())
+        assert unpack(original)[key].dtype is torch.float64
+
+
+def _statistics(model: Mlp) -> nn.BatchNorm1d:
+    return model.body[1]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_batch_statistics_move_once_an_optimizer_step(name: str) -> None:
+    model = Mlp(nn.BatchNorm1d(5, momentum=0.5))
+    built = program(EVERY[name], model)
+    norm, schedule = _statistics(model), Schedule(built)
+    for tick in range(1, TICKS + 2):
+        first = model.body[0].weight.detach().clone(), model.body[0].bias.detach().clone()
+        mean = norm.running_mean.clone()
+        schedule.tick()
+        assert int(norm.num_batches_tracked) == tick
+        own = (built.problems["model"].stream.last()["input"] @ first[0].T + first[1]).mean(0)
+        assert torch.allclose(norm.running_mean, 0.5 * mean + 0.5 * own, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("ticks", [0, TICKS - 1])
+def test_a_gradient_changes_no_bit(name: str, ticks: int) -> None:
+    """Simulated steps and recorded ones, of which some are still missing."""
+    built = trained(EVERY[name], Mlp(nn.BatchNorm1d(5, eps=1.0)), ticks=ticks)
+    given = {"model": Rows(3).__getitems__([0, 1, 2, 3])}
+    before = _bits(built)
+    for number in range(20):
+        built.gradient("weigher", given if number % 2 and name != "saba" else None)
+    assert_identical(_bits(built), before)
+    assert all(tensor.grad is None for each in built.problems.values() for tensor in each.module.parameters())
+
+
+def _bits(built: Program) -> dict[str, Tensor]:
+    """Return copies of parameters, buffers, optimizer states, positions and the global generator."""
+    found = {"generator": torch.get_rng_state()}
+    for name, problem in built.problems.items():
+        found |= {f"{name}.{key}": tensor.clone() for key, tensor in problem.module.state_dict().items()}
+        for index, state in enumerate(problem.optimizer_state()):
+            found |= {f"{name}.{index}.{key}": tensor for key, tensor in state.items()}
+        position = problem.stream.state_dict()
+        found[f"{name}.stream"] = torch.tensor([*position.values(), problem.num_steps, len(problem.trajectory)])
+    return found
+
+
+@pytest.mark.parametrize("solver", [Identity(0.1), Neumann(3, 0.1), ConjugateGradient(3, 1e-8, damping=10.0),
+                                    OptimizerPreconditioner()], ids=lambda solver: type(solver).__name__)  # fmt: skip
+def test_dropout_turns_a_finite_difference_no_more_than_double_backward(solver: Any) -> None:
+    """The noise of the direction: how far those of single draws are from their mean."""
+
+    def noise(product: Any) -> float:
+        built = program(lambda: Implicit(solver, product), Mlp(nn.Dropout(0.1)), upper=_clean)
+        torch.manual_seed(0)
+        rows = torch.stack([flat(built.gradient("weigher")) for _ in range(25)])
+        rows = rows / rows.norm(dim=1, keepdim=True)
+        return float(rows.std(0).norm())
+
+    difference, reverse = noise("finite_difference"), noise("reverse")
+    assert reverse > 0.01
+    assert difference <= 2 * reverse
+
+
+def _clean(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
+    return ((model(batch["input"]) - batch["target"]) ** 2).mean()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_direct_gradient_is_added(name: str) -> None:
+    """The difference between an upper loss with a term of its own and one without is the gradient of that term."""
+    if name in ("evolution", "first_order"):
+        pytest.skip("an estimate of the sum, and the direct gradient alone")
+    found, implicit = (program(EVERY[name], upper=each).gradient("weigher") for each in (clean_and_decayed, _clean))
+    weights = dict(program(EVERY[name]).problems["weigher"].module.named_parameters())
+    sums = {key: implicit[key] + 0.2 * tensor.detach() for key, tensor in weights.items()}
+    assert relative_error(found, sums) < 1e-9
+
+
+def test_evolution_adds_the_direct_gradient_too() -> None:
+    """With a direction for each parameter and a small sigma it is the unrolled gradient."""
+    size = sum(tensor.numel() for tensor in Mlp(num_inputs=1).parameters())
+    algorithm = EvolutionStrategies(size, 1e-5, "orthogonal")
+    found, expected = (program(lambda each=each: each).gradient("weigher") for each in (algorithm, Unrolled()))
+    assert relative_error(found, expected) < 1e-5
+
+
+def test_saba_names_given_batches_as_what_it_cannot_number() -> None:
+    built = program(lambda: SABA(0.1))
+    with pytest.raises(ValueError, match=r"problems.model.hypergradient: found SABA.*handed to Program.gradient"):
+        built.gradient("weigher", {"model": Rows(3).__getitems__([0, 1])})
