@@ -1,7 +1,7 @@
 """The README's table of recipes, made of the headers of recipes/*.yaml.
 
-    python -m benchmarks.recipe_table          write it into README.md
-    python -m benchmarks.recipe_table --check  say whether it is up to date; exit code 1 where it is not
+python -m benchmarks.recipe_table          write it into README.md
+python -m benchmarks.recipe_table --check  say whether it is up to date; exit code 1 where it is not
 """
 
 import argparse

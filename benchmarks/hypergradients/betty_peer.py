@@ -74,7 +74,7 @@ def make_engine(
     logging.getLogger("betty").disabled = True
     settings = _settings(kind, task)
     hooks = hooks or {}
-    base = problems.IterativeProblem if kind == "unrolled" else problems.ImplicitProblem
+    base = problems.IterativeProblem if kind.startswith("unrolled") else problems.ImplicitProblem
 
     class Lower(base):
         """The lower problem."""
@@ -127,6 +127,7 @@ def _settings(kind: str, task: Bilevel) -> dict[str, Any]:
         "fixed_point": {"type": "neumann", "neumann_iterations": count, "neumann_alpha": rate},
         "cg": {"type": "cg", "cg_iterations": count, "cg_alpha": 1.0},
         "unrolled": {},
+        "unrolled_kept": {},
     }.get(kind)
     if found is None:
         raise NotOfferedError("not offered")

@@ -22,7 +22,7 @@ from benchmarks.hypergradients.tasks import Batch, Bilevel
 from mlotool.core import stop_gradient
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 
-UNROLLED = ("unrolled", "truncated", "evolution")
+UNROLLED = ("unrolled", "unrolled_kept", "truncated", "evolution")
 """Kinds that look at the lower problem's steps, of which a cycle then takes `num_steps`."""
 
 
@@ -118,7 +118,8 @@ def algorithm_of(kind: str, task: Bilevel) -> AbstractHypergradient:
     }
     others: dict[str, tuple[str, dict[str, Any]]] = {
         "unrolled": ("Unrolled", {}),
-        "truncated": ("Unrolled", {"horizon": (steps + 1) // 2}),
+        "unrolled_kept": ("Unrolled", {"remat": False}),
+        "truncated": ("Unrolled", {"remat": False, "horizon": (steps + 1) // 2}),
         "penalty": ("Penalty", {"multiplier": MULTIPLIER, "num_steps": PENALTY_STEPS, "step_size": rate}),
         "barrier": (
             "Penalty",

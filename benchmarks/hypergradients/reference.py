@@ -80,8 +80,8 @@ def gradient(plain: Plain, kind: str) -> Tensor:
         return plain.differenced(plain.cotangent())
     if kind == "sama":
         return plain.differenced(rate * plain.cotangent())
-    if kind in ("unrolled", "truncated"):
-        return plain.unrolled(steps, steps if kind == "unrolled" else (steps + 1) // 2)
+    if kind in ("unrolled", "unrolled_kept", "truncated"):
+        return plain.unrolled(steps, (steps + 1) // 2 if kind == "truncated" else steps)
     solvers: dict[str, Callable[[Matvec, Tensor], Tensor]] = {
         "identity": lambda _, vector: rate * vector,
         "neumann": partial(_series, rate=rate, num_products=count),

@@ -35,9 +35,9 @@ class TorchOpt:
         steps = task.num_steps
         self._num_steps = 1
         self._gradient = self._by_autograd
-        if kind in ("unrolled", "truncated"):
+        if kind in ("unrolled", "unrolled_kept", "truncated"):
             self._num_steps = steps
-            self._response = self._unrolled(steps if kind == "unrolled" else (steps + 1) // 2)
+            self._response = self._unrolled((steps + 1) // 2 if kind == "truncated" else steps)
         elif kind == "evolution":
             self._num_steps = steps
             self._gradient = self._by_evolution()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,10 +112,12 @@ def write_report(config: Any, run_dir: Path) -> None:
 
 def _leave(run_dir: Path) -> None:
     """Say what there is of a run that did not finish; Hydra makes the folder of one that never began as well."""
-    if any(run_dir.iterdir()):
-        print(f"mlotool: run folder {nearby(run_dir)}", file=sys.stderr)
-    else:
-        run_dir.rmdir()
+    # Another run of this second may have been given the same folder, and have taken it away.
+    with suppress(OSError):
+        if any(run_dir.iterdir()):
+            print(f"mlotool: run folder {nearby(run_dir)}", file=sys.stderr)
+        else:
+            run_dir.rmdir()
 
 
 def _note_failure(run_dir: Path, overrides: tuple[str, ...], error: Exception) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mlotool.hypergradient.comparison import Response, Slope
     from mlotool.runner.checking import Check
 
+GOOD_ERROR = 0.05
 GOOD_COSINE = 0.99
 """From here on two hypergradients make the same run, up to the step size."""
 
@@ -49,8 +50,13 @@ def advice(responses: "tuple[Response, ...]") -> str:
         )
     if own.cosine is None:
         return "advice: this recipe's hypergradient is zero here; see its note."
+    if own.error is not None and own.error <= GOOD_ERROR:
+        return f"advice: none; it is right (relative error {own.error:.1e})."
     if own.cosine >= GOOD_COSINE:
-        return f"advice: none; its direction is right (cosine {own.cosine:.4f})."
+        return (
+            f"advice: none for the direction, which is right (cosine {own.cosine:.4f}); the length is "
+            f"{own.norm / exact.norm:.2g} of the exact one's, which a learning rate makes up for, and Adam by itself."
+        )
     better = [each for each in others if each.cosine is not None and each.cosine > own.cosine + 0.01]
     if not better:
         return (
@@ -76,11 +82,12 @@ def _cells(response: "Response") -> list[str]:
 
 
 def _slope_lines(slope: "Slope") -> Iterable[str]:
-    yield "solved program, slope of the upper loss along the most exact hypergradient:"
+    yield "solved (or unrolled) program, slope of the upper loss along the most exact hypergradient:"
     if slope.difference is None or slope.exact is None or slope.own is None:
         yield f"  not measured: {slope.note}"
         return
-    yield f"  finite differences {slope.difference:.6g} (lower gradients down to {slope.stationarity:.1e} of before)"
+    how = "" if slope.stationarity is None else f"(lower gradients down to {slope.stationarity:.1e} of before)"
+    yield f"  finite differences {slope.difference:.6g} {how}"
     for name, value in (("most exact", slope.exact), ("this recipe's", slope.own)):
         error = f"off by {abs(value / slope.difference - 1):.1e}" if slope.difference else "the difference is zero"
         yield f"  {name:<18} {value:.6g}  ({error})"

@@ -120,18 +120,18 @@ def compare(
         program: the program at the parameters in question.
         upper: the problem whose hypergradient is taken.
         batches: by problem, what `Program.gradient` takes.
-        others: algorithms by name; each replaces those of all implicit problems.
+        others: algorithms by name; each replaces those of all problems.
     """
     reference = most_exact(program)
     exact, response = _measured("most exact", reference, upper, batches, None)
     yield response
     yield _measured("this recipe's", program, upper, batches, exact)[1]
     for name, make in others.items():
-        if isinstance(make(), FirstOrder):
-            yield Response(name, 0.0, None, 1.0, 0.0, note="the control: no gradient through a solution")
-            continue
         try:
-            other = with_algorithms(program, lambda _, old, make=make: old if old.sees_steps else make())  # type: ignore[misc]
+            if isinstance(make(), FirstOrder):
+                yield Response(name, 0.0, None, 1.0, 0.0, note="the control: no gradient through a solution")
+                continue
+            other = with_algorithms(program, lambda _, old, make=make: make())  # type: ignore[misc]
         except ConfigError as error:
             yield Response(name, note=f"refused: {_first_sentence(error)}")
             continue
@@ -142,7 +142,7 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
     """Compare hypergradients with finite differences of the solved program; parameters are put back.
 
     Every lower problem is solved on its batch (L-BFGS), at the current upper parameters and at both ends of a step
-    along the most exact hypergradient.
+    along the most exact hypergradient. Unrolled ones are not solved: their steps are taken again, at both ends.
 
     Args:
         program: in float64.
@@ -152,6 +152,8 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
     """
     below = [name for name in program.problems if name in program.graph.below(upper)]
     below.sort(key=program.graph.level)
+    if any(_sees_steps(program, name) for name in below):
+        return _unrolled_slope(program, upper, below, batches)
     reason = _cannot_solve(program, below, max_parameters)
     if reason:
         return Slope(note=reason)
@@ -181,6 +183,35 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
     finally:
         for name, tensors in saved.items():
             _put(program, name, tensors, None)
+
+
+def _unrolled_slope(program: Program, upper: str, below: Sequence[str], batches: Batches) -> Slope:
+    if not all(_sees_steps(program, name) for name in below):
+        return Slope(note="some of the problems below are unrolled, and others are not")
+    saved = [tensor.clone() for tensor in program.problems[upper].constants().values()]
+    try:
+        with _same_numbers(program):
+            exact = _flat(most_exact(program).gradient(upper, batches))
+        with _same_numbers(program):
+            own = _flat(program.gradient(upper, batches))
+        length = float(exact.norm())
+        if length == 0.0:
+            return Slope(note="the hypergradient is zero here")
+        direction = exact / length
+        step = STEP * max(1.0, float(_flat(program.problems[upper].constants()).norm()))
+        values = []
+        for sign in (1.0, -1.0):
+            _put(program, upper, saved, sign * step * direction)
+            with _same_numbers(program):
+                values.append(float(program.unrolled_loss(upper, batches).loss))
+        return Slope(None, (values[0] - values[1]) / (2 * step), length, float(own @ direction))
+    finally:
+        _put(program, upper, saved, None)
+
+
+def _sees_steps(program: Program, name: str) -> bool:
+    algorithm = program.problems[name].hypergradient
+    return algorithm is not None and algorithm.sees_steps
 
 
 def _measured(
@@ -219,8 +250,6 @@ def _cannot_solve(program: Program, below: Sequence[str], max_parameters: int) -
     for name in below:
         problem = program.problems[name]
         size = sum(tensor.numel() for tensor in problem.theta.values())
-        if problem.hypergradient is not None and problem.hypergradient.sees_steps:
-            return f"'{name}' is unrolled: its solution is where its steps end, not a minimum"
         if size > max_parameters:
             return f"'{name}' has {size} parameters; it is solved up to {max_parameters}"
         if set(program.graph.upper_to_lower.get(name, ())) & set(program.graph.below(name)):

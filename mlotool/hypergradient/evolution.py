@@ -25,8 +25,9 @@ class EvolutionStrategies(AbstractZerothOrder):
     C(x) is the whole upper loss, with what x does to it directly and through the lower problem: that one's steps since
     the problem above stepped last are taken anew from where they began, for each x + sigma e, with their own batches,
     random numbers, learning rates and optimizer state. Nothing is differentiated with respect to x: the upper loss may
-    be an error rate, a count, or rounded, and the lower loss may depend on x in any way. Lower solutions of lower
-    solutions are rolled out in turn; what a lower problem reads is taken as it is at the end.
+    be an error rate, a count, or rounded, and the lower loss may depend on x in any way: `stop_gradient` in it stops
+    nothing. Lower solutions of lower solutions are rolled out in turn; what a lower problem reads is taken as it is at
+    the end.
 
     The error of an estimate is about `norm(gradient) sqrt(number of upper parameters / num_pairs)`, so this is for few
     upper parameters. As in truncated unrolling, an effect of x on steps before the last `unroll_steps` is not seen;
@@ -51,8 +52,8 @@ class EvolutionStrategies(AbstractZerothOrder):
 
     Example:
         >>> from mlotool import EvolutionStrategies
-        >>> EvolutionStrategies(num_pairs=8, sigma=0.1).num_recorded(5)
-        5
+        >>> EvolutionStrategies(num_pairs=8, sigma=0.1).directions
+        'gaussian'
     """
 
     num_pairs: int = 8
@@ -84,10 +85,6 @@ class EvolutionStrategies(AbstractZerothOrder):
                 )
         self.generator.manual_seed(self.seed)
 
-    def num_recorded(self, unroll_steps: int) -> int:
-        """Return all of them."""
-        return unroll_steps
-
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the current parameters as constants: no node carries this gradient."""
         return lower_loss.theta
@@ -100,7 +97,7 @@ class EvolutionStrategies(AbstractZerothOrder):
             return simulate(unroll, inputs, lower_loss)[1]
         theta: Vector = unroll.records[0].theta
         state: Sequence[State] = unroll.records[0].state
-        if unroll.start is not None:
+        if unroll.start is not None and unroll.has_all:
             theta = unroll.start(inputs)
         for record in unroll.records:
             # A recorded reading would hide what the inputs do to the solutions that this problem reads.

@@ -3,12 +3,13 @@
 `x.detach()`, `x.data`, `x.item()` and what is computed under `torch.no_grad()` are constants for double backward, but
 move with the parameters in a finite difference. Each product is taken twice by finite differences, with those values
 free and held, at the same radius and on the same random numbers: what sets the two apart can be nothing else, neither
-rounding nor a kink of the loss. Double backward then tells whether holding them is right: the forward pass of a
-`torch.autograd.Function` runs without gradients as well.
+rounding nor a kink of the loss. Double backward is not asked: it may fail, and behind a function that is differentiable
+once it is silently zero.
 """
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mlotool.core.replay import Habit, RandomState, outside_replay
-from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
+from mlotool.hypergradient.products import FiniteDifferenceProduct
 from mlotool.hypergradient.vector import add, leaves, norm
 from mlotool.program.differentiation import LowerLoss, Vector
 
@@ -29,8 +30,8 @@ _HIDING = frozenset(
 _WARNING = (
     "problems.{problem}.loss: {share:.0%} of a finite difference comes from values that the loss hides from automatic "
     "differentiation (detach, data, item or torch.no_grad) though they depend on the parameters of '{problem}'; "
-    "expected that both take them for constants. Write mlotool.stop_gradient(x) in place of x.detach(), or set "
-    "problems.{problem}.hypergradient.product: reverse."
+    "expected that both take them for constants. Write mlotool.stop_gradient(x) in place of x.detach(), or choose a "
+    "hypergradient with product: reverse."
 )
 
 
@@ -47,8 +48,7 @@ def warn_of_hidden_values(
 ) -> None:
     """Warn where finite differences of a loss are not those of its automatic derivatives; once a problem.
 
-    Random numbers go on as if nothing had been. Losses evaluated by `torch.vmap` (tasks) and losses without a second
-    derivative are not judged.
+    Random numbers go on as if nothing had been. Losses evaluated by `torch.vmap` (tasks) are not judged.
 
     Args:
         lower_loss: the loss.
@@ -79,32 +79,21 @@ def _hidden_share(
 ) -> float:
     held, random = _Held(lower_loss), RandomState(lower_loss.devices)
 
-    def products(make: Callable[[], AbstractProduct]) -> list[list[Tensor]]:
+    def products(function: Callable[[Vector, Vector], Tensor]) -> list[list[Tensor]]:
         random.restore()
-        product = make()
+        loss = replace(lower_loss, function=function)
+        product = FiniteDifferenceProduct(loss, theta, inputs, wanted, radius)
         curved = [product.hessian(direction)] if with_hessian else []
         return [*curved, product.cross(direction)]
-
-    def differences(function: Callable[[Vector, Vector], Tensor]) -> list[list[Tensor]]:
-        loss = LowerLoss(lower_loss.problem, lower_loss.theta, function, num_tasks=lower_loss.num_tasks)
-        return products(lambda: FiniteDifferenceProduct(loss, theta, inputs, wanted, radius))
 
     with random.replayed():
         held.record(leaves(theta), leaves(inputs, tuple(wanted)))
         if not held.values:
             return 0.0
         try:
-            pairs = list(zip(differences(lower_loss), differences(held), strict=True))
-            if max(_apart(*pair) for pair in pairs) <= TOLERANCE:
-                return 0.0
-            exact = products(lambda: ReverseProduct(lower_loss, theta, inputs, wanted))
-        except (_OtherValuesError, RuntimeError):
-            # Other values at other parameters, or no second derivative: nothing to compare.
+            return max(map(_apart, products(lower_loss.function), products(held)))
+        except _OtherValuesError:
             return 0.0
-    return max(
-        _apart(free, fixed) if _distance(fixed, true) < 0.5 * _distance(free, true) else 0.0
-        for (free, fixed), true in zip(pairs, exact, strict=True)
-    )
 
 
 class _OtherValuesError(Exception):
@@ -145,13 +134,16 @@ class _Interception(TorchFunctionMode):
         super().__init__()
         self.values: list[Any] = []
         self._given = None if values is None else iter(values)
+        self._is_blocked = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call `func`; return what it returns, or what it returned before."""
         result = func(*args, **(kwargs or {}))
-        if not _hides(func, args, result):
+        if func is torch._C._set_grad_enabled:
+            self._is_blocked = not args[0]
+        if not self._hides(func, args, result):
             return result
         if self._given is None:
             self.values.append(_copied(result))
@@ -161,24 +153,23 @@ class _Interception(TorchFunctionMode):
         except StopIteration:
             raise _OtherValuesError from None
 
-
-def _hides(func: Any, args: tuple[Any, ...], result: Any) -> bool:
-    if not isinstance(result, Tensor):
-        return func in _HIDING
-    # A tensor of torch.vmap has no value outside of it; a step in place must not be undone.
-    if torch._C._functorch.is_functorch_wrapped_tensor(result) or any(result is each for each in args):
-        return False
-    return func in _HIDING or (not torch.is_grad_enabled() and result.is_floating_point())
+    def _hides(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
+        # The forward pass of an autograd.Function hides nothing: it runs without gradients, but without no_grad too.
+        self._is_blocked = self._is_blocked and not torch.is_grad_enabled()
+        if not torch.is_grad_enabled() and not self._is_blocked:
+            return False
+        if not isinstance(result, Tensor):
+            return func in _HIDING
+        # A tensor of torch.vmap has no value outside of it; a step in place must not be undone.
+        if torch._C._functorch.is_functorch_wrapped_tensor(result) or any(result is each for each in args):
+            return False
+        return func in _HIDING or (self._is_blocked and result.is_floating_point())
 
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _distance(a: Vector, b: Vector) -> float:
-    return float(norm(add(a, b, -1.0)))
-
-
 def _apart(a: Vector, b: Vector) -> float:
     scale = max(float(norm(a)), float(norm(b)))
-    return _distance(a, b) / scale if scale > 0 else 0.0
+    return float(norm(add(a, b, -1.0))) / scale if scale > 0 else 0.0

@@ -30,9 +30,11 @@ class Penalty(AbstractHypergradient):
             cotangent of x = multiplier (dg(x, y)/dx - dg(x, z_T)/dx),   y <- y - step_size (v + multiplier dq/dy)
 
     No second derivative is taken, so it is for losses whose double backward fails as well. What the loss takes for a
-    constant must stand behind `stop_gradient`: plain `detach` is seen through (the first pullback looks, and warns). With y exact for "fixed",
-    `y - z = -H^-1 v / multiplier + O(1/multiplier^2)`: the cotangent is `-M^T H^-1 v` up to O(1/multiplier), and
-    exact at any multiplier where g is quadratic in theta and its cross derivative does not depend on theta.
+    constant must stand behind `stop_gradient`: plain `detach` is seen through (the first pullback looks, and warns).
+
+    With y exact for "fixed", `y - z = -H^-1 v / multiplier + O(1/multiplier^2)`: the cotangent is `-M^T H^-1 v` up to
+    O(1/multiplier), and exact at any multiplier where g is quadratic in theta and its cross derivative does not depend
+    on theta.
 
     The solution that readers see is z, whereas the papers evaluate the upper loss at y. The node must hand on z: where
     a third problem reads this one it was trained on z, and at another x its own z is off by O(1/multiplier), which its

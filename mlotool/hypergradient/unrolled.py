@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
-from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Unroll, Vector
+from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Unroll, Vector, identity_reduce
 from mlotool.program.recording import mean_gradient
-from mlotool.program.trajectory import StepGraph, StepRecord
+from mlotool.program.trajectory import StepRecord
 from mlotool.program.update import State
 
 # A parameter's optimizer state, without the counter, which is no function of anything.
@@ -33,7 +33,7 @@ class Unrolled(AbstractHypergradient):
     through the loss, through their start (`reset_to`) and through the optimizer's hyperparameters (`optimizer.lr`).
 
     Args:
-        horizon: how many of the last steps are differentiated (truncation); None takes all `unroll_steps`.
+        horizon: how many of the last steps are differentiated (truncation); None takes all.
         remat: compute each step's gradient again in the backward pass; false keeps its graph from the step itself,
             which saves a gradient a step and holds the activations of all steps.
         second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
@@ -49,8 +49,8 @@ class Unrolled(AbstractHypergradient):
 
     Example:
         >>> from mlotool import Unrolled
-        >>> Unrolled().num_recorded(5), Unrolled(horizon=2).num_recorded(5)
-        (5, 2)
+        >>> Unrolled(horizon=2).horizon
+        2
     """
 
     horizon: int | None = None
@@ -70,25 +70,16 @@ class Unrolled(AbstractHypergradient):
         """Whether graphs are kept."""
         return not self.remat and self.second_order
 
-    def num_recorded(self, unroll_steps: int) -> int:
-        """Return the steps that are differentiated."""
-        return unroll_steps if self.horizon is None else min(self.horizon, unroll_steps)
-
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the parameters after the steps, with the reverse pass as their backward."""
         unroll = lower_loss.unroll
         assert unroll is not None
-        simulated = (
-            None
-            if unroll.records
-            else simulate(
-                unroll,
-                leaves(inputs) if self.keeps_graphs else [each.detach() for each in inputs],
-                lower_loss,
-                self.keeps_graphs,
-            )
-        )
-        records, theta = (unroll.records, lower_loss.theta) if simulated is None else simulated
+        if unroll.records:
+            records, theta = unroll.records, lower_loss.theta
+        elif not self.remat and lower_loss.reduce is identity_reduce and torch.is_grad_enabled():
+            return _connected(self, unroll, inputs, lower_loss)
+        else:
+            records, theta = simulate(unroll, [each.detach() for each in inputs], lower_loss)
         pullback = _ReversePass(self, lower_loss, unroll, records, theta)
         outputs: tuple[Tensor, ...] = Solution.apply(pullback, *inputs)
         return outputs
@@ -104,7 +95,7 @@ class Unrolled(AbstractHypergradient):
 
 
 def simulate(
-    unroll: Unroll, inputs: Vector, lower_loss: LowerLoss, keep_graphs: bool = False
+    unroll: Unroll, inputs: Vector, lower_loss: LowerLoss
 ) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...]]:
     """Take the steps of `unroll.batches` on a copy; return their records and the parameters after them.
 
@@ -112,25 +103,45 @@ def simulate(
         unroll: of the problem.
         inputs: what shapes it, detached.
         lower_loss: of the problem.
-        keep_graphs: record the graphs of the gradients too; the inputs are then leaves that require a gradient.
     """
     theta, state = unroll.begin()
     if unroll.start is not None:
         theta = unroll.start(inputs)
-    settings, records = unroll.settings(), []
-    for batch in unroll.batches:
+    records = []
+    for batch, settings in zip(unroll.batches, unroll.settings(len(unroll.batches)), strict=True):
         random = RandomState(lower_loss.devices)
         record = StepRecord(tuple(theta), tuple(state), settings, ((batch, random),), {})
-        point = leaves(theta)
+        records.append(record)
         # For the first time: the generator moves on from step to step.
-        slopes, gradient = step_gradients(
-            unroll, record, point, inputs, lower_loss, create_graph=keep_graphs, replay=False
+        _, gradient = step_gradients(
+            unroll, record, leaves(theta), inputs, lower_loss, create_graph=False, replay=False
         )
-        graph = StepGraph(point, list(inputs), slopes, gradient) if keep_graphs else None
-        records.append(replace(record, graph=graph))
         with torch.no_grad():
             theta, state = unroll.step(theta, gradient, state, settings, inputs)
     return tuple(records), tuple(theta)
+
+
+def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, lower_loss: LowerLoss) -> tuple[Tensor, ...]:
+    """Take the steps of `unroll.batches` in one graph from the inputs: no node of its own is needed."""
+    theta, state = unroll.begin()
+    if unroll.start is not None:
+        theta = unroll.start(inputs)
+    num_steps = len(unroll.batches)
+    first = 0 if algorithm.horizon is None else max(0, num_steps - algorithm.horizon)
+    for number, (batch, settings) in enumerate(zip(unroll.batches, unroll.settings(num_steps), strict=True)):
+        is_connected = number >= first
+        if not is_connected or number == first > 0:
+            theta = [tensor.detach() for tensor in theta]
+            state = [{key: value.detach() for key, value in each.items()} for each in state]
+        # A gradient is taken at an alias: the start may be a view that several parameters share.
+        at = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in theta]
+        record = StepRecord((), (), settings, ((batch, RandomState(lower_loss.devices)),), {})
+        _, gradient = step_gradients(
+            unroll, record, at, inputs, lower_loss, create_graph=is_connected and algorithm.second_order, replay=False
+        )
+        with torch.set_grad_enabled(is_connected):
+            theta, state = unroll.step(at, gradient, state, settings, inputs)
+    return tuple(theta)
 
 
 @dataclass
@@ -150,7 +161,8 @@ class _ReversePass:
 
     @property
     def reaches_start(self) -> bool:
-        return self.unroll.start is not None and len(self.last_records) == len(self.records)
+        is_whole = self.unroll.has_all and len(self.last_records) == len(self.records)
+        return self.unroll.start is not None and is_whole
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the cotangents of the wanted inputs."""

@@ -51,6 +51,7 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps, partial: fro
         problem = problems[name]
         algorithm = algorithm_of(problem)
         _check_steps(problem, algorithm)
+        _check_readings(problem, algorithm, steps)
         is_nested = name not in partial and bool(steps[name])
         algorithm.check(name, is_nested=is_nested, is_differentiated=name in differentiated)
         algorithm.check_batches(name, problem.stream, problem.unroll_steps * problem.accumulate_batches)
@@ -74,10 +75,34 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
     return found
 
 
+def _check_readings(problem: Problem, algorithm: AbstractHypergradient, steps: Steps) -> None:
+    """Refuse several steps that each read another solution as it was then, where the gradient goes on through it."""
+    if not algorithm.sees_steps or isinstance(algorithm, AbstractZerothOrder) or problem.unroll_steps == 1:
+        return
+    for nodes in steps.values():
+        made = {step.problem for step in nodes}
+        for step in nodes:
+            read = [other for other in step.inputs if other in made and other not in step.constants]
+            if step.problem == problem.name and read:
+                raise ConfigError(
+                    f"problems.{problem.name}.hypergradient: found {type(algorithm).__name__} with unroll_steps="
+                    f"{problem.unroll_steps}, but each of these steps reads the solution of '{read[0]}' as it was "
+                    "then, and only the last one is known; expected unroll_steps: 1 or an implicit hypergradient. "
+                    f"Write +hypergradient@problems.{problem.name}.hypergradient=cg."
+                )
+
+
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
     if algorithm.sees_steps:
         find_update(problem.name, problem.optimizer)
+        horizon, is_from_another = algorithm.horizon, problem.reset_to not in (None, "initial")
+        if is_from_another and horizon is not None and horizon < problem.unroll_steps:
+            raise ConfigError(
+                f"problems.{problem.name}.hypergradient.horizon: found {horizon} with unroll_steps="
+                f"{problem.unroll_steps}; expected null or at least that, since the gradient has to reach the start "
+                f"that '{problem.reset_to}' gives. Set horizon=null."
+            )
         return
     in_loss = {role.problem for role in problem.roles.values()}
     for use, other in problem.node.other_uses.items():

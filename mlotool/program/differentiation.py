@@ -34,7 +34,7 @@ class LowerLoss:
             theta*_l depends on, in the order in which `AbstractHypergradient.solution` got them.
         is_nested: whether solutions of still lower problems are eliminated inside it.
         reduce: mean over ranks.
-        unroll: the optimizer steps that led to theta, for algorithms whose `num_recorded` is not 0; else None.
+        unroll: the optimizer steps that led to theta, for algorithms that see steps; else None.
         num_tasks: length of the parameters' leading task axis; the loss is a sum over tasks that share none of their
             parameters. None without one.
         module: the problem's module.
@@ -75,16 +75,18 @@ class Unroll:
 
     Args:
         records: the steps that were taken, oldest first; empty where they are to be simulated.
+        has_all: whether the first of the records is the first step of the unroll.
         batches: by step, those to simulate with.
         loss: `(theta, inputs, batch, readings) -> loss`; `readings` replace lower solutions that have moved on.
         step: `(theta, gradient, state, settings, inputs) -> (theta, state)`: a pure step of the problem's optimizer,
             differentiable in all but the settings; gradients of unused parameters are None.
         start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
         begin: `() -> (theta, state)`: where a simulation begins otherwise.
-        settings: those of the next step, one mapping a parameter.
+        settings: `count -> those of the next count steps`, schedules included; one mapping a parameter.
     """
 
     records: tuple[StepRecord, ...]
+    has_all: bool
     batches: tuple[Any, ...]
     loss: Callable[[Vector, Vector, Any, Inputs], Tensor]
     step: Callable[
@@ -93,7 +95,7 @@ class Unroll:
     ]
     start: Callable[[Vector], Vector] | None
     begin: Callable[[], tuple[Vector, Sequence[State]]]
-    settings: Callable[[], tuple[Settings, ...]]
+    settings: Callable[[int], list[tuple[Settings, ...]]]
 
 
 class AbstractHypergradient(ABC):
@@ -103,6 +105,7 @@ class AbstractHypergradient(ABC):
         curvature: whether the stationarity is that of the "total" or the "partial" gradient.
         batch: at which batch the pullback is taken, the "last" or a "fresh" one.
         sees_steps: whether it differentiates the optimizer's steps, and so what shapes their start or their rate.
+        horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept.
     """
 
@@ -110,10 +113,7 @@ class AbstractHypergradient(ABC):
     batch: str = "last"
     sees_steps: bool = False
     keeps_graphs: bool = False
-
-    def num_recorded(self, unroll_steps: int) -> int:
-        """Return how many of the last steps it needs to know, of a problem that takes `unroll_steps`."""
-        return 0
+    horizon: int | None = None
 
     @abstractmethod
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:

@@ -124,7 +124,7 @@ class Evaluation:
                 inputs[other] = tensors
             flat = [tensor for tensors in inputs.values() for tensor in tensors.values()]
             assert lower.hypergradient is not None
-            is_unrolled = lower.hypergradient.num_recorded(lower.unroll_steps) > 0
+            is_unrolled = lower.hypergradient.sees_steps
             if not is_unrolled and not any(tensor.requires_grad for tensor in flat):
                 scope[step.problem] = lower.constants()
                 continue
@@ -140,7 +140,7 @@ class Evaluation:
         keys = {other: tuple(tensors) for other, tensors in inputs.items()}
         steps = () if lower.name in self._partial else self._steps[lower.name]
         assert lower.hypergradient is not None
-        is_unrolled = lower.hypergradient.num_recorded(lower.unroll_steps) > 0
+        is_unrolled = lower.hypergradient.sees_steps
         batch = None if is_unrolled else self._pullback_batch(lower, batches)
 
         def named(flat: Vector) -> Scope:
@@ -219,12 +219,14 @@ class Evaluation:
 
         return Unroll(
             records,
-            tuple(given) if isinstance(given, list | tuple) else (given,) * lower.unroll_steps,
+            not records or lower.trajectory.has_all,
+            # A list is one of steps; a tuple may be a batch.
+            tuple(given) if isinstance(given, list) else (given,) * lower.unroll_steps,
             loss,
             step,
             (lambda flat: start_of(lower, self.problems, named(flat))) if has_start else None,
             begin,
-            lower.settings,
+            lower.next_settings,
         )
 
 

@@ -1,6 +1,7 @@
 """One optimization problem: a module, a loss, a data stream, an optimizer, settings."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,6 +130,7 @@ class Problem:
         )
         self.places = Places(module)
         built = optimizer if isinstance(optimizer, Optimizer) or optimizer is None else optimizer(self.theta.values())
+        _check_parameters(name, built, self.theta)
         self.optimizer: Optimizer | None = built
         self.scheduler: Any = scheduler(built) if scheduler is not None and built is not None else None
         self.scheduler_interval = scheduler_interval
@@ -222,13 +224,36 @@ class Problem:
         return new_theta, new_state
 
     def settings(self) -> tuple[Settings, ...]:
-        """Return the optimizer's current hyperparameters, one mapping a parameter of theta."""
+        """Return a copy of the optimizer's current hyperparameters, one mapping a parameter of theta."""
         assert self.optimizer is not None
         found: dict[int, Settings] = {}
         for group in self.optimizer.param_groups:
-            settings = {key: value for key, value in group.items() if key != "params"}
+            # A scheduler fills a rate that is a tensor in place.
+            settings = {
+                key: value.clone() if isinstance(value, Tensor) else value
+                for key, value in group.items()
+                if key != "params"
+            }
             found.update((id(parameter), settings) for parameter in group["params"])
         return tuple(found[id(parameter)] for parameter in self.theta.values())
+
+    def next_settings(self, count: int) -> list[tuple[Settings, ...]]:
+        """Return the hyperparameters of the next `count` steps, as its scheduler will set them; nothing is changed."""
+        if self.scheduler is None or self.scheduler_interval != "step":
+            return [self.settings()] * count
+        # Both in one copy, so that the copied scheduler sets the copied optimizer.
+        twin = copy.copy(self)
+        parameters = list(self.theta.values())
+        memo: dict[int, Any] = {id(parameter): parameter for parameter in parameters}
+        twin.optimizer, twin.scheduler = copy.deepcopy((self.optimizer, self.scheduler), memo)
+        found: list[tuple[Settings, ...]] = []
+        with warnings.catch_warnings():
+            # torch warns of a scheduler that steps without its optimizer.
+            warnings.simplefilter("ignore")
+            for _ in range(count):
+                found.append(tuple(dict(each) for each in twin.settings()))
+                twin.scheduler.step()
+        return found
 
     def optimizer_state(self) -> tuple[State, ...]:
         """Return a copy of the optimizer's state, one mapping a parameter of theta."""
@@ -272,7 +297,7 @@ class Problem:
             self.stream.load_state_dict(state["stream"])
         if self.hypergradient is not None:
             self.hypergradient.load_state_dict(state["hypergradient"])
-        count = sum(len(each["random"]) for each in state["trajectory"])
+        count = sum(len(each["random"]) for each in state["trajectory"]["steps"])
         batches = [None] * count if self.stream is None or not count else self.stream.recent(count)
         self.trajectory.load_state_dict(copy.deepcopy(state["trajectory"]), batches)
 
@@ -292,10 +317,12 @@ class Problem:
         if self.reset_to is not None:
             _require(has_optimizer, f"{key}.optimizer", self.optimizer, "an optimizer, since reset_to is set")
             _require(not self.roll_back, f"{key}.roll_back", True, "false, since reset_to begins each unroll anew")
+            _require(self.warmup_steps == 0, f"{key}.warmup_steps", self.warmup_steps, "0, since reset_to undoes them")
         if self.optimizer_roles:
             find_update(self.name, self.optimizer)
             _require(self.scheduler is None, f"{key}.scheduler", "one", "null, since a problem sets hyperparameters")
-            known = [name for name, value in self.settings()[0].items() if isinstance(value, int | float)]
+            numbers = {name: value for name, value in self.settings()[0].items() if not isinstance(value, bool)}
+            known = [name for name, value in numbers.items() if isinstance(value, int | float)]
             for name in self.optimizer_roles:
                 _require(name in known, f"{key}.optimizer.{name}", "a problem", f"one of {', '.join(known)}")
 
@@ -327,6 +354,19 @@ def _role(name: str, role: str, value: str | Mapping[str, str]) -> Role:
             f"Correct {key}."
         )
     return Role(value["problem"], modes[value.get("mode")])
+
+
+def _check_parameters(name: str, optimizer: Optimizer | None, theta: Mapping[str, Tensor]) -> None:
+    """Refuse an optimizer that was built on other parameters: it would step them, or nothing."""
+    if optimizer is None:
+        return
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    missing = [key for key, tensor in theta.items() if id(tensor) not in held]
+    if missing:
+        raise ConfigError(
+            f"problems.{name}.optimizer: it does not hold the parameter '{missing[0]}' of the module; expected all of "
+            "them (tasks replace them). Pass a callable: optimizer=functools.partial(torch.optim.SGD, lr=0.1)."
+        )
 
 
 def _require(condition: bool, key: str, value: object, expected: str) -> None:

@@ -68,7 +68,7 @@ class Program:
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         for problem in self.problems.values():
             if problem.hypergradient is not None:
-                problem.trajectory = Trajectory(problem.hypergradient.num_recorded(problem.unroll_steps))
+                problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
 
     @property
     def loss_context(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -89,6 +89,17 @@ class Program:
         problem = self._problem(name)
         with torch.no_grad():
             return self._evaluation.loss(name, {name: problem.constants()}, self._batch(name, batch), steps=())
+
+    def unrolled_loss(self, name: str, batches: Mapping[str, Any]) -> LossOutput:
+        """Return the loss of problem `name` after the steps below it, taken functionally; without a graph.
+
+        Args:
+            name: the problem.
+            batches: as for `gradient`.
+        """
+        given: Scope = {name: self._problem(name).constants()}
+        with torch.no_grad():
+            return self._evaluation.loss(name, given, self._batch(name, batches.get(name)), batches=batches)
 
     def direct_loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` as a function of its own parameters alone, all solutions held fixed.

@@ -115,10 +115,11 @@ class Schedule:
         for problem in problems:
             if self._looks_ahead(problem) and problem.name not in self._snapshots:
                 self._snapshots[problem.name] = problem.snapshot()
-            if problem.name in self._at_start:
+            is_warming_up = problem.num_steps < problem.warmup_steps
+            if is_warming_up or problem.name in self._at_start:
                 problem.trajectory.clear()
-                if problem.reset_to is not None:
-                    problem.reset(self.program.start(problem.name))
+            if problem.reset_to is not None and problem.name in self._at_start:
+                problem.reset(self.program.start(problem.name))
         self._at_start.difference_update(names)
         found = [self._gradient(problem, self._next_batches(problem)) for problem in problems]
         # All hyperparameters that other problems give are those before any of these steps.
@@ -139,10 +140,10 @@ class Schedule:
     def _gradient(self, problem: Problem, batches: Iterable[Any]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the mean gradient over `batches`, which are drawn one at a time."""
         algorithm = problem.hypergradient
-        if algorithm is not None and algorithm.keeps_graphs and problem.trajectory.horizon > 0:
+        if algorithm is not None and algorithm.keeps_graphs and problem.trajectory.is_kept:
             return self._kept_gradient(problem, batches)
         outputs, total = [], None
-        is_recorded, drawn, randoms = problem.trajectory.horizon > 0, [], []
+        is_recorded, drawn, randoms = problem.trajectory.is_kept, [], []
         for batch in batches:
             if is_recorded:
                 drawn.append(batch)

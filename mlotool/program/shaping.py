@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from mlotool.core.bound_module import BoundModule
+from mlotool.core.errors import ConfigError
 from mlotool.program.problem import Problem
 from mlotool.program.update import Settings, spread
 
@@ -32,7 +33,13 @@ def learned_settings(
     for key, name in problem.optimizer_roles.items():
         other = problems[name]
         tensors = scope.get(name) or other.constants()
-        value = BoundModule(other.module, tensors, places=other.places)()
+        try:
+            value = BoundModule(other.module, tensors, places=other.places)()
+        except TypeError as error:
+            raise ConfigError(
+                f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "
+                f"({error}); expected one that gives numbers, such as mlotool.models.PositiveVector. Correct it."
+            ) from error
         given[key] = spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
     return tuple(
         {**each, **{key: values[index] for key, values in given.items()}} for index, each in enumerate(settings)

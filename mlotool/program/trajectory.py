@@ -54,15 +54,22 @@ class StepRecord:
 
 
 class Trajectory:
-    """The last steps, oldest first.
+    """The steps of an unroll, oldest first.
 
     Args:
-        horizon: how many are kept; 0 records nothing.
+        is_kept: whether anything is recorded.
+        horizon: how many of the last steps are kept; None keeps all since `clear`.
     """
 
-    def __init__(self, horizon: int = 0) -> None:
-        self.horizon = horizon
+    def __init__(self, is_kept: bool = False, horizon: int | None = None) -> None:
+        self.is_kept = is_kept
+        self.num_taken = 0
         self._steps: deque[StepRecord] = deque(maxlen=horizon)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the first step of the unroll is still there."""
+        return self.num_taken == len(self._steps)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -73,14 +80,16 @@ class Trajectory:
     def append(self, record: StepRecord) -> None:
         """Add the newest step."""
         self._steps.append(record)
+        self.num_taken += 1
 
     def clear(self) -> None:
         """Forget them: what shapes the problem has moved on."""
         self._steps.clear()
+        self.num_taken = 0
 
-    def state_dict(self) -> list[dict[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """Return all but the batches, which a stream can fetch again."""
-        return [
+        steps = [
             {
                 "theta": list(record.theta),
                 "state": [dict(each) for each in record.state],
@@ -90,8 +99,9 @@ class Trajectory:
             }
             for record in self._steps
         ]
+        return {"num_taken": self.num_taken, "steps": steps}
 
-    def load_state_dict(self, state: Sequence[Mapping[str, Any]], batches: Sequence[Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], batches: Sequence[Any]) -> None:
         """Take the state back.
 
         Args:
@@ -100,11 +110,12 @@ class Trajectory:
         """
         self.clear()
         waiting = iter(batches)
-        for each in state:
+        for each in state["steps"]:
             draws = tuple((next(waiting), RandomState.from_state_dict(random)) for random in each["random"])
             self.append(
                 StepRecord(tuple(each["theta"]), tuple(each["state"]), tuple(each["settings"]), draws, each["readings"])
             )
+        self.num_taken = state["num_taken"]
 
 
 def copied(state: State) -> State:

@@ -108,5 +108,15 @@ def test_a_nonlinear_program_with_batches() -> None:
 
 
 def test_what_is_not_solved_says_why() -> None:
-    assert "is unrolled" in solved_slope(quadratic(Unrolled()), "u", {}).note
     assert "2 parameters; it is solved up to 1" in solved_slope(quadratic(Implicit(Exact())), "u", {}, 1).note
+
+
+def test_the_slope_of_an_unrolled_program() -> None:
+    program = quadratic(Unrolled(horizon=1), start=numbers(0.3, -0.1))
+    before = parameters(program)
+    slope = solved_slope(program, "u", {})
+    assert_identical(parameters(program), before)
+    assert slope.difference == pytest.approx(slope.exact, rel=1e-6)
+    assert slope.own is not None
+    assert slope.exact is not None
+    assert slope.own < 0.7 * slope.exact

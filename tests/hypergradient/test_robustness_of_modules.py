@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import mlotool.hypergradient
+from mlotool.core import stop_gradient
 from mlotool.hypergradient import (
     KFAC,
     SABA,
@@ -34,6 +35,9 @@ from tests.hypergradient.every_algorithm import (
 from tests.hypergradient.test_kfac import needs_curvlinops
 from tests.program.reweighting import flat, relative_error
 from tests.program.small import Mlp, assert_identical, parameters
+
+# The small losses are not convex, and a Nystrom solve says so.
+pytestmark = pytest.mark.filterwarnings("ignore:The Nystrom solve")
 
 TICKS = 4
 """Two rounds of two lower steps and an upper one."""
@@ -98,12 +102,21 @@ _SHAPE = {"model": (3, 0), "weigher": (1, 1)}
 @needs_curvlinops
 @pytest.mark.parametrize("kind", ["kfac", "ekfac"])
 def test_kronecker_factors_with_a_frozen_layer(kind: Any) -> None:
-    model = Mlp()
-    model.body[0].requires_grad_(False)
-    first = model.body[0].weight.clone()
-    built = trained(lambda: Implicit(KFAC(1.0, kind, "mean_squared_error")), model)
-    assert torch.equal(model.body[0].weight, first)
+    def column(batch: Batch) -> Batch:
+        return {**batch, "target": batch["target"][:, None]}
+
+    model = Mlp().body
+    model[0].requires_grad_(False)
+    first = model[0].weight.clone()
+    solver = KFAC(1.0, kind, "mean_squared_error")
+    built = trained(lambda: Implicit(solver), model, Mlp(num_inputs=1, seed=1).body, pack=column, lower=_by_column)
+    assert torch.equal(model[0].weight, first)
     assert float(flat(built.gradient("weigher")).norm()) > 0
+
+
+def _by_column(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
+    losses = (model(batch["input"]) - batch["target"]) ** 2
+    return (torch.sigmoid(weigher(stop_gradient(losses))) * losses).mean()
 
 
 class Spare(Mlp):
@@ -238,7 +251,9 @@ def test_batch_statistics_move_once_an_optimizer_step(name: str) -> None:
 @pytest.mark.parametrize("ticks", [0, TICKS - 1])
 def test_a_gradient_changes_no_bit(name: str, ticks: int) -> None:
     """Simulated steps and recorded ones, of which some are still missing."""
-    built = trained(EVERY[name], Mlp(nn.BatchNorm1d(5, eps=1.0)), ticks=ticks)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, eps=1.0), nn.Linear(2, 1), nn.Flatten(0)).double()
+    built = trained(EVERY[name], model, ticks=ticks)
     given = {"model": Rows(3).__getitems__([0, 1, 2, 3])}
     before = _bits(built)
     for number in range(20):
@@ -280,11 +295,9 @@ def _clean(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
     return ((model(batch["input"]) - batch["target"]) ** 2).mean()
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_the_direct_gradient_is_added(name: str) -> None:
     """The difference between an upper loss with a term of its own and one without is the gradient of that term."""
-    if name in ("evolution", "first_order"):
-        pytest.skip("an estimate of the sum, and the direct gradient alone")
     found, implicit = (program(EVERY[name], upper=each).gradient("weigher") for each in (clean_and_decayed, _clean))
     weights = dict(program(EVERY[name]).problems["weigher"].module.named_parameters())
     sums = {key: implicit[key] + 0.2 * tensor.detach() for key, tensor in weights.items()}
@@ -292,10 +305,16 @@ def test_the_direct_gradient_is_added(name: str) -> None:
 
 
 def test_evolution_adds_the_direct_gradient_too() -> None:
-    """With a direction for each parameter and a small sigma it is the unrolled gradient."""
+    """With a direction for each parameter and a small sigma it is the unrolled gradient of a loss without constants."""
+
+    def lower(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
+        losses = (model(batch["input"]) - batch["target"]) ** 2
+        return (torch.sigmoid(weigher(losses[:, None])) * losses).mean()
+
     size = sum(tensor.numel() for tensor in Mlp(num_inputs=1).parameters())
     algorithm = EvolutionStrategies(size, 1e-5, "orthogonal")
-    found, expected = (program(lambda each=each: each).gradient("weigher") for each in (algorithm, Unrolled()))
+    made = (program(lambda each=each: each, lower=lower) for each in (algorithm, Unrolled()))
+    found, expected = (built.gradient("weigher") for built in made)
     assert relative_error(found, expected) < 1e-5
 
 

@@ -359,3 +359,104 @@ def test_other_optimizers_are_refused_with_those_that_work() -> None:
 def test_bad_settings(horizon: Any) -> None:
     with pytest.raises(ConfigError, match=r"hypergradient.horizon: found"):
         Unrolled(horizon=horizon)
+
+
+def test_a_problem_that_waits_for_a_slower_one_is_differentiated_through_all_its_steps() -> None:
+    """`a` takes three steps while `b` takes its three: unroll_steps of `a` is only when its solution may be read."""
+
+    def pull(batch: Any, *, own: Any, u: Any) -> Tensor:
+        return 0.5 * (own() - u()).square().sum() + 0.1 * (own() ** 4).sum()
+
+    def top(batch: Any, *, a: Any, b: Any) -> Tensor:
+        return (a() - 1).square().sum() + (b() + 1).square().sum()
+
+    def lower(name: str, steps: int, start: Tensor) -> Problem:
+        return Problem(
+            name,
+            Point(start),
+            pull,
+            roles={"own": name, "u": "u"},
+            optimizer=OPTIMIZERS["momentum"],
+            unroll_steps=steps,
+            hypergradient=Unrolled(),
+        )
+
+    starts = numbers(0.5, 0.3), numbers(-0.2, 0.9)
+    upper = Problem(
+        "u", Point(numbers(0.4, -0.6)), top, roles={"a": "a", "b": "b"}, optimizer=partial(torch.optim.SGD, lr=1.0)
+    )
+    problems = [lower("a", 1, starts[0]), lower("b", 3, starts[1]), upper]
+    built = Program(problems, Graph({"u": ["a", "b"]}, {"a": ["u"], "b": ["u"]}))
+    schedule = Schedule(built)
+    for _ in range(3):
+        schedule.tick()
+    moved = numbers(0.4, -0.6) - built.problems["u"].constants()["x"]
+
+    def loop(u: Tensor) -> Tensor:
+        ends = []
+        for start in starts:
+            theta = start.clone().requires_grad_()
+            optimizer = OPTIMIZERS["momentum"]([theta])
+            for _ in range(3):
+                optimizer.zero_grad()
+                (0.5 * (theta - u).square().sum() + 0.1 * (theta**4).sum()).backward()
+                optimizer.step()
+            ends.append(theta.detach())
+        return (ends[0] - 1).square().sum() + (ends[1] + 1).square().sum()
+
+    assert torch.allclose(moved, by_differences(loop, numbers(0.4, -0.6)), rtol=1e-8)
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_simulated_steps_follow_the_scheduler(remat: bool) -> None:
+    def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.OneCycleLR:
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=len(BATCHES))
+
+    built = program("loss", OPTIMIZERS["momentum"], Unrolled(remat=remat), scheduler=schedule)
+    before = built.problems["w"].scheduler.state_dict()
+
+    def loop(values: Tensor) -> Tensor:
+        theta = [START.clone().requires_grad_(), numbers(0.2).requires_grad_()]
+        optimizer = OPTIMIZERS["momentum"](theta)
+        scheduler = schedule(optimizer)
+        for batch in BATCHES:
+            optimizer.zero_grad()
+            fit(theta, values, batch).backward()
+            optimizer.step()
+            scheduler.step()
+        return goal(theta).detach()
+
+    found = flat(built.gradient("u", {"w": BATCHES}))
+    assert torch.allclose(found, by_differences(loop, upper_values(built)), rtol=1e-7)
+    assert built.problems["w"].scheduler.state_dict() == before
+
+
+def test_a_cut_start_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"horizon: found 2 with unroll_steps=4; .* the start"):
+        program("start", OPTIMIZERS["sgd"], Unrolled(horizon=2))
+    with pytest.raises(ConfigError, match=r"warmup_steps: found 3; expected 0"):
+        program("start", OPTIMIZERS["sgd"], warmup_steps=3)
+
+
+def test_several_steps_that_read_a_solution_are_refused() -> None:
+    def pull(batch: Any, **roles: Any) -> Tensor:
+        return sum((role() ** 2).sum() for role in roles.values())
+
+    def build(steps: int) -> Program:
+        settings: dict[str, Any] = {"optimizer": OPTIMIZERS["sgd"], "hypergradient": Unrolled()}
+        problems = [
+            Problem("v", Point(START), pull, roles={"v": "v", "x": "x"}, **settings),
+            Problem("w", Point(START), pull, roles={"w": "w", "v": "v"}, unroll_steps=steps, **settings),
+            Problem("x", Point(START), pull, roles={"w": "w"}),
+        ]
+        return Program(problems, Graph({"x": ["v"]}, {"v": ["w"], "w": ["x"]}))
+
+    build(1)
+    with pytest.raises(ConfigError, match="reads the solution of 'v' as it was then"):
+        build(2)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    net = Pair()
+    with pytest.raises(ConfigError, match="Pass a callable"):
+        Problem("w", net, upper_loss, roles={"w": "w"}, tasks=2, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))

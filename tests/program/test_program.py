@@ -10,7 +10,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Identity, Implicit
 from mlotool.program import Graph, Problem, Program
 from tests import programs
-from tests.program.reweighting import REVERSE, clean, relative_error, reweighting, weighted_by_plain_detach
+from tests.program.reweighting import REVERSE, clean, relative_error, reweighting, sample_losses
 from tests.program.small import Mlp, assert_identical, numbers, pair, samples
 from tests.programs import Point
 
