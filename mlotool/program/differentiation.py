@@ -41,6 +41,7 @@ class LowerLoss:
         batch: on which the loss is evaluated.
         optimizer_step: `(theta, gradient) -> theta`: the step that the problem's optimizer would take next, pure and
             differentiable; raises ConfigError for an optimizer without a pure form.
+        has_linear_step: whether that step is linear in the gradient.
         reader: the problem whose total gradient it is evaluated for: what an algorithm keeps from one pullback to the
             next belongs to the cotangents of one reader.
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
@@ -56,6 +57,7 @@ class LowerLoss:
     module: nn.Module | None = None
     batch: Any = None
     optimizer_step: Callable[[Vector, Vector], list[Tensor]] | None = None
+    has_linear_step: bool = False
     reader: str = ""
     batch_number: int | None = None
 

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
+from torch.optim import SGD
 
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.loss_output import LossOutput
@@ -165,6 +166,7 @@ class Evaluation:
             num_tasks=lower.tasks,
             module=lower.module,
             batch=batch,
+            has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
             reader=reader,
             batch_number=self._batch_number(lower, batches),
             optimizer_step=lambda theta, gradient: self._next_theta(lower, theta, gradient),

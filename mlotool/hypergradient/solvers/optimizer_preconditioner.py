@@ -25,7 +25,7 @@ class OptimizerPreconditioner(AbstractSolver):
     the second moment. The Jacobian is that of the problem's own pure step, its clipping, momentum and schedule
     included, so that it holds for each optimizer that has one (SGD, Adam, AdamW).
 
-    Cost: no product; a gradient, and an optimizer step back.
+    Cost: no product; a gradient (none for SGD without clipping, whose step is linear in it), an optimizer step back.
 
     Source: Choe et al. 2023 (arXiv 2310.05674).
 
@@ -49,10 +49,7 @@ class OptimizerPreconditioner(AbstractSolver):
         if lower_loss is None or lower_loss.optimizer_step is None:
             raise ConfigError(_NO_STEP)
         with torch.enable_grad():
-            point = leaves(lower_loss.theta)
-            loss = lower_loss(point, ())
-            slope = vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False)
-            gradient = leaves(lower_loss.reduce(slope))
+            gradient = leaves(_zeros(lower_loss) if lower_loss.has_linear_step else _gradient(lower_loss))
             theta = [tensor.detach() for tensor in lower_loss.theta]
             moved = lower_loss.optimizer_step(theta, gradient)
             adapted = vector_jacobian(moved, gradient, vector, retain=False)
@@ -61,3 +58,13 @@ class OptimizerPreconditioner(AbstractSolver):
         progress = Progress(tasks_of(lower_loss), Status.FIXED)
         failed = progress.end(~measured(norm(solution, num_tasks)).isfinite(), Status.NON_FINITE)
         return progress.result(choose(failed, vector, solution), 0)
+
+
+def _zeros(lower_loss: LowerLoss) -> Vector:
+    return [torch.zeros_like(tensor) for tensor in lower_loss.theta]
+
+
+def _gradient(lower_loss: LowerLoss) -> Vector:
+    point = leaves(lower_loss.theta)
+    loss = lower_loss(point, ())
+    return lower_loss.reduce(vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False))
