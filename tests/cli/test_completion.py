@@ -99,7 +99,7 @@ def test_does_not_wait_for_hydra(tmp_path: Path, line: str) -> None:
 
 def test_fish_wants_a_line_each(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMP_LINE", "mlotool run mwn hypergradient=c")
-    assert call("-sc", "query=fish")[1] == "hypergradient=cg\n"
+    assert call("-sc", "query=fish")[1] == "hypergradient=cg\nhypergradient=cg_convex\n"
     monkeypatch.setenv("COMP_LINE", "mlotool re")
     assert call("-sc", "query=fish")[1] == "report\n"
     monkeypatch.setenv("COMP_LINE", "mlotool ")
