@@ -62,7 +62,7 @@ class Unrolled(AbstractHypergradient):
         if self.horizon is not None and not (isinstance(self.horizon, int) and self.horizon >= 1):
             raise ConfigError(
                 f"hypergradient.horizon: found {self.horizon!r}; expected a whole number of at least 1, or null "
-                "for all of unroll_steps. Correct hypergradient.horizon."
+                "for all steps. Correct hypergradient.horizon."
             )
 
     @property

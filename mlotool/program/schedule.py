@@ -115,8 +115,9 @@ class Schedule:
         for problem in problems:
             if self._looks_ahead(problem) and problem.name not in self._snapshots:
                 self._snapshots[problem.name] = problem.snapshot()
-            is_warming_up = problem.num_steps < problem.warmup_steps
-            if is_warming_up or problem.name in self._at_start:
+            # The first step that counts begins an unroll; those of the warm-up belong to none.
+            is_counted = problem.num_steps > problem.warmup_steps
+            if not is_counted or problem.name in self._at_start:
                 problem.trajectory.clear()
             if problem.reset_to is not None and problem.name in self._at_start:
                 problem.reset(self.program.start(problem.name))

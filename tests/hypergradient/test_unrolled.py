@@ -460,3 +460,11 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
     net = Pair()
     with pytest.raises(ConfigError, match="Pass a callable"):
         Problem("w", net, upper_loss, roles={"w": "w"}, tasks=2, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def test_steps_of_the_warm_up_belong_to_no_unroll() -> None:
+    built = program("loss", OPTIMIZERS["sgd"], stream=Stream(BATCHES[0], 4), warmup_steps=3)
+    schedule = Schedule(built)
+    stepped = [set(schedule.tick()) for _ in range(3 + len(BATCHES))]
+    assert ["u" in each for each in stepped].index(True) == len(stepped) - 1
+    assert len(built.problems["w"].trajectory) == len(BATCHES)
