@@ -93,7 +93,7 @@ class RunnerConfig:
     """How long and on what; conf/runner/default.yaml says what each key means."""
 
     max_ticks: int = 1000
-    ticks_per_chunk: int = 50
+    ticks_per_chunk: int = 200
     log_every: int = 50
     accelerator: str = "auto"
     devices: int = 1

@@ -15,8 +15,9 @@ from mlotool.program import Program
 STATE_KEY = "mlotool"
 
 
-# A checkpoint takes 4 ms, as long as two ticks of a small problem.
+# A small checkpoint takes as long as two ticks of a small problem, a large one seconds.
 SECONDS_BETWEEN_LAST = 5.0
+LARGEST_SHARE_OF_TIME = 0.01
 
 
 class LastCheckpoint(Checkpoint):
@@ -28,12 +29,12 @@ class LastCheckpoint(Checkpoint):
 
     Args:
         path: the file.
-        seconds_between: least time between two writes.
+        seconds_between: least time between two writes; more where they take more than a hundredth of the time.
     """
 
     def __init__(self, path: Path, seconds_between: float = SECONDS_BETWEEN_LAST) -> None:
         self._path = path
-        self._seconds_between = seconds_between
+        self._seconds_between = self._pause = seconds_between
         self._written_at = float("-inf")
         self._written_step = -1
 
@@ -44,7 +45,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write after a round, if it is time."""
-        if time.monotonic() - self._written_at >= self._seconds_between:
+        if time.monotonic() - self._written_at >= self._pause:
             self._write(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -54,8 +55,10 @@ class LastCheckpoint(Checkpoint):
     def _write(self, trainer: Trainer) -> None:
         if self._written_step == trainer.global_step:
             return
+        began = time.monotonic()
         trainer.save_checkpoint(self._path)
         self._written_step, self._written_at = trainer.global_step, time.monotonic()
+        self._pause = max(self._seconds_between, (self._written_at - began) / LARGEST_SHARE_OF_TIME)
 
 
 def checkpoint_callbacks(directory: Path, monitor: str | None, mode: str) -> list[Callback]:

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlotool.runner.folder import plain
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
 
+SECONDS_BETWEEN_FLUSHES = 1.0
 MODES = ("offline", "online", "disabled")
 
 
@@ -28,6 +30,7 @@ class MetricLog:
     def __init__(self, path: Path) -> None:
         self.last: dict[str, float] = {}
         self._loggers: list[Logger] = []
+        self._flushed_at = float("-inf")
         is_new = not path.exists() or path.stat().st_size == 0
         self._file: TextIO = path.open("a", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
@@ -45,9 +48,15 @@ class MetricLog:
         self.last.update(values)
         # Nine digits give a float32 back exactly.
         self._writer.writerows((tick, key, f"{value:.9g}") for key, value in values.items())
-        self._file.flush()
+        if time.monotonic() - self._flushed_at >= SECONDS_BETWEEN_FLUSHES:
+            self.flush()
         for logger in self._loggers:
             logger.log_metrics(dict(values), step=tick)
+
+    def flush(self) -> None:
+        """Write what is still in memory, as is done every second."""
+        self._file.flush()
+        self._flushed_at = time.monotonic()
 
     def close(self) -> None:
         """Close metrics.csv."""

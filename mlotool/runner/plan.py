@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlotool.program import Schedule
 
 # Rounds (and with them checkpoints) of a run whose objective is not evaluated at an interval.
-CHUNKS_PER_ROUND = 20
+CHUNKS_PER_ROUND = 5
 
 
 @dataclass(frozen=True)
