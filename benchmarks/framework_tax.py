@@ -2,18 +2,22 @@
 
     python -m benchmarks.framework_tax
 
-Three rivals take turns: the whole of `mlotool.run` (Lightning, logging, evaluations, checkpoints), timed around
-the trainer's `fit`; the plain torch engine alone (`Schedule.tick` in a loop); and a bare loop. The last two evaluate
-the validation split as often as the run does. All three use the recipe's own data, models, optimizers and seeds.
+Three rivals: the whole of `mlotool.run` (Lightning, logging, evaluations, checkpoints), timed around the trainer's
+`fit`; the plain torch engine alone (`Schedule.tick` in a loop); and a bare loop, with torch's default optimizers
+where the engine has fused ones. The last two evaluate the validation split as often as the run does. All three use
+the recipe's own data, models, settings and seeds.
+
+They take turns every 50 ticks: the run's clock stands still while the other two do theirs, so that a noisy machine
+hits all of them alike.
 """
 
 import argparse
-import gc
-import os
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +34,7 @@ from mlotool.config import build
 from mlotool.program import Schedule
 
 RADIUS = 0.01
-NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-BASE = "bare loop"
+BASE, SCHEDULE, RUN = "bare loop", "Schedule.tick", "mlotool.run"
 PINNED = (
     "problems.classifier.warmup_steps=0",
     "problems.classifier.unroll_steps=1",
@@ -43,33 +46,89 @@ PINNED = (
     "hypergradient=finite_difference",
 )
 """What the bare loop takes for granted; a recipe may change, and the loops would then do different work."""
-CHECKED_TICKS, LARGEST_DIFFERENCE = 5, 1e-3
+CHECKED_TICKS, LARGEST_DIFFERENCE = 50, 1e-3
 """Rivals whose parameters are further apart after so many ticks (float32) do not do the same arithmetic."""
-Train = Callable[[Any], tuple[Seconds, list[Tensor]]]
-"""Trains a config; returns the seconds a tick, and the trained parameters."""
+TICKS_A_TURN = 50
 
 
-def train_by_run(config: Any) -> tuple[Seconds, list[Tensor]]:
-    """Train by `mlotool.run`."""
-    with tempfile.TemporaryDirectory() as folder, _timed_fit() as seconds:
-        mlotool.run(config, output_dir=Path(folder) / "run")
+@dataclass
+class Rival:
+    """What is timed.
+
+    Args:
+        train: does so many ticks, with the evaluations that fall due.
+        parameters: those that it trains, in one order for all rivals.
+    """
+
+    train: Callable[[int], None]
+    parameters: Callable[[], list[Tensor]]
+
+
+class Stopwatch:
+    """Adds up the time between `go` and `hold`."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def go(self) -> None:
+        """Begin or go on."""
+        self.wall -= time.perf_counter()
+        self.cpu -= time.process_time()
+
+    def hold(self) -> None:
+        """Stand still."""
+        self.wall += time.perf_counter()
+        self.cpu += time.process_time()
+
+
+def race(config: Any) -> dict[str, tuple[Seconds, list[Tensor]]]:
+    """Train all rivals; return their seconds a tick, and the trained parameters."""
+    rivals = {BASE: by_hand(config), SCHEDULE: by_schedule(config)}
+    watches = {name: Stopwatch() for name in (*rivals, RUN)}
+    tick, num_ticks = Schedule.tick, 0
+
+    def take_turns(schedule: Schedule) -> Any:
+        nonlocal num_ticks
+        result = tick(schedule)
+        num_ticks += 1
+        if num_ticks % TICKS_A_TURN == 0:
+            watches[RUN].hold()
+            Schedule.tick = tick
+            for name, rival in rivals.items():
+                watches[name].go()
+                rival.train(TICKS_A_TURN)
+                watches[name].hold()
+            Schedule.tick = take_turns
+            watches[RUN].go()
+        return result
+
+    with tempfile.TemporaryDirectory() as folder, _timed_fit(watches[RUN]):
+        Schedule.tick = take_turns
+        try:
+            mlotool.run(config, output_dir=Path(folder) / "run")
+        finally:
+            Schedule.tick = tick
         state = torch.load(Path(folder) / "run" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    parameters = [state[f"problem_{name}.module.{key}"] for name, key in _names(config)]
-    return _per_tick(seconds[0], config), parameters
+    parameters = {name: rival.parameters() for name, rival in rivals.items()}
+    parameters[RUN] = [state[f"problem_{name}.module.{key}"] for name, key in _names(config)]
+    return {
+        name: (Seconds(watch.wall / num_ticks, watch.cpu / num_ticks), parameters[name])
+        for name, watch in watches.items()
+    }
 
 
-def train_by_schedule(config: Any) -> tuple[Seconds, list[Tensor]]:
-    """Train by the plain torch engine."""
+def by_schedule(config: Any) -> Rival:
+    """Return the plain torch engine."""
     built = _build(config)
-    schedule = Schedule(built.program)
-    return _train(config, built, schedule.tick)
+    return _rival(config, built, Schedule(built.program).tick)
 
 
-def train_by_hand(config: Any) -> tuple[Seconds, list[Tensor]]:
-    """Train by a loop that knows nothing but the recipe's models, streams and optimizers."""
+def by_hand(config: Any) -> Rival:
+    """Return a loop that knows nothing but the recipe's models, streams and optimizers."""
     built = _build(config)
     lower, upper = (built.program.problems[name] for name in ("classifier", "reweight"))
     theta, phi = list(lower.module.parameters()), list(upper.module.parameters())
+    lower_optimizer, upper_optimizer = _default(lower.optimizer), _default(upper.optimizer)
 
     is_normalized = config.problems.classifier.loss.get("normalize", True)
 
@@ -93,7 +152,7 @@ def train_by_hand(config: Any) -> tuple[Seconds, list[Tensor]]:
             weights = upper.module(losses.detach()[:, None]).squeeze(1)
             _accuracy(logits, train)
             weights.mean()
-        _step(lower.optimizer, theta, grad(weighted(weights, losses), theta))
+        _step(lower_optimizer, theta, grad(weighted(weights, losses), theta))
 
         meta = upper.stream.next()
         logits = lower.module(meta["input"])
@@ -110,9 +169,9 @@ def train_by_hand(config: Any) -> tuple[Seconds, list[Tensor]]:
         torch._foreach_sub_(data, direction, alpha=2.0)
         below = gradient_at(train, constants)
         torch._foreach_add_(data, direction)
-        _step(upper.optimizer, phi, torch._foreach_mul(torch._foreach_sub(below, above), 0.5 / scale))
+        _step(upper_optimizer, phi, torch._foreach_mul(torch._foreach_sub(below, above), 0.5 / scale))
 
-    return _train(config, built, tick)
+    return _rival(config, built, tick)
 
 
 def _build(config: Any) -> Any:
@@ -121,18 +180,28 @@ def _build(config: Any) -> Any:
     return build(config)
 
 
-def _train(config: Any, built: Any, tick: Callable[[], Any]) -> tuple[Seconds, list[Tensor]]:
-    model = built.program.problems[config.evaluate.problem].module
-    validation = built.data.split("val")
+def _rival(config: Any, built: Any, tick: Callable[[], Any]) -> Rival:
+    problems = built.program.problems
+    model, validation = problems[config.evaluate.problem].module, built.data.split("val")
     every = config.evaluate.splits.val
-    with _without_lightning(), _stopwatch() as seconds:
-        for number in range(1, config.runner.max_ticks + 1):
+    numbers = itertools.count(1)
+
+    def train(num_ticks: int) -> None:
+        for number in itertools.islice(numbers, num_ticks):
             tick()
             if number % every == 0:
                 _validate(model, validation)
-    problems = built.program.problems
-    parameters = [dict(problems[name].module.named_parameters())[key].detach() for name, key in _names(config)]
-    return _per_tick(seconds[0], config), parameters
+
+    return Rival(
+        train,
+        lambda: [dict(problems[name].module.named_parameters())[key].detach() for name, key in _names(config)],
+    )
+
+
+def _default(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer that a loop by hand would build: the same settings, torch's default kernels."""
+    (group,) = optimizer.param_groups
+    return type(optimizer)(**{**group, "fused": None})
 
 
 @torch.no_grad()
@@ -161,51 +230,23 @@ def _names(config: Any) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def _without_lightning() -> Iterator[None]:
-    """Undo what the mere import of Lightning does to every loop in the process.
-
-    It sets a variable that makes torch ask NVML whether there is a GPU, and Adam asks at every step: on a machine
-    without one that doubles the step's time. It is part of the tax, so the loops without Lightning must not pay it.
-    """
-    saved = os.environ.pop(NVML_CHECK, None)
-    try:
-        yield
-    finally:
-        if saved is not None:
-            os.environ[NVML_CHECK] = saved
-
-
-@contextmanager
-def _stopwatch() -> Iterator[list[Seconds]]:
-    found: list[Seconds] = []
-    gc.collect()
-    wall, cpu = time.perf_counter(), time.process_time()
-    yield found
-    found.append(Seconds(time.perf_counter() - wall, time.process_time() - cpu))
-
-
-@contextmanager
-def _timed_fit() -> Iterator[list[Seconds]]:
-    """Time `Trainer.fit`: what summary.json calls training_s, and its CPU time beside it."""
-    original, found = pytorch_lightning.Trainer.fit, []
+def _timed_fit(watch: Stopwatch) -> Iterator[None]:
+    """Time `Trainer.fit`: what summary.json calls training_s."""
+    original = pytorch_lightning.Trainer.fit
 
     def fit(*args: Any, **kwargs: Any) -> None:
-        with _stopwatch() as seconds:
-            original(*args, **kwargs)
-        found.extend(seconds)
+        watch.go()
+        original(*args, **kwargs)
+        watch.hold()
 
     pytorch_lightning.Trainer.fit = fit
     try:
-        yield found
+        yield
     finally:
         pytorch_lightning.Trainer.fit = original
 
 
-def _per_tick(seconds: Seconds, config: Any) -> Seconds:
-    return Seconds(seconds.wall / config.runner.max_ticks, seconds.cpu / config.runner.max_ticks)
-
-
-def _differences(rivals: dict[str, Train], overrides: list[str]) -> dict[str, float]:
+def _differences(overrides: list[str]) -> dict[str, float]:
     """Return how far each rival's parameters are from the bare loop's, relative to how far those moved.
 
     The larger one of the two problems' distances. Ends the program where the rivals do different work.
@@ -215,7 +256,7 @@ def _differences(rivals: dict[str, Train], overrides: list[str]) -> dict[str, fl
     names = [name for name, _ in _names(config)]
     problems = _build(config).program.problems
     start = [dict(problems[name].module.named_parameters())[key].detach() for name, key in _names(config)]
-    ends = {name: train(config)[1] for name, train in rivals.items()}
+    ends = {name: end for name, (_, end) in race(config).items()}
 
     def distance(a: list[Tensor], b: list[Tensor], problem: str) -> float:
         pairs = zip(names, a, b, strict=True)
@@ -229,7 +270,7 @@ def _differences(rivals: dict[str, Train], overrides: list[str]) -> dict[str, fl
         raise SystemExit(
             f"After {CHECKED_TICKS} ticks the parameters differ from the bare loop's by {found}, relative to how far "
             f"those moved; expected at most {LARGEST_DIFFERENCE}. The recipe asks for other arithmetic than the bare "
-            "loop does: no times are reported. Bring train_by_hand or PINNED up to date."
+            "loop does: no times are reported. Bring by_hand or PINNED up to date."
         )
     return found
 
@@ -254,16 +295,11 @@ def main() -> None:
         *arguments.override,
     ]
     config = mlotool.compose("mwn", overrides)
-    rivals: dict[str, Train] = {
-        BASE: train_by_hand,
-        "Schedule.tick": train_by_schedule,
-        "mlotool.run": train_by_run,
-    }
-    differences = _differences(rivals, overrides)
-    found: dict[str, list[Seconds]] = {name: [] for name in rivals}
+    differences = _differences(overrides)
+    found: dict[str, list[Seconds]] = {}
     for _ in range(arguments.rounds):
-        for name, train in rivals.items():
-            found[name].append(train(config)[0])
+        for name, (seconds, _) in race(config).items():
+            found.setdefault(name, []).append(seconds)
     content = {
         **where,
         "mlotool": mlotool.__version__,
@@ -271,7 +307,7 @@ def main() -> None:
         "overrides": overrides,
         "num_rounds": arguments.rounds,
         "against_bare_loop": {clock: summarize(found, BASE, clock) for clock in ("cpu", "wall")},
-        "against_schedule": {clock: summarize(found, "Schedule.tick", clock) for clock in ("cpu", "wall")},
+        "against_schedule": {clock: summarize(found, SCHEDULE, clock) for clock in ("cpu", "wall")},
         "difference": differences,
     }
     print("| rival | ms a tick | time / bare loop (quartiles) | time / Schedule.tick (quartiles) | difference |")

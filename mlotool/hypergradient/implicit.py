@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -192,8 +193,12 @@ class _ImplicitPullback:
         self.solver = settings.solver
         self._unpaired = lower_loss
         self._paired = _Paired(lower_loss)
-        self.lower_loss = replace(lower_loss, function=self._paired)
         self.outputs = lower_loss.theta
+
+    @cached_property
+    def lower_loss(self) -> LowerLoss:
+        """The loss, with the same random numbers in all evaluations."""
+        return replace(self._unpaired, function=self._paired)
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return `-M^T H^-1 v` for the wanted inputs."""
@@ -244,11 +249,13 @@ class _ImplicitPullback:
     def _solve(
         self, product: AbstractProduct, vector: Vector, theta: Vector, inputs: Vector, start: Vector | None
     ) -> list[Tensor]:
-        loss, constants = self.lower_loss, [tensor.detach() for tensor in inputs]
-        point = tuple(tensor.detach() for tensor in theta)
-        bound = replace(loss, theta=point, function=lambda moved, _: loss(moved, constants))
+        reduce, loss = self._unpaired.reduce, self._unpaired
+        if self.solver.uses_loss:
+            paired, constants = self.lower_loss, [tensor.detach() for tensor in inputs]
+            point = tuple(tensor.detach() for tensor in theta)
+            loss = replace(paired, theta=point, function=lambda moved, _: paired(moved, constants))
         result = self.solver.solve(
-            lambda direction: loss.reduce(product.hessian(direction)), vector, start=start, lower_loss=bound
+            lambda direction: reduce(product.hessian(direction)), vector, start=start, lower_loss=loss
         )
         self.settings.record(loss.problem, result)
         return result.solution

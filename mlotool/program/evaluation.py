@@ -38,6 +38,15 @@ class Evaluation:
         self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._steps = steps
         self._partial = partial
+        # By problem, which of those that play a role in its loss have tasks, and how many.
+        self._stacked = {
+            name: {
+                role.problem: tasks
+                for role in problem.roles.values()
+                if (tasks := problems[role.problem].tasks) is not None
+            }
+            for name, problem in problems.items()
+        }
 
     def loss(
         self,
@@ -64,17 +73,15 @@ class Evaluation:
         problem = self.problems[name]
         scope = dict(given)
         self.add_solutions(scope, self._steps[name] if steps is None else steps, batches or {}, name, is_rollout)
-        stacked = {each.problem: self.problems[each.problem].tasks for each in problem.roles.values()}
-        num_tasks = next((count for count in stacked.values() if count is not None), None)
+        stacked = self._stacked[name]
         with self.context():
-            if num_tasks is None:
+            if not stacked:
                 return self._call_loss(problem, scope, batch, is_live)
-            full = {other: scope.get(other) or self.problems[other].constants() for other in stacked}
             output = evaluate_tasks(
                 lambda tensors, part: self._call_loss(problem, {**scope, **tensors}, part, False),
-                {other: full[other] for other, count in stacked.items() if count is not None},
+                {other: scope.get(other) or self.problems[other].constants() for other in stacked},
                 batch,
-                num_tasks,
+                next(iter(stacked.values())),
                 with_metrics=is_live,
             )
         # Tasks do not share their own parameters: the gradient of the sum is each one's.

@@ -86,7 +86,7 @@ def test_the_recipe_is_a_dozen_lines_of_python(changed: Change) -> None:
         partial(reweighted_cross_entropy, normalize=normalize),
         roles={"model": "classifier", "weigher": "reweight"},
         stream=streams["classifier"],
-        optimizer=partial(torch.optim.SGD, lr=0.1),
+        optimizer=partial(torch.optim.SGD, lr=0.1, fused=True),
         hypergradient=Implicit(Identity(0.1)),
         unroll_steps=2,
     )
@@ -96,7 +96,7 @@ def test_the_recipe_is_a_dozen_lines_of_python(changed: Change) -> None:
         cross_entropy,
         roles={"model": "classifier"},
         stream=streams["reweight"],
-        optimizer=partial(torch.optim.Adam, lr=1e-3),
+        optimizer=partial(torch.optim.Adam, lr=1e-3, fused=True),
     )
     program = Program([lower, upper], Graph({"reweight": ["classifier"]}, {"classifier": ["reweight"]}))
     for each in (program, built.program):
@@ -157,6 +157,29 @@ def test_an_optimizer_gets_tuples_and_parameters() -> None:
     optimizer = optimizer_factory("problems.a.optimizer", node)([parameter])
     assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
     assert optimizer.param_groups[0]["params"][0] is parameter
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "dtype", "expected"),
+    [
+        ("SGD", {}, torch.float32, True),
+        ("AdamW", {}, torch.float64, True),
+        ("SGD", {"fused": False}, torch.float32, False),
+        ("Adam", {"foreach": True}, torch.float32, None),
+        ("Adam", {}, torch.complex64, None),
+        ("RMSprop", {}, torch.float32, None),
+    ],
+)
+def test_optimizers_with_fused_kernels_use_them(
+    target: str, settings: dict[str, Any], dtype: torch.dtype, expected: bool | None
+) -> None:
+    node = {"_target_": f"torch.optim.{target}", "lr": 0.1, **settings}
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=dtype))
+    optimizer = optimizer_factory("problems.a.optimizer", node)([parameter])
+    assert optimizer.param_groups[0].get("fused") is expected
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert float(parameter.detach()[0].real) < 1
 
 
 def test_schedulers_inside_a_scheduler_share_its_optimizer() -> None:

@@ -40,9 +40,9 @@ def test_flushes_do_not_depend_on_chunks() -> None:
     ("changes", "round_ticks", "monitor"),
     [
         ({}, 10, "val/accuracy"),
-        ({"objective": "test/accuracy"}, 160, None),
-        ({"objective": "classifier/loss", "runner.log_every": 100}, 200, "classifier/loss"),
-        ({"objective": None}, 160, None),
+        ({"objective": "test/accuracy"}, 40, None),
+        ({"objective": "classifier/loss", "runner.log_every": 100}, 100, "classifier/loss"),
+        ({"objective": None}, 40, None),
     ],
 )
 def test_rounds_end_where_the_objective_is_known(changes: dict[str, Any], round_ticks: int, monitor: str) -> None:
