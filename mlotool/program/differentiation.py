@@ -45,6 +45,10 @@ class LowerLoss:
         reader: the problem whose total gradient it is evaluated for: what an algorithm keeps from one pullback to the
             next belongs to the cotangents of one reader.
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
+        reader_loss: `inputs -> loss` of the reader with this solution and all else held fixed; its derivative is the
+            part of the reader's gradient that no pullback sees. None where the solution is not read by a loss.
+        cotangent_scale: a task's own cotangent is that many times what arrives: `num_tasks` where the reader's loss is a
+            mean over the tasks, else 1.
     """
 
     problem: str
@@ -60,6 +64,8 @@ class LowerLoss:
     has_linear_step: bool = False
     reader: str = ""
     batch_number: int | None = None
+    reader_loss: Callable[[Vector], Tensor] | None = None
+    cotangent_scale: float = 1.0
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""

@@ -63,7 +63,12 @@ class Evaluation:
         """
         problem = self.problems[name]
         scope = dict(given)
-        self.add_solutions(scope, self._steps[name] if steps is None else steps, batches or {}, name, is_rollout)
+        made = self._steps[name] if steps is None else steps
+
+        def direct(given: Scope) -> Tensor:
+            return self.loss(name, given, batch, steps=()).loss
+
+        self.add_solutions(scope, made, batches or {}, name, is_rollout, direct)
         stacked = {each.problem: self.problems[each.problem].tasks for each in problem.roles.values()}
         num_tasks = next((count for count in stacked.values() if count is not None), None)
         with self.context():
@@ -105,6 +110,7 @@ class Evaluation:
         batches: Mapping[str, Any],
         reader: str,
         is_rollout: bool = False,
+        direct: Callable[[Scope], Tensor] | None = None,
     ) -> None:
         """Put the solutions of `steps` into `scope`.
 
@@ -114,6 +120,7 @@ class Evaluation:
             batches: as for `loss`.
             reader: the problem whose gradient they are for.
             is_rollout: as for `loss`.
+            direct: the reader's loss on its batch with the tensors of a scope in their places, and no solutions.
         """
         for step in steps:
             lower = self.problems[step.problem]
@@ -129,7 +136,7 @@ class Evaluation:
             if not is_unrolled and not any(tensor.requires_grad for tensor in flat):
                 scope[step.problem] = lower.constants()
                 continue
-            lower_loss = self._lower_loss(lower, inputs, batches, reader)
+            lower_loss = self._lower_loss(lower, inputs, batches, reader, direct)
             if is_rollout:
                 assert isinstance(lower.hypergradient, AbstractZerothOrder)
                 solution = lower.hypergradient.rollout(lower_loss, flat)
@@ -137,7 +144,14 @@ class Evaluation:
                 solution = lower.hypergradient.solution(lower_loss, flat)
             scope[step.problem] = dict(zip(lower.theta, solution, strict=True))
 
-    def _lower_loss(self, lower: Problem, inputs: Scope, batches: Mapping[str, Any], reader: str) -> LowerLoss:
+    def _lower_loss(
+        self,
+        lower: Problem,
+        inputs: Scope,
+        batches: Mapping[str, Any],
+        reader: str,
+        direct: Callable[[Scope], Tensor] | None,
+    ) -> LowerLoss:
         keys = {other: tuple(tensors) for other, tensors in inputs.items()}
         steps = () if lower.name in self._partial else self._steps[lower.name]
         assert lower.hypergradient is not None
@@ -156,6 +170,7 @@ class Evaluation:
             return self.loss(lower.name, given, batch, steps=steps, batches=batches).loss
 
         theta = tuple(tensor.detach() for tensor in lower.theta.values())
+        is_mean = lower.tasks is not None and self.problems[reader].tasks is None
         return LowerLoss(
             lower.name,
             theta,
@@ -170,6 +185,8 @@ class Evaluation:
             reader=reader,
             batch_number=self._batch_number(lower, batches),
             optimizer_step=lambda theta, gradient: self._next_theta(lower, theta, gradient),
+            reader_loss=None if direct is None else lambda flat: direct(named(flat)),
+            cotangent_scale=float(lower.tasks or 1) if is_mean else 1.0,
         )
 
     def _next_theta(self, lower: Problem, theta: Vector, gradient: Vector) -> list[Tensor]:
