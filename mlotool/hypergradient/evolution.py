@@ -30,7 +30,9 @@ class EvolutionStrategies(AbstractZerothOrder):
     the end.
 
     The error of an estimate is about `norm(gradient) sqrt(number of upper parameters / num_pairs)`, so this is for few
-    upper parameters. As in truncated unrolling, an effect of x on steps before the last `unroll_steps` is not seen;
+    upper parameters. Where the problem above has `tasks`, each has directions, ranks and weights of its own (and a
+    rollout that diverges in one task is left out there alone); else its loss is a mean over the tasks below, whose
+    rollouts run side by side. As in truncated unrolling, an effect of x on steps before the last `unroll_steps` is not seen;
     persistent strategies (PES, which add up the perturbations) are not built.
 
     Args:
@@ -108,10 +110,14 @@ class EvolutionStrategies(AbstractZerothOrder):
         return tuple(theta)
 
     def gradient(
-        self, loss: Callable[[Vector], Tensor], theta: Vector, devices: tuple[torch.device, ...] = ()
+        self,
+        loss: Callable[[Vector], Tensor],
+        theta: Vector,
+        devices: tuple[torch.device, ...] = (),
+        num_tasks: int | None = None,
     ) -> list[Tensor]:
         """Return the estimate at `theta`; every evaluation draws the same random numbers."""
-        directions = self._draw(theta)
+        directions = self._draw(theta, num_tasks)
         random = RandomState(devices)
         values = []
         with random.replayed():
@@ -119,9 +125,11 @@ class EvolutionStrategies(AbstractZerothOrder):
                 for sign in (1.0, -1.0):
                     random.restore()
                     values.append(loss(add(theta, direction, sign * self.sigma)).detach())
-        weights = self._weights(torch.stack(values).reshape(-1, 2).double())
+        weights = self._weights(torch.stack(values).reshape(self.num_pairs, 2, -1).double())
+        if num_tasks is None:
+            weights = weights[:, 0]
         total = [torch.zeros_like(tensor) for tensor in theta]
-        for direction, weight in zip(directions, weights.tolist(), strict=True):
+        for direction, weight in zip(directions, weights, strict=True):
             total = add(total, direction, weight)
         return total
 
@@ -152,14 +160,20 @@ class EvolutionStrategies(AbstractZerothOrder):
         """Take the state back."""
         self.generator.set_state(state["generator"].cpu())
 
-    def _draw(self, theta: Vector) -> list[list[Tensor]]:
+    def _draw(self, theta: Vector, num_tasks: int | None) -> list[list[Tensor]]:
         """Return directions on the parameters' devices; the numbers are drawn on the CPU, so they are the same."""
-        size = sum(tensor.numel() for tensor in theta)
+        count = num_tasks or 1
+        size = sum(tensor.numel() for tensor in theta) // count
+        drawn = torch.stack([self._rows(size) for _ in range(count)], 1)
+        return [
+            [part.to(like) for part, like in zip(unflatten(rows, theta, num_tasks), theta, strict=True)]
+            for rows in drawn
+        ]
+
+    def _rows(self, size: int) -> Tensor:
         if self.directions == "gaussian":
-            rows = torch.randn(self.num_pairs, size, generator=self.generator, dtype=torch.float64)
-        else:
-            rows = torch.cat([self._orthogonal(size, count) for count in _blocks(self.num_pairs, size)])
-        return [[part.to(like) for part, like in zip(unflatten(row[None], theta), theta, strict=True)] for row in rows]
+            return torch.randn(self.num_pairs, size, generator=self.generator, dtype=torch.float64)
+        return torch.cat([self._orthogonal(size, count) for count in _blocks(self.num_pairs, size)])
 
     def _orthogonal(self, size: int, count: int) -> Tensor:
         normal = torch.randn(size, count, generator=self.generator, dtype=torch.float64)
@@ -167,7 +181,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         return rows
 
     def _weights(self, values: Tensor) -> Tensor:
-        """Return the weight of each direction from the losses of its pair, which are of shape [num_pairs, 2]."""
+        """Return the weight of each direction, [num_pairs, tasks], from the losses of its pair, [num_pairs, 2, tasks]."""
         is_finite = values.isfinite().all(1)
         differences = torch.where(is_finite, values[:, 0] - values[:, 1], 0.0)
         self.last = {
@@ -176,7 +190,8 @@ class EvolutionStrategies(AbstractZerothOrder):
         }
         if self.shaping == "rank":
             # A rollout that diverged is the worst, not a failure.
-            ranks = _centred_ranks(torch.nan_to_num(values.flatten(), nan=torch.inf, posinf=torch.inf)).reshape(-1, 2)
+            finite = torch.nan_to_num(values, nan=torch.inf, posinf=torch.inf).flatten(0, 1)
+            ranks = torch.stack([_centred_ranks(column) for column in finite.unbind(1)], 1).reshape(values.shape)
             differences = ranks[:, 0] - ranks[:, 1]
         return differences / (2 * self.sigma * self.num_pairs)
 

@@ -32,7 +32,8 @@ class SABA(AbstractHypergradient):
     the gradient of one batch, and a table for it would need the place of the optimizer.
 
     Every pullback moves q and the tables (one set for each problem whose gradient passes through), also that of
-    `Program.gradient`.
+    `Program.gradient`. With `tasks` there is a q for each; a batch is that of all tasks together, and a place on the task
+    axis has to be the same task in all batches: with tasks that change, choose an implicit hypergradient.
 
     Args:
         step_size: of the step on the linear system; below 1 / (largest eigenvalue of a batch's H).
@@ -198,7 +199,8 @@ class _AveragedPullback:
         if len(found) != 1 or not isinstance(next(iter(found)), int):
             raise ConfigError(
                 f"hypergradient.key: found '{key}', which in the batch of '{loss.problem}' is {value!r:.200}; expected "
-                "an entry that holds one whole number, the same in each epoch. Correct hypergradient.key."
+                "an entry that holds one whole number, the same in each epoch (and for all tasks). Correct "
+                "hypergradient.key."
             )
         number: int = found.pop()
         return number

@@ -159,6 +159,19 @@ class AbstractHypergradient(ABC):
             ConfigError: it cannot.
         """
 
+    def step_direction(
+        self, problem: str, gradient: Sequence[Tensor | None], batch: Any, batch_number: int | None
+    ) -> list[Tensor | None]:
+        """Return what the problem itself steps along in the place of its gradient on one batch.
+
+        Args:
+            problem: the problem whose solution it differentiates.
+            gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
+            batch: the batch.
+            batch_number: as in `LowerLoss`.
+        """
+        return list(gradient)
+
     def statistics(self) -> dict[str, float]:
         """Return numbers to log about the last pullback, by name."""
         return {}
@@ -189,12 +202,18 @@ class AbstractZerothOrder(AbstractHypergradient):
 
     @abstractmethod
     def gradient(
-        self, loss: Callable[[Vector], Tensor], theta: Vector, devices: tuple[torch.device, ...] = ()
+        self,
+        loss: Callable[[Vector], Tensor],
+        theta: Vector,
+        devices: tuple[torch.device, ...] = (),
+        num_tasks: int | None = None,
     ) -> list[Tensor]:
         """Return an estimate of the gradient of `loss` at `theta`.
 
         Args:
-            loss: `theta -> loss`, a 0-D tensor.
+            loss: `theta -> loss`, a 0-D tensor; with tasks one value a task, which depends on that one's part of theta
+                alone.
             theta: parameters of a problem above, one tensor each.
             devices: CUDA devices whose random numbers the loss draws.
+            num_tasks: length of the leading task axis of theta; None without one.
         """

@@ -49,6 +49,7 @@ class Evaluation:
         batches: Mapping[str, Any] | None = None,
         is_live: bool = False,
         is_rollout: bool = False,
+        by_task: bool = False,
     ) -> LossOutput:
         """Return the loss of `name` with the tensors of `given` in their places.
 
@@ -60,6 +61,7 @@ class Evaluation:
             batches: batches of the lower problems, where they are not their streams' last ones.
             is_live: run the problem's module itself, so that its buffers move.
             is_rollout: the solutions are those for the tensors of `given`, as far as their steps give them.
+            by_task: the losses of the problem's own tasks, 1-D, instead of their sum.
         """
         problem = self.problems[name]
         scope = dict(given)
@@ -82,6 +84,8 @@ class Evaluation:
                 num_tasks,
                 with_metrics=is_live,
             )
+        if by_task and problem.tasks is not None:
+            return output
         # Tasks do not share their own parameters: the gradient of the sum is each one's.
         total = output.loss.sum() if problem.tasks is not None else output.loss.mean()
         return LossOutput(total, output.metrics)

@@ -282,14 +282,20 @@ class Program:
         algorithm = self._zeroth_order[name]
         assert algorithm is not None
         problem = self.problems[name]
+        # A lower solution that the tasks share lets one task's loss depend on another one's parameters.
+        is_separable = all(self.problems[step.problem].tasks is not None for step in self._steps[name])
+        num_tasks = problem.tasks if is_separable else None
 
         def loss(theta: Vector) -> Tensor:
             given: Scope = {name: dict(zip(problem.theta, theta, strict=True))}
+            by_task = num_tasks is not None
             with torch.no_grad():
-                return self._evaluation.loss(name, given, batch, batches=batches, is_rollout=True).loss
+                return self._evaluation.loss(
+                    name, given, batch, batches=batches, is_rollout=True, by_task=by_task
+                ).loss
 
         devices = tuple({device for each in self.problems.values() for device in each.devices})
-        found = algorithm.gradient(loss, [tensor.detach() for tensor in problem.theta.values()], devices)
+        found = algorithm.gradient(loss, [tensor.detach() for tensor in problem.theta.values()], devices, num_tasks)
         return list(self.reduce(found))
 
     def _batch(self, name: str, batch: Any) -> Any:
