@@ -32,8 +32,8 @@ class EvolutionStrategies(AbstractZerothOrder):
     The error of an estimate is about `norm(gradient) sqrt(number of upper parameters / num_pairs)`, so this is for few
     upper parameters. Where the problem above has `tasks`, each has directions, ranks and weights of its own (and a
     rollout that diverges in one task is left out there alone); else its loss is a mean over the tasks below, whose
-    rollouts run side by side. As in truncated unrolling, an effect of x on steps before the last `unroll_steps` is not seen;
-    persistent strategies (PES, which add up the perturbations) are not built.
+    rollouts run side by side. As in truncated unrolling, an effect of x on steps before the last `unroll_steps` is not
+    seen; persistent strategies (PES, which add up the perturbations) are not built.
 
     Args:
         num_pairs: of rollouts.
@@ -181,7 +181,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         return rows
 
     def _weights(self, values: Tensor) -> Tensor:
-        """Return the weight of each direction, [num_pairs, tasks], from the losses of its pair, [num_pairs, 2, tasks]."""
+        """Return the weights of the directions, [num_pairs, tasks], from the losses, [num_pairs, 2, tasks]."""
         is_finite = values.isfinite().all(1)
         differences = torch.where(is_finite, values[:, 0] - values[:, 1], 0.0)
         self.last = {

@@ -48,13 +48,13 @@ class Penalty(AbstractHypergradient):
     moving x alike, and the upper learning rate be small where the multiplier is large. In float32 it amplifies the
     rounding of a difference of gradients as well.
 
-    Under "barrier" the multiplier settles while x moves slowly, at `barrier (||v||^2 + ||p||^2) / <p, p + a>` where g is
-    quadratic, with p the hypergradient without its direct part and `p + a` the whole one. So it grows without end as the
-    upper problem converges, the error of O(1 / multiplier) falls, and only until then it is set by `barrier`. That
-    takes the direct part in the inner product (BOME's), which is one more gradient of the upper loss. BOME steps y
-    by step_size itself, and circles once the multiplier is above 2 / (step_size L), L the largest eigenvalue of H; hence
-    the division. What z_T lacks of the solution stays: a share (1 - step_size h)^num_steps of the cotangent, h the
-    smallest eigenvalue of H.
+    Under "barrier" the multiplier settles while x moves slowly; where g is quadratic, at
+    `barrier (||v||^2 + ||p||^2) / <p, p + a>`, with p the hypergradient without its direct part and `p + a` the whole
+    one (where the product is not positive, it grows without end). So it grows as the upper problem converges and the
+    error of O(1 / multiplier) falls; only until then `barrier` sets it. That takes the direct part in the inner product
+    (BOME's), which is one more gradient of the upper loss. BOME steps y by step_size itself, and circles once the
+    multiplier is above 2 / (step_size L), L the largest eigenvalue of H; hence the division. What z_T lacks of the
+    solution stays: a share (1 - step_size h)^num_steps of the cotangent, h the smallest eigenvalue of H.
 
     With `tasks` the penalised problem is the mean over tasks of `f_i + multiplier (g_i - min g_i)`, and y has one
     iterate a task: "fixed" equals separate problems. Under "barrier" one multiplier serves all, since the tasks share

@@ -47,8 +47,8 @@ class LowerLoss:
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
         reader_loss: `inputs -> loss` of the reader with this solution and all else held fixed; its derivative is the
             part of the reader's gradient that no pullback sees. None where the solution is not read by a loss.
-        cotangent_scale: a task's own cotangent is that many times what arrives: `num_tasks` where the reader's loss is a
-            mean over the tasks, else 1.
+        cotangent_scale: a task's own cotangent is that many times what arrives: `num_tasks` where the reader's loss is
+            a mean over the tasks, else 1.
     """
 
     problem: str
@@ -160,12 +160,13 @@ class AbstractHypergradient(ABC):
         """
 
     def step_direction(
-        self, problem: str, gradient: Sequence[Tensor | None], batch: Any, batch_number: int | None
+        self, problem: str, theta: Vector, gradient: Sequence[Tensor | None], batch: Any, batch_number: int | None
     ) -> list[Tensor | None]:
         """Return what the problem itself steps along in the place of its gradient on one batch.
 
         Args:
             problem: the problem whose solution it differentiates.
+            theta: its parameters, detached.
             gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
             batch: the batch.
             batch_number: as in `LowerLoss`.

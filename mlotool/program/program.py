@@ -63,6 +63,7 @@ class Program:
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
         self._dependence = Dependence(graph, partial)
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
+        self._read = frozenset(step.problem for steps in self._steps.values() for step in steps)
         check_algorithms(self.problems, self._steps, frozenset(partial))
         self._evaluation = Evaluation(self.problems, self._steps, frozenset(partial), self.reduce)
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
@@ -254,6 +255,23 @@ class Program:
         reduced = iter(self.reduce([tensor for tensor in gradient if tensor is not None]))
         return [None if tensor is None else next(reduced) for tensor in gradient]
 
+    def step_direction(
+        self, name: str, gradient: list[Tensor | None], batch: Any, batch_number: int | None
+    ) -> list[Tensor | None]:
+        """Return what problem `name` steps along: its gradient, or what its hypergradient makes of it.
+
+        Args:
+            name: the problem.
+            gradient: what `differentiate` returned.
+            batch: that it is of.
+            batch_number: the batch's position in its stream, where every epoch has the same batches; else None.
+        """
+        algorithm = self.problems[name].hypergradient
+        if algorithm is None or name not in self._read:
+            return gradient
+        theta = [tensor.detach() for tensor in self.problems[name].theta.values()]
+        return algorithm.step_direction(name, theta, gradient, batch, batch_number)
+
     def statistics(self) -> dict[str, float]:
         """Return what the hypergradients report about their last pullback, as `<problem>/<name>`."""
         return {
@@ -290,9 +308,7 @@ class Program:
             given: Scope = {name: dict(zip(problem.theta, theta, strict=True))}
             by_task = num_tasks is not None
             with torch.no_grad():
-                return self._evaluation.loss(
-                    name, given, batch, batches=batches, is_rollout=True, by_task=by_task
-                ).loss
+                return self._evaluation.loss(name, given, batch, batches=batches, is_rollout=True, by_task=by_task).loss
 
         devices = tuple({device for each in self.problems.values() for device in each.devices})
         found = algorithm.gradient(loss, [tensor.detach() for tensor in problem.theta.values()], devices, num_tasks)
