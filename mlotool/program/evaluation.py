@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.loss_output import LossOutput
 from mlotool.program.algorithms import Steps
 from mlotool.program.dependence import SolutionStep
-from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Reduce, Unroll, Vector
+from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Particle, Reduce, Unroll, Vector
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
 from mlotool.program.tasks import evaluate_tasks
@@ -50,6 +51,7 @@ class Evaluation:
         is_live: bool = False,
         is_rollout: bool = False,
         by_task: bool = False,
+        particle: Particle | None = None,
     ) -> LossOutput:
         """Return the loss of `name` with the tensors of `given` in their places.
 
@@ -62,6 +64,7 @@ class Evaluation:
             is_live: run the problem's module itself, so that its buffers move.
             is_rollout: the solutions are those for the tensors of `given`, as far as their steps give them.
             by_task: the losses of the problem's own tasks, 1-D, instead of their sum.
+            particle: which rollout it is.
         """
         problem = self.problems[name]
         scope = dict(given)
@@ -70,7 +73,7 @@ class Evaluation:
         def direct(given: Scope) -> Tensor:
             return self.loss(name, given, batch, steps=()).loss
 
-        self.add_solutions(scope, made, batches or {}, name, is_rollout, direct)
+        self.add_solutions(scope, made, batches or {}, name, is_rollout, direct, particle)
         stacked = {each.problem: self.problems[each.problem].tasks for each in problem.roles.values()}
         num_tasks = next((count for count in stacked.values() if count is not None), None)
         with self.context():
@@ -115,6 +118,7 @@ class Evaluation:
         reader: str,
         is_rollout: bool = False,
         direct: Callable[[Scope], Tensor] | None = None,
+        particle: Particle | None = None,
     ) -> None:
         """Put the solutions of `steps` into `scope`.
 
@@ -125,6 +129,7 @@ class Evaluation:
             reader: the problem whose gradient they are for.
             is_rollout: as for `loss`.
             direct: the reader's loss on its batch with the tensors of a scope in their places, and no solutions.
+            particle: as for `loss`.
         """
         for step in steps:
             lower = self.problems[step.problem]
@@ -143,7 +148,7 @@ class Evaluation:
             lower_loss = self._lower_loss(lower, inputs, batches, reader, direct)
             if is_rollout:
                 assert isinstance(lower.hypergradient, AbstractZerothOrder)
-                solution = lower.hypergradient.rollout(lower_loss, flat)
+                solution = lower.hypergradient.rollout(replace(lower_loss, particle=particle), flat)
             else:
                 solution = lower.hypergradient.solution(lower_loss, flat)
             scope[step.problem] = dict(zip(lower.theta, solution, strict=True))

@@ -13,7 +13,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
 from mlotool.program.dependence import Dependence
-from mlotool.program.differentiation import Reduce, Vector, identity_reduce
+from mlotool.program.differentiation import Particle, Reduce, Vector, identity_reduce
 from mlotool.program.evaluation import Evaluation, Scope
 from mlotool.program.graph import Graph
 from mlotool.program.problem import Problem
@@ -304,14 +304,18 @@ class Program:
         is_separable = all(self.problems[step.problem].tasks is not None for step in self._steps[name])
         num_tasks = problem.tasks if is_separable else None
 
-        def loss(theta: Vector) -> Tensor:
+        def loss(theta: Vector, particle: Particle | None) -> Tensor:
             given: Scope = {name: dict(zip(problem.theta, theta, strict=True))}
             by_task = num_tasks is not None
             with torch.no_grad():
-                return self._evaluation.loss(name, given, batch, batches=batches, is_rollout=True, by_task=by_task).loss
+                return self._evaluation.loss(
+                    name, given, batch, batches=batches, is_rollout=True, by_task=by_task, particle=particle
+                ).loss
 
         devices = tuple({device for each in self.problems.values() for device in each.devices})
-        found = algorithm.gradient(loss, [tensor.detach() for tensor in problem.theta.values()], devices, num_tasks)
+        found = algorithm.gradient(
+            loss, [tensor.detach() for tensor in problem.theta.values()], devices, num_tasks, name
+        )
         return list(self.reduce(found))
 
     def _batch(self, name: str, batch: Any) -> Any:
