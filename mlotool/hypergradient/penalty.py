@@ -54,7 +54,9 @@ class Penalty(AbstractHypergradient):
     error of O(1 / multiplier) falls; only until then `barrier` sets it. That takes the direct part in the inner product
     (BOME's), which is one more gradient of the upper loss. BOME steps y by step_size itself, and circles once the
     multiplier is above 2 / (step_size L), L the largest eigenvalue of H; hence the division. What z_T lacks of the
-    solution stays: a share (1 - step_size h)^num_steps of the cotangent, h the smallest eigenvalue of H.
+    solution stays: a share (1 - step_size h)^num_steps of the cotangent, h the smallest eigenvalue of H. In logistic
+    regression with a learned weight decay the error was 0.6 with 5 steps, at a barrier of 10 and of 100; with 50 steps,
+    400 pullbacks at fixed x left 0.02 and 0.003.
 
     With `tasks` the penalised problem is the mean over tasks of `f_i + multiplier (g_i - min g_i)`, and y has one
     iterate a task: "fixed" equals separate problems. Under "barrier" one multiplier serves all, since the tasks share
