@@ -10,17 +10,22 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
+from mlotool.hypergradient.particles import History
 from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, unflatten
-from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Vector
+from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Particle, Vector
 from mlotool.program.update import State
+
+End = tuple[tuple[Tensor, ...], tuple[State, ...]]
+"""The parameters and optimizer state that a rollout came to."""
 
 
 @dataclass
 class EvolutionStrategies(AbstractZerothOrder):
     """The gradient of the upper loss smoothed by a Gaussian, from antithetic pairs of rollouts.
 
-        g = 1 / (2 sigma num_pairs) sum_i (C(x + sigma e_i) - C(x - sigma e_i)) e_i,   e_i ~ N(0, I)
+        g = 1 / (2 sigma num_pairs) sum_i (C(x + sigma e_i) - C(x - sigma e_i)) E_i,   e_i ~ N(0, I)
+        E_i = e_i, or `persistent` (PES): E_i <- E_i + e_i
 
     C(x) is the whole upper loss, with what x does to it directly and through the lower problem: that one's steps since
     the problem above stepped last are taken anew from where they began, for each x + sigma e, with their own batches,
@@ -30,8 +35,17 @@ class EvolutionStrategies(AbstractZerothOrder):
     the end.
 
     The error of an estimate is about `norm(gradient) sqrt(number of upper parameters / num_pairs)`, so this is for few
-    upper parameters. As in truncated unrolling, an effect of x on steps before the last `unroll_steps` is not seen;
-    persistent strategies (PES, which add up the perturbations) are not built.
+    upper parameters. Where the problem above has `tasks`, each has directions, ranks and weights of its own (and a
+    rollout that diverges in one task is left out there alone); else its loss is a mean over the tasks below, whose
+    rollouts run side by side. As in truncated unrolling, an effect of x on steps before the last `unroll_steps` is not
+    seen.
+
+    It is with `persistent`: each rollout is then a particle that takes the next steps from where it ended itself, under
+    its new perturbation, so the loss that it comes to has seen all of them since the particles began, and their sum E
+    makes the estimate one of the gradient through all these steps, without a bias of truncation (that of sigma stays,
+    and x moves between rounds). The variance grows with their number; `restart_every` lets the particles begin again at
+    the problem's current parameters. A pair that diverged begins again by itself. Every gradient moves the particles,
+    also that of `Program.gradient`.
 
     Args:
         num_pairs: of rollouts.
@@ -40,15 +54,17 @@ class EvolutionStrategies(AbstractZerothOrder):
             as many of them as there are parameters give the gradient of a linear function exactly.
         shaping: "none", or "rank": each loss is replaced by its rank, from -0.5 to 0.5 (mean ranks where losses are
             equal). The scale of the loss is then lost, and with it that of outliers.
+        persistent: particles go on where they ended.
+        restart_every: of persistent ones: gradients after which all begin again; null lets them go on.
         seed: of the directions, which have a generator of their own; on all ranks the same.
 
     Raises:
         ConfigError: a setting is out of range.
 
     Cost: 2 num_pairs rollouts, one after the other; memory of the directions (num_pairs times the upper parameters) and
-    of the records of `unroll_steps` steps.
+    of the records of `unroll_steps` steps; persistent: of 2 num_pairs copies of lower parameters and optimizer state.
 
-    Source: Salimans et al. 2017 (arXiv 1703.03864), section 2; the caveats: Vicol et al. 2021 (arXiv 2112.13835).
+    Source: Salimans et al. 2017 (arXiv 1703.03864), section 2; Vicol et al. 2021 (arXiv 2112.13835), algorithm 2.
 
     Example:
         >>> from mlotool import EvolutionStrategies
@@ -60,9 +76,13 @@ class EvolutionStrategies(AbstractZerothOrder):
     sigma: float = 0.1
     directions: Literal["gaussian", "orthogonal"] = "gaussian"
     shaping: Literal["none", "rank"] = "none"
+    persistent: bool = False
+    restart_every: int | None = None
     seed: int = 0
     generator: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
     last: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    histories: dict[str, History] = field(default_factory=dict, init=False, repr=False, compare=False)
+    ends: dict[tuple[str, str, int], End] = field(default_factory=dict, init=False, repr=False, compare=False)
     sees_steps = True
 
     def __post_init__(self) -> None:
@@ -70,6 +90,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         for key, good, expected in (
             ("num_pairs", whole, "a whole number of at least 1"),
             ("sigma", self.sigma > 0, "a positive number"),
+            ("restart_every", self._has_good_restart(), "null, or a whole number of at least 1 with persistent: true"),
         ):
             if not good:
                 raise ConfigError(
@@ -85,19 +106,37 @@ class EvolutionStrategies(AbstractZerothOrder):
                 )
         self.generator.manual_seed(self.seed)
 
+    @property
+    def is_persistent(self) -> bool:  # type: ignore[override]
+        """Whether rollouts go on where the last ones ended."""
+        return self.persistent
+
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the current parameters as constants: no node carries this gradient."""
         return lower_loss.theta
 
     def rollout(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the parameters after the steps, had the inputs been these."""
+        particle = lower_loss.particle
+        key = None if particle is None else (lower_loss.problem, lower_loss.reader, particle.number)
+        begin = self.ends.get(key) if key is not None and particle is not None and not particle.is_new else None
+        theta, state = self._roll_out(lower_loss, inputs, begin)
+        if key is not None:
+            self.ends[key] = theta, state
+        return theta
+
+    def _roll_out(
+        self, lower_loss: LowerLoss, inputs: Vector, begin: End | None
+    ) -> tuple[tuple[Tensor, ...], tuple[State, ...]]:
         unroll = lower_loss.unroll
         assert unroll is not None
         if not unroll.records:
-            return simulate(unroll, inputs, lower_loss)[1]
+            return simulate(unroll, inputs, lower_loss, begin)[1:]
         theta: Vector = unroll.records[0].theta
         state: Sequence[State] = unroll.records[0].state
-        if unroll.start is not None and unroll.has_all:
+        if begin is not None:
+            theta, state = begin
+        elif unroll.start is not None and unroll.has_all:
             theta = unroll.start(inputs)
         for record in unroll.records:
             # A recorded reading would hide what the inputs do to the solutions that this problem reads.
@@ -105,24 +144,37 @@ class EvolutionStrategies(AbstractZerothOrder):
             _, gradient = step_gradients(unroll, present, leaves(theta), inputs, lower_loss, create_graph=False)
             with torch.no_grad():
                 theta, state = unroll.step(theta, gradient, state, record.settings, inputs)
-        return tuple(theta)
+        return tuple(theta), tuple(state)
 
     def gradient(
-        self, loss: Callable[[Vector], Tensor], theta: Vector, devices: tuple[torch.device, ...] = ()
+        self,
+        loss: Callable[[Vector, Particle | None], Tensor],
+        theta: Vector,
+        devices: tuple[torch.device, ...] = (),
+        num_tasks: int | None = None,
+        reader: str = "",
     ) -> list[Tensor]:
         """Return the estimate at `theta`; every evaluation draws the same random numbers."""
-        directions = self._draw(theta)
+        directions = self._draw(theta, num_tasks)
         random = RandomState(devices)
+        history = self.histories.setdefault(reader, History()) if self.persistent else None
         values = []
         with random.replayed():
-            for direction in directions:
-                for sign in (1.0, -1.0):
+            for number, direction in enumerate(directions):
+                for side, sign in enumerate((1.0, -1.0)):
                     random.restore()
-                    values.append(loss(add(theta, direction, sign * self.sigma)).detach())
-        weights = self._weights(torch.stack(values).reshape(-1, 2).double())
+                    particle = None if history is None else Particle(2 * number + side, number not in history.sums)
+                    values.append(loss(add(theta, direction, sign * self.sigma), particle).detach())
+        if history is not None:
+            directions = history.extended(directions)
+        weights = self._weights(torch.stack(values).reshape(self.num_pairs, 2, -1).double())
+        if num_tasks is None:
+            weights = weights[:, 0]
         total = [torch.zeros_like(tensor) for tensor in theta]
-        for direction, weight in zip(directions, weights.tolist(), strict=True):
+        for direction, weight in zip(directions, weights, strict=True):
             total = add(total, direction, weight)
+        if history is not None:
+            history.end_round(torch.stack(values).reshape(self.num_pairs, -1).isfinite().all(1), self.restart_every)
         return total
 
     def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
@@ -145,29 +197,50 @@ class EvolutionStrategies(AbstractZerothOrder):
         return dict(self.last)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the directions' generator."""
-        return {"generator": self.generator.get_state()}
+        """Return the state of the directions' generator, and what persistent rollouts go on from."""
+        state: dict[str, Any] = {"generator": self.generator.get_state()}
+        if self.persistent:
+            state["histories"] = {reader: each.state_dict() for reader, each in self.histories.items()}
+            state["ends"] = [
+                [list(key), list(theta), [dict(each) for each in of_optimizer]]
+                for key, (theta, of_optimizer) in self.ends.items()
+            ]
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the state back."""
         self.generator.set_state(state["generator"].cpu())
+        self.histories = {reader: History.from_state_dict(each) for reader, each in state.get("histories", {}).items()}
+        self.ends = {tuple(key): (tuple(theta), tuple(each)) for key, theta, each in state.get("ends", ())}
 
-    def _draw(self, theta: Vector) -> list[list[Tensor]]:
+    def _has_good_restart(self) -> bool:
+        count = self.restart_every
+        return count is None or (self.persistent and isinstance(count, int) and count >= 1)
+
+    def _draw(self, theta: Vector, num_tasks: int | None) -> list[list[Tensor]]:
         """Return directions on the parameters' devices; the numbers are drawn on the CPU, so they are the same."""
-        size = sum(tensor.numel() for tensor in theta)
+        count = num_tasks or 1
+        size = sum(tensor.numel() for tensor in theta) // count
+        drawn = torch.stack([self._rows(size) for _ in range(count)], 1)
+        return [
+            [part.to(like) for part, like in zip(unflatten(rows, theta, num_tasks), theta, strict=True)]
+            for rows in drawn
+        ]
+
+    def _rows(self, size: int) -> Tensor:
         if self.directions == "gaussian":
-            rows = torch.randn(self.num_pairs, size, generator=self.generator, dtype=torch.float64)
-        else:
-            rows = torch.cat([self._orthogonal(size, count) for count in _blocks(self.num_pairs, size)])
-        return [[part.to(like) for part, like in zip(unflatten(row[None], theta), theta, strict=True)] for row in rows]
+            return torch.randn(self.num_pairs, size, generator=self.generator, dtype=torch.float64)
+        return torch.cat([self._orthogonal(size, count) for count in _blocks(self.num_pairs, size)])
 
     def _orthogonal(self, size: int, count: int) -> Tensor:
         normal = torch.randn(size, count, generator=self.generator, dtype=torch.float64)
-        rows: Tensor = torch.linalg.qr(normal).Q.T * size**0.5
+        basis, triangle = torch.linalg.qr(normal)
+        # LAPACK chooses signs by the first row; with these the mean is zero, as sums of several rounds need it.
+        rows: Tensor = (basis * triangle.diagonal().sign()).T * size**0.5
         return rows
 
     def _weights(self, values: Tensor) -> Tensor:
-        """Return the weight of each direction from the losses of its pair, which are of shape [num_pairs, 2]."""
+        """Return the weights of the directions, [num_pairs, tasks], from the losses, [num_pairs, 2, tasks]."""
         is_finite = values.isfinite().all(1)
         differences = torch.where(is_finite, values[:, 0] - values[:, 1], 0.0)
         self.last = {
@@ -176,7 +249,8 @@ class EvolutionStrategies(AbstractZerothOrder):
         }
         if self.shaping == "rank":
             # A rollout that diverged is the worst, not a failure.
-            ranks = _centred_ranks(torch.nan_to_num(values.flatten(), nan=torch.inf, posinf=torch.inf)).reshape(-1, 2)
+            finite = torch.nan_to_num(values, nan=torch.inf, posinf=torch.inf).flatten(0, 1)
+            ranks = torch.stack([_centred_ranks(column) for column in finite.unbind(1)], 1).reshape(values.shape)
             differences = ranks[:, 0] - ranks[:, 1]
         return differences / (2 * self.sigma * self.num_pairs)
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.replay import Habit, Replay
+from mlotool.core.replay import Habit, RandomState, Replay
 from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.hidden import warn_of_hidden_values
 from mlotool.hypergradient.solution import Solution
-from mlotool.hypergradient.vector import add, dot, leaves, scaled, vector_jacobian
+from mlotool.hypergradient.vector import add, dot, leaves, scaled, vector_jacobian, zeros
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
 
 
@@ -25,9 +25,10 @@ class Penalty(AbstractHypergradient):
         rule "fixed" (F2SA):
             num_steps times   y <- y - step_size (v / multiplier + dg(x, y)/dy)
             cotangent of x = multiplier (dg(x, y)/dx - dg(x, z)/dx),   multiplier <- multiplier + growth
-        rule "barrier" (BOME), with q(y) = g(x, y) - g(x, z_T), where z_T are num_steps gradient steps on g from y:
-            multiplier = max(barrier - <v, dq/dy> / ||dq/dy||^2, 0)
-            cotangent of x = multiplier (dg(x, y)/dx - dg(x, z_T)/dx),   y <- y - step_size (v + multiplier dq/dy)
+        rule "barrier" (BOME), with q(x, y) = g(x, y) - g(x, z_T), where z_T are num_steps gradient steps on g from y,
+        and a = df/dx the direct part of the upper gradient:
+            multiplier = max(barrier - (<a, dq/dx> + <v, dq/dy>) / (||dq/dx||^2 + ||dq/dy||^2), 0)
+            cotangent of x = multiplier dq/dx,   y <- y - step_size / max(multiplier, 1) (v + multiplier dq/dy)
 
     No second derivative is taken, so it is for losses whose double backward fails as well. What the loss takes for a
     constant must stand behind `stop_gradient`: plain `detach` is seen through (the first pullback looks, and warns).
@@ -39,32 +40,43 @@ class Penalty(AbstractHypergradient):
     The solution that readers see is z, whereas the papers evaluate the upper loss at y. The node must hand on z: where
     a third problem reads this one it was trained on z, and at another x its own z is off by O(1/multiplier), which its
     multiplier makes an error of O(1). So v is the upper gradient at z, and the upper loss enters the problem for y
-    linearised there; the direct part of the upper gradient has no bias. Of BOME's inner product the upper
-    part, which no lower problem knows, is left out of the rule.
+    linearised there; the direct part of the upper gradient has no bias.
 
     Every pullback moves y (one for each problem whose gradient passes through), also that of `Program.gradient`.
     The multiplier amplifies whatever sets the two iterates apart, up to divergence of the upper problem: y should be
     trained as z is (`num_steps` the problem's `unroll_steps`, `step_size` its learning rate), so that both lag behind a
     moving x alike, and the upper learning rate be small where the multiplier is large. In float32 it amplifies the
-    rounding of a difference of gradients as well. Under "barrier" y approaches z_T until the multiplier is about
-    1 / step_size, and then goes round, so the cotangent does not converge: at 200 steps and a barrier of 0.1 its error
-    was 1 to 5 % on a quadratic bilevel program and 0.3 to 40 % on larger ones; at 5 steps it was 6 to 90 %.
+    rounding of a difference of gradients as well.
+
+    Under "barrier" the multiplier settles while x moves slowly; where g is quadratic, at
+    `barrier (||v||^2 + ||p||^2) / <p, p + a>`, with p the hypergradient without its direct part and `p + a` the whole
+    one (where the product is not positive, it grows without end). So it grows as the upper problem converges and the
+    error of O(1 / multiplier) falls; only until then `barrier` sets it. That takes the direct part in the inner product
+    (BOME's), which is one more gradient of the upper loss. BOME steps y by step_size itself, and circles once the
+    multiplier is above 2 / (step_size L), L the largest eigenvalue of H; hence the division. What z_T lacks of the
+    solution stays: a share (1 - step_size h)^num_steps of the cotangent, h the smallest eigenvalue of H. In logistic
+    regression with a learned weight decay the error was 0.6 with 5 steps, at a barrier of 10 and of 100; with 50 steps,
+    400 pullbacks at fixed x left 0.02 and 0.003.
+
+    With `tasks` the penalised problem is the mean over tasks of `f_i + multiplier (g_i - min g_i)`, and y has one
+    iterate a task: "fixed" equals separate problems. Under "barrier" one multiplier serves all, since the tasks share
+    x, and inner products over y are means over tasks.
 
     Args:
         multiplier: of "fixed": the weight of the lower problem in the penalised one.
         growth: of "fixed": what the multiplier grows by at each pullback.
         num_steps: gradient steps of y, or from y to z_T.
         step_size: of these, in units of the lower problem's learning rate (F2SA's alpha is step_size / multiplier);
-            under "barrier" of y as well.
+            under "barrier" of y as well, divided by the multiplier where that is above 1.
         rule: "fixed" or "barrier".
-        barrier: of "barrier": q falls at least at the rate barrier ||dq/dy||^2 (BOME's eta).
+        barrier: of "barrier": q falls at least at the rate barrier ||dq||^2 (BOME's eta).
         warm_start: false begins with y = z at each pullback, for a problem that begins anew each time (a new task).
         batch: the batch of all evaluations of a pullback: the "last" one the problem trained on, or a "fresh" one.
 
     Raises:
         ConfigError: a setting is out of range, or does not belong to the rule.
 
-    Cost: num_steps + 2 gradients, num_steps + 3 under "barrier"; a copy of the parameters.
+    Cost: num_steps + 2 gradients, under "barrier" num_steps + 1 and one of the upper loss; a copy of the parameters.
 
     Source: Kwon et al. 2023 (arXiv 2301.10945), algorithm 1; Ye et al. 2022 (arXiv 2209.08709), algorithm 1.
 
@@ -197,25 +209,31 @@ class _PenaltyPullback:
     def _fixed(
         self, slopes: "_Slopes", point: Vector, theta: Vector, vector: Vector, multiplier: float
     ) -> tuple[list[Tensor], Vector]:
-        pull = scaled(vector, 1 / multiplier)
+        scale = self.lower_loss.cotangent_scale
+        pull = scaled(vector, scale / multiplier)
         for _ in range(self.settings.num_steps):
             point = add(point, add(pull, slopes.lower(point)), -self.settings.step_size)
-        return scaled(add(slopes.upper(point), slopes.upper(theta), -1.0), multiplier), point
+        return scaled(add(slopes.upper(point), slopes.upper(theta), -1.0), multiplier / scale), point
 
     def _barrier(self, slopes: "_Slopes", point: Vector, vector: Vector) -> tuple[list[Tensor], Vector]:
         assert self.settings.barrier is not None
+        scale, step_size = self.lower_loss.cotangent_scale, self.settings.step_size
         # z_T is a constant in dq, so dq/dy = dg(x, y)/dy.
         slope, upper = slopes.both(point)
-        solved = add(point, slope, -self.settings.step_size)
+        solved = add(point, slope, -step_size)
         for _ in range(self.settings.num_steps - 1):
-            solved = add(solved, slopes.lower(solved), -self.settings.step_size)
-        square = dot(slope, slope)
+            solved = add(solved, slopes.lower(solved), -step_size)
+        shift = scaled(add(upper, slopes.upper(solved), -1.0), 1 / scale)
+        mean_shift = self.lower_loss.reduce(shift)
+        product = dot(vector, slope) + dot(slopes.direct(), mean_shift)
+        square = dot(slope, slope) / scale + dot(mean_shift, mean_shift)
         # Where q is stationary the rule has no value, and nothing to penalise.
-        ratio = dot(vector, slope) / torch.where(square > 0, square, 1.0)
+        ratio = product / torch.where(square > 0, square, 1.0)
         multiplier = torch.where(square > 0, (self.settings.barrier - ratio).clamp_min(0.0), 0.0)
         self.settings.last_multiplier = float(multiplier)
-        found = scaled(add(upper, slopes.upper(solved), -1.0), multiplier)
-        return found, add(point, add(vector, scaled(slope, multiplier)), -self.settings.step_size)
+        pull = add(scaled(vector, scale), scaled(slope, multiplier))
+        # A step along lambda dq/dy is stable up to lambda step_size L = 2.
+        return scaled(shift, multiplier), add(point, pull, -step_size / multiplier.clamp_min(1.0))
 
 
 class _Slopes:
@@ -258,6 +276,17 @@ class _Slopes:
 
         found = self._replay(evaluate)
         return list(self._loss.reduce(found[: len(point)])), list(found[len(point) :])
+
+    def direct(self) -> list[Tensor]:
+        """Return the derivative of the reader's loss with respect to the wanted inputs, all solutions fixed."""
+        read = self._loss.reader_loss
+        values, sources = self._sources()
+        if read is None:
+            return zeros(sources)
+        with torch.enable_grad(), RandomState(self._loss.devices).replayed():
+            loss = read(values)
+            found = vector_jacobian([loss], sources, [torch.ones_like(loss)], retain=False)
+        return list(self._loss.reduce(found))
 
     def _mean(self, evaluate: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
         return list(self._loss.reduce(self._replay(evaluate)))

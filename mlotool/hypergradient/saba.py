@@ -1,4 +1,4 @@
-"""SABA: one step on the linear system a pullback, its products averaged over all batches by SAGA."""
+"""SABA: one step on the linear system a pullback; its products and the problem's own steps averaged by SAGA."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,29 +21,35 @@ class SABA(AbstractHypergradient):
         i the batch, q kept from pullback to pullback, mean_j over the batches that have been met:
         h = H_i q,   h^ = h - h_i + mean_j h_j,   h_i <- h,   q <- q - step_size (h^ - v)
         c = M_i^T q, c^ = c - c_i + mean_j c_j,   c_i <- c,   cotangent of x = -c^
+        and in each of the problem's own steps, with g = dC_i/dtheta:
+        g^ = g - g_i + mean_j g_j,   g_i <- g,   the optimizer gets g^
 
     Each pullback sees one batch, but at fixed x, theta and v, q converges linearly to the solution over all batches and
-    the cotangent to the one over all batches; where they move, the noise falls with how fast they do. At its first
-    visit a batch counts as itself (`h^ = h`). It needs a fixed partition of the data into batches: a stream with
+    the cotangent to the one over all batches; where they move, the noise falls with how fast they do, so that with
+    steps of constant size x and theta converge to the exact solution. At its first visit a batch counts as itself
+    (`h^ = h`). It needs a fixed partition of the data into batches: a stream with
     `shuffle: false`, or a batch that says which one it is (`key`). Random transforms of the samples are averaged as if
     they did not change, and batches count alike, whatever their size.
 
-    The variance of v (that of the upper batch) stays, and that of the lower problem's own gradient: the optimizer takes
-    the gradient of one batch, and a table for it would need the place of the optimizer.
+    The variance of the upper batch stays, in v and in the upper problem's own part of its gradient: SABA's tables of
+    these would belong to the upper problem's stream. Where the upper loss is on all its data there is none.
 
     Every pullback moves q and the tables (one set for each problem whose gradient passes through), also that of
-    `Program.gradient`.
+    `Program.gradient`. With `tasks` there is a q for each; a batch is that of all tasks together, and a place on the
+    task axis has to be the same task in all batches: with tasks that change, choose an implicit hypergradient.
 
     Args:
         step_size: of the step on the linear system; below 1 / (largest eigenvalue of a batch's H).
         key: entry of the batch that numbers it: a whole number, or a tensor whose elements all are that number. None
             takes the batch's position in its stream.
+        average_gradient: the problem's own steps are averaged as well; false leaves them the gradient of their batch,
+            for a problem whose parameters move far between two visits to a batch.
 
     Raises:
         ConfigError: the step size is not positive; the stream shuffles, or gives pullbacks some of the batches only.
 
-    Cost: a Hessian-vector and a cross product; memory of q and, for each batch, of one vector of the parameters' size
-    and one of the inputs' size: (number of batches + 2) (p + n) numbers.
+    Cost: a Hessian-vector and a cross product; memory of q and, for each batch, of two vectors of the parameters' size
+    (one without `average_gradient`) and one of the inputs' size: (number of batches + 1) (2 p + n) + p numbers.
 
     Source: Dagreou et al. 2022 (arXiv 2201.13409), algorithm 1 and section 3.2.
 
@@ -55,6 +61,9 @@ class SABA(AbstractHypergradient):
 
     step_size: float
     key: str | None = None
+    average_gradient: bool = True
+    gradients: "_Table" = field(default_factory=lambda: _Table(), init=False, repr=False, compare=False)
+    is_used: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
     readers: dict[str, "_Averages"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,13 +101,32 @@ class SABA(AbstractHypergradient):
                 "that all are. Choose a batch_size or unroll_steps so that the two numbers have no divisor in common."
             )
 
+    def step_direction(
+        self, problem: str, theta: Vector, gradient: Sequence[Tensor | None], batch: Any, batch_number: int | None
+    ) -> list[Tensor | None]:
+        """Return the averaged gradient; a parameter that no batch has used stays without one."""
+        if not self.average_gradient:
+            return list(gradient)
+        before = self.is_used or [False] * len(gradient)
+        self.is_used = [was or value is not None for was, value in zip(before, gradient, strict=True)]
+        number = number_of(problem, batch, batch_number, self.key)
+        present = [torch.zeros_like(x) if value is None else value for x, value in zip(theta, gradient, strict=True)]
+        found = self.gradients.replace(number, present)
+        return [value if used else None for value, used in zip(found, self.is_used, strict=True)]
+
     def state_dict(self) -> dict[str, Any]:
-        """Return q and the tables, by reader."""
-        return {name: each.state_dict() for name, each in self.readers.items()}
+        """Return q and the tables, by reader, and the table of gradients."""
+        return {
+            "readers": {name: each.state_dict() for name, each in self.readers.items()},
+            "gradients": self.gradients.state_dict(),
+            "is_used": list(self.is_used),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the state back."""
-        self.readers = {name: _Averages.from_state_dict(each) for name, each in state.items()}
+        self.readers = {name: _Averages.from_state_dict(each) for name, each in state["readers"].items()}
+        self.gradients = _Table.from_state_dict(state["gradients"])
+        self.is_used = list(state["is_used"])
 
 
 class _Table:
@@ -171,7 +199,8 @@ class _AveragedPullback:
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the averaged `-M^T q` for the wanted inputs, and move q."""
-        loss, number = self.lower_loss, self._number()
+        loss = self.lower_loss
+        number = number_of(loss.problem, loss.batch, loss.batch_number, self.settings.key)
         averages = self.settings.readers.setdefault(loss.reader, _Averages())
         product = ReverseProduct(loss, theta, inputs, wanted)
         kept = averages.solution
@@ -187,21 +216,33 @@ class _AveragedPullback:
         """Not called: `check` refuses the graphs that would."""
         raise AssertionError("The pullback from tables has no derivative.")
 
-    def _number(self) -> Hashable:
-        loss, key = self.lower_loss, self.settings.key
-        if key is None:
-            if loss.batch_number is None:
-                raise ConfigError(_NO_PARTITION.format(problem=loss.problem))
-            return loss.batch_number
-        value = loss.batch.get(key) if isinstance(loss.batch, Mapping) else None
-        found: set[Any] = set(value.reshape(-1).tolist()) if isinstance(value, Tensor) else {value}
-        if len(found) != 1 or not isinstance(next(iter(found)), int):
-            raise ConfigError(
-                f"hypergradient.key: found '{key}', which in the batch of '{loss.problem}' is {value!r:.200}; expected "
-                "an entry that holds one whole number, the same in each epoch. Correct hypergradient.key."
-            )
-        number: int = found.pop()
-        return number
+
+def number_of(problem: str, batch: Any, batch_number: int | None, key: str | None) -> Hashable:
+    """Return what tells a batch from the others.
+
+    Args:
+        problem: its problem.
+        batch: the batch.
+        batch_number: its position in the stream, where every epoch has the same batches; else None.
+        key: the entry that numbers it; None takes the position.
+
+    Raises:
+        ConfigError: nothing does.
+    """
+    if key is None:
+        if batch_number is None:
+            raise ConfigError(_NO_PARTITION.format(problem=problem))
+        return batch_number
+    value = batch.get(key) if isinstance(batch, Mapping) else None
+    found: set[Any] = set(value.reshape(-1).tolist()) if isinstance(value, Tensor) else {value}
+    if len(found) != 1 or not isinstance(next(iter(found)), int):
+        raise ConfigError(
+            f"hypergradient.key: found '{key}', which in the batch of '{problem}' is {value!r:.200}; expected "
+            "an entry that holds one whole number, the same in each epoch (and for all tasks). Correct "
+            "hypergradient.key."
+        )
+    number: int = found.pop()
+    return number
 
 
 _NO_PARTITION = (

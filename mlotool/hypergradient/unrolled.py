@@ -79,7 +79,7 @@ class Unrolled(AbstractHypergradient):
         elif not self.remat and lower_loss.reduce is identity_reduce and torch.is_grad_enabled():
             return _connected(self, unroll, inputs, lower_loss)
         else:
-            records, theta = simulate(unroll, [each.detach() for each in inputs], lower_loss)
+            records, theta, _ = simulate(unroll, [each.detach() for each in inputs], lower_loss)
         pullback = _ReversePass(self, lower_loss, unroll, records, theta)
         outputs: tuple[Tensor, ...] = Solution.apply(pullback, *inputs)
         return outputs
@@ -95,16 +95,17 @@ class Unrolled(AbstractHypergradient):
 
 
 def simulate(
-    unroll: Unroll, inputs: Vector, lower_loss: LowerLoss
-) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...]]:
-    """Take the steps of `unroll.batches` on a copy; return their records and the parameters after them.
+    unroll: Unroll, inputs: Vector, lower_loss: LowerLoss, begin: tuple[Vector, Sequence[State]] | None = None
+) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...], tuple[State, ...]]:
+    """Take the steps of `unroll.batches` on a copy; return their records, and parameters and state after them.
 
     Args:
         unroll: of the problem.
         inputs: what shapes it, detached.
         lower_loss: of the problem.
+        begin: the parameters and state before them; None is where the problem is.
     """
-    theta, state = unroll.begin()
+    theta, state = unroll.begin() if begin is None else begin
     if unroll.start is not None:
         theta = unroll.start(inputs)
     records = []
@@ -118,7 +119,7 @@ def simulate(
         )
         with torch.no_grad():
             theta, state = unroll.step(theta, gradient, state, settings, inputs)
-    return tuple(records), tuple(theta)
+    return tuple(records), tuple(theta), tuple(state)
 
 
 def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, lower_loss: LowerLoss) -> tuple[Tensor, ...]:

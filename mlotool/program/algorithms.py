@@ -72,6 +72,15 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
                 f"another solution by {found}, which estimates it as a whole; expected the same for both. Write "
                 "the same hypergradient for all problems below."
             )
+    if found is not None and found.is_persistent:
+        for step in steps[name]:
+            read = [other for other in step.inputs if other in below]
+            if read:
+                raise ConfigError(
+                    f"problems.{step.problem}.hypergradient.persistent: found true, but '{step.problem}' reads the "
+                    f"solution of '{read[0]}', which its rollouts would need as it was at each step; expected false in "
+                    "a chain of solutions. Set persistent=false."
+                )
     return found
 
 
@@ -94,6 +103,14 @@ def _check_readings(problem: Problem, algorithm: AbstractHypergradient, steps: S
 
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
+    if algorithm.is_persistent:
+        for key, value in (("reset_to", problem.reset_to), ("roll_back", problem.roll_back or None)):
+            if value is not None:
+                raise ConfigError(
+                    f"problems.{problem.name}.{key}: found {value!r} with persistent: true, whose rollouts go on where "
+                    "the last ones ended, while the problem's own steps begin elsewhere; expected that they go on as "
+                    f"well. Set persistent=false, or leave {key} out."
+                )
     if algorithm.sees_steps:
         find_update(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.reset_to not in (None, "initial")

@@ -24,6 +24,19 @@ def identity_reduce(vector: Vector) -> Vector:
 
 
 @dataclass(frozen=True)
+class Particle:
+    """A rollout that goes on where the last one of its number ended.
+
+    Args:
+        number: among those of one reader.
+        is_new: whether it begins where the problem itself does.
+    """
+
+    number: int
+    is_new: bool
+
+
+@dataclass(frozen=True)
 class LowerLoss:
     """The loss of a lower problem as a pure function, on one batch.
 
@@ -45,6 +58,11 @@ class LowerLoss:
         reader: the problem whose total gradient it is evaluated for: what an algorithm keeps from one pullback to the
             next belongs to the cotangents of one reader.
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
+        reader_loss: `inputs -> loss` of the reader with this solution and all else held fixed; its derivative is the
+            part of the reader's gradient that no pullback sees. None where the solution is not read by a loss.
+        cotangent_scale: a task's own cotangent is that many times what arrives: `num_tasks` where the reader's loss is
+            a mean over the tasks, else 1.
+        particle: which rollout it is for; None where none is kept.
     """
 
     problem: str
@@ -60,6 +78,9 @@ class LowerLoss:
     has_linear_step: bool = False
     reader: str = ""
     batch_number: int | None = None
+    reader_loss: Callable[[Vector], Tensor] | None = None
+    cotangent_scale: float = 1.0
+    particle: Particle | None = None
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""
@@ -109,12 +130,14 @@ class AbstractHypergradient(ABC):
         sees_steps: whether it differentiates the optimizer's steps, and so what shapes their start or their rate.
         horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept.
+        is_persistent: whether it has rollouts of its own that go on from one gradient to the next.
     """
 
     curvature: str = "total"
     batch: str = "last"
     sees_steps: bool = False
     keeps_graphs: bool = False
+    is_persistent: bool = False
     horizon: int | None = None
 
     @abstractmethod
@@ -153,6 +176,20 @@ class AbstractHypergradient(ABC):
             ConfigError: it cannot.
         """
 
+    def step_direction(
+        self, problem: str, theta: Vector, gradient: Sequence[Tensor | None], batch: Any, batch_number: int | None
+    ) -> list[Tensor | None]:
+        """Return what the problem itself steps along in the place of its gradient on one batch.
+
+        Args:
+            problem: the problem whose solution it differentiates.
+            theta: its parameters, detached.
+            gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
+            batch: the batch.
+            batch_number: as in `LowerLoss`.
+        """
+        return list(gradient)
+
     def statistics(self) -> dict[str, float]:
         """Return numbers to log about the last pullback, by name."""
         return {}
@@ -183,12 +220,20 @@ class AbstractZerothOrder(AbstractHypergradient):
 
     @abstractmethod
     def gradient(
-        self, loss: Callable[[Vector], Tensor], theta: Vector, devices: tuple[torch.device, ...] = ()
+        self,
+        loss: Callable[[Vector, Particle | None], Tensor],
+        theta: Vector,
+        devices: tuple[torch.device, ...] = (),
+        num_tasks: int | None = None,
+        reader: str = "",
     ) -> list[Tensor]:
         """Return an estimate of the gradient of `loss` at `theta`.
 
         Args:
-            loss: `theta -> loss`, a 0-D tensor.
+            loss: `(theta, particle) -> loss`, a 0-D tensor; with tasks one value a task, which depends on that one's
+                part of theta alone. The particle goes to the rollouts.
             theta: parameters of a problem above, one tensor each.
             devices: CUDA devices whose random numbers the loss draws.
+            num_tasks: length of the leading task axis of theta; None without one.
+            reader: the problem above: what is kept from one gradient to the next belongs to it.
         """

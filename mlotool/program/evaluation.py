@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.loss_output import LossOutput
 from mlotool.program.algorithms import Steps
 from mlotool.program.dependence import SolutionStep
-from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Reduce, Unroll, Vector
+from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Particle, Reduce, Unroll, Vector
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
 from mlotool.program.tasks import evaluate_tasks
@@ -58,6 +59,8 @@ class Evaluation:
         batches: Mapping[str, Any] | None = None,
         is_live: bool = False,
         is_rollout: bool = False,
+        by_task: bool = False,
+        particle: Particle | None = None,
     ) -> LossOutput:
         """Return the loss of `name` with the tensors of `given` in their places.
 
@@ -69,10 +72,17 @@ class Evaluation:
             batches: batches of the lower problems, where they are not their streams' last ones.
             is_live: run the problem's module itself, so that its buffers move.
             is_rollout: the solutions are those for the tensors of `given`, as far as their steps give them.
+            by_task: the losses of the problem's own tasks, 1-D, instead of their sum.
+            particle: which rollout it is.
         """
         problem = self.problems[name]
         scope = dict(given)
-        self.add_solutions(scope, self._steps[name] if steps is None else steps, batches or {}, name, is_rollout)
+        made = self._steps[name] if steps is None else steps
+
+        def direct(given: Scope) -> Tensor:
+            return self.loss(name, given, batch, steps=()).loss
+
+        self.add_solutions(scope, made, batches or {}, name, is_rollout, direct, particle)
         stacked = self._stacked[name]
         with self.context():
             if not stacked:
@@ -84,6 +94,8 @@ class Evaluation:
                 next(iter(stacked.values())),
                 with_metrics=is_live,
             )
+        if by_task and problem.tasks is not None:
+            return output
         # Tasks do not share their own parameters: the gradient of the sum is each one's.
         total = output.loss.sum() if problem.tasks is not None else output.loss.mean()
         return LossOutput(total, output.metrics)
@@ -112,6 +124,8 @@ class Evaluation:
         batches: Mapping[str, Any],
         reader: str,
         is_rollout: bool = False,
+        direct: Callable[[Scope], Tensor] | None = None,
+        particle: Particle | None = None,
     ) -> None:
         """Put the solutions of `steps` into `scope`.
 
@@ -121,6 +135,8 @@ class Evaluation:
             batches: as for `loss`.
             reader: the problem whose gradient they are for.
             is_rollout: as for `loss`.
+            direct: the reader's loss on its batch with the tensors of a scope in their places, and no solutions.
+            particle: as for `loss`.
         """
         for step in steps:
             lower = self.problems[step.problem]
@@ -136,15 +152,22 @@ class Evaluation:
             if not is_unrolled and not any(tensor.requires_grad for tensor in flat):
                 scope[step.problem] = lower.constants()
                 continue
-            lower_loss = self._lower_loss(lower, inputs, batches, reader)
+            lower_loss = self._lower_loss(lower, inputs, batches, reader, direct)
             if is_rollout:
                 assert isinstance(lower.hypergradient, AbstractZerothOrder)
-                solution = lower.hypergradient.rollout(lower_loss, flat)
+                solution = lower.hypergradient.rollout(replace(lower_loss, particle=particle), flat)
             else:
                 solution = lower.hypergradient.solution(lower_loss, flat)
             scope[step.problem] = dict(zip(lower.theta, solution, strict=True))
 
-    def _lower_loss(self, lower: Problem, inputs: Scope, batches: Mapping[str, Any], reader: str) -> LowerLoss:
+    def _lower_loss(
+        self,
+        lower: Problem,
+        inputs: Scope,
+        batches: Mapping[str, Any],
+        reader: str,
+        direct: Callable[[Scope], Tensor] | None,
+    ) -> LowerLoss:
         keys = {other: tuple(tensors) for other, tensors in inputs.items()}
         steps = () if lower.name in self._partial else self._steps[lower.name]
         assert lower.hypergradient is not None
@@ -163,6 +186,7 @@ class Evaluation:
             return self.loss(lower.name, given, batch, steps=steps, batches=batches).loss
 
         theta = tuple(tensor.detach() for tensor in lower.theta.values())
+        is_mean = lower.tasks is not None and self.problems[reader].tasks is None
         return LowerLoss(
             lower.name,
             theta,
@@ -177,6 +201,8 @@ class Evaluation:
             reader=reader,
             batch_number=self._batch_number(lower, batches),
             optimizer_step=lambda theta, gradient: self._next_theta(lower, theta, gradient),
+            reader_loss=None if direct is None else lambda flat: direct(named(flat)),
+            cotangent_scale=float(lower.tasks or 1) if is_mean else 1.0,
         )
 
     def _next_theta(self, lower: Problem, theta: Vector, gradient: Vector) -> list[Tensor]:

@@ -13,7 +13,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
 from mlotool.program.dependence import Dependence
-from mlotool.program.differentiation import Reduce, Vector, identity_reduce
+from mlotool.program.differentiation import Particle, Reduce, Vector, identity_reduce
 from mlotool.program.evaluation import Evaluation, Scope
 from mlotool.program.graph import Graph
 from mlotool.program.problem import Problem
@@ -63,6 +63,7 @@ class Program:
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
         self._dependence = Dependence(graph, partial)
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
+        self._read = frozenset(step.problem for steps in self._steps.values() for step in steps)
         check_algorithms(self.problems, self._steps, frozenset(partial))
         self._evaluation = Evaluation(self.problems, self._steps, frozenset(partial), self.reduce)
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
@@ -254,6 +255,23 @@ class Program:
         reduced = iter(self.reduce([tensor for tensor in gradient if tensor is not None]))
         return [None if tensor is None else next(reduced) for tensor in gradient]
 
+    def step_direction(
+        self, name: str, gradient: list[Tensor | None], batch: Any, batch_number: int | None
+    ) -> list[Tensor | None]:
+        """Return what problem `name` steps along: its gradient, or what its hypergradient makes of it.
+
+        Args:
+            name: the problem.
+            gradient: what `differentiate` returned.
+            batch: that it is of.
+            batch_number: the batch's position in its stream, where every epoch has the same batches; else None.
+        """
+        algorithm = self.problems[name].hypergradient
+        if algorithm is None or name not in self._read:
+            return gradient
+        theta = [tensor.detach() for tensor in self.problems[name].theta.values()]
+        return algorithm.step_direction(name, theta, gradient, batch, batch_number)
+
     def statistics(self) -> dict[str, float]:
         """Return what the hypergradients report about their last pullback, as `<problem>/<name>`."""
         return {
@@ -282,14 +300,22 @@ class Program:
         algorithm = self._zeroth_order[name]
         assert algorithm is not None
         problem = self.problems[name]
+        # A lower solution that the tasks share lets one task's loss depend on another one's parameters.
+        is_separable = all(self.problems[step.problem].tasks is not None for step in self._steps[name])
+        num_tasks = problem.tasks if is_separable else None
 
-        def loss(theta: Vector) -> Tensor:
+        def loss(theta: Vector, particle: Particle | None) -> Tensor:
             given: Scope = {name: dict(zip(problem.theta, theta, strict=True))}
+            by_task = num_tasks is not None
             with torch.no_grad():
-                return self._evaluation.loss(name, given, batch, batches=batches, is_rollout=True).loss
+                return self._evaluation.loss(
+                    name, given, batch, batches=batches, is_rollout=True, by_task=by_task, particle=particle
+                ).loss
 
         devices = tuple({device for each in self.problems.values() for device in each.devices})
-        found = algorithm.gradient(loss, [tensor.detach() for tensor in problem.theta.values()], devices)
+        found = algorithm.gradient(
+            loss, [tensor.detach() for tensor in problem.theta.values()], devices, num_tasks, name
+        )
         return list(self.reduce(found))
 
     def _batch(self, name: str, batch: Any) -> Any:

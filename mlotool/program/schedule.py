@@ -15,6 +15,9 @@ from mlotool.program.program import Program
 from mlotool.program.recording import mean_gradient
 from mlotool.program.trajectory import StepGraph
 
+_Numbered = tuple[Any, int | None]
+"""A batch, and its position in the stream where every epoch has the same batches."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -135,21 +138,23 @@ class Schedule:
         is_warm = problem.num_steps >= problem.warmup_steps
         return problem.roll_back and is_warm and bool(self.program.graph.readers(problem.name))
 
-    def _next_batches(self, problem: Problem) -> Iterator[Any]:
-        return (None if problem.stream is None else problem.stream.next() for _ in range(problem.accumulate_batches))
+    def _next_batches(self, problem: Problem) -> Iterator[_Numbered]:
+        for _ in range(problem.accumulate_batches):
+            batch = None if problem.stream is None else problem.stream.next()
+            yield batch, _last_number(problem)
 
-    def _gradient(self, problem: Problem, batches: Iterable[Any]) -> tuple[LossOutput, list[Tensor | None]]:
-        """Return the mean gradient over `batches`, which are drawn one at a time."""
+    def _gradient(self, problem: Problem, batches: Iterable[_Numbered]) -> tuple[LossOutput, list[Tensor | None]]:
+        """Return the mean direction over `batches`, which are drawn one at a time."""
         algorithm = problem.hypergradient
         if algorithm is not None and algorithm.keeps_graphs and problem.trajectory.is_kept:
             return self._kept_gradient(problem, batches)
         outputs, total = [], None
         is_recorded, drawn, randoms = problem.trajectory.is_kept, [], []
-        for batch in batches:
+        for batch, number in batches:
             if is_recorded:
                 drawn.append(batch)
                 randoms.append(RandomState(problem.devices))
-            output, gradient = self._gradient_on(problem, batch)
+            output, gradient = self._direction_on(problem, batch, number)
             outputs.append(output)
             total = gradient if total is None else [_add(a, b) for a, b in zip(total, gradient, strict=True)]
         assert total is not None
@@ -159,11 +164,11 @@ class Schedule:
             return outputs[0], total
         return _mean_output(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
 
-    def _kept_gradient(self, problem: Problem, batches: Iterable[Any]) -> tuple[LossOutput, list[Tensor | None]]:
+    def _kept_gradient(self, problem: Problem, batches: Iterable[_Numbered]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the same, and keep the graph of the gradient in the record of the step."""
         name, scope = problem.name, self.program.leaves(problem.name)
         outputs, slopes, drawn, randoms = [], [], [], []
-        for batch in batches:
+        for batch, _ in batches:
             drawn.append(batch)
             randoms.append(RandomState(problem.devices))
             output, slope = self.program.kept_gradient(name, batch, scope)
@@ -176,9 +181,10 @@ class Schedule:
         output = outputs[0] if len(outputs) == 1 else _mean_output(outputs)
         return output, [None if each is None else each.detach() for each in mean]
 
-    def _gradient_on(self, problem: Problem, batch: Any) -> tuple[LossOutput, list[Tensor | None]]:
+    def _direction_on(self, problem: Problem, batch: Any, number: int | None) -> tuple[LossOutput, list[Tensor | None]]:
         output = self.program.live_loss(problem.name, batch)
-        return output, self.program.differentiate(problem.name, output.loss, batch)
+        gradient = self.program.differentiate(problem.name, output.loss, batch)
+        return output, self.program.step_direction(problem.name, gradient, batch, number)
 
     def _count(self, stepped: Iterable[str]) -> None:
         problems = self.program.problems
@@ -209,12 +215,7 @@ class Schedule:
             problem.restore(self._snapshots.pop(problem.name))
         for problem in problems:
             problem.trajectory.clear()
-        found = [
-            self._gradient(
-                problem, [None] if problem.stream is None else problem.stream.recent(problem.accumulate_batches)
-            )
-            for problem in problems
-        ]
+        found = [self._gradient(problem, _recent_batches(problem)) for problem in problems]
         results = {}
         for problem, (output, gradient) in zip(problems, found, strict=True):
             results[problem.name] = _result(
@@ -223,6 +224,19 @@ class Schedule:
             # The real step leads to where the next look-ahead begins.
             self._begin_unroll(problem.name)
         return results
+
+
+def _last_number(problem: Problem) -> int | None:
+    return 0 if problem.stream is None else getattr(problem.stream, "last_number", None)
+
+
+def _recent_batches(problem: Problem) -> list[_Numbered]:
+    stream, count = problem.stream, problem.accumulate_batches
+    if stream is None:
+        return [(None, 0)]
+    batches = stream.recent(count)
+    numbers = stream.recent_numbers(count) if hasattr(stream, "recent_numbers") else [None] * len(batches)
+    return list(zip(batches, numbers, strict=True))
 
 
 def _result(problem: Problem, output: LossOutput, norm: Tensor | None) -> StepResult:

@@ -123,16 +123,17 @@ class Stream:
 
     def recent(self, count: int) -> list[Any]:
         """Return the last `count` batches, the newest last; fewer where fewer were drawn."""
-        batches = [self.last()] * min(self._times_given, count)
-        back = 2
-        while len(batches) < count:
-            epochs, number = divmod(self._batches_consumed - back, self.num_batches)
-            if self._epoch + epochs < 0:
-                break
-            batch = self._move(self._fetcher[self._key(self._epoch + epochs, number)])
-            batches += [batch] * min(self._repeat, count - len(batches))
-            back += 1
-        return batches[::-1]
+        earlier, times_last = self._earlier(count)
+        batches = []
+        for epoch, number, times in earlier:
+            batches += [self._move(self._fetcher[self._key(epoch, number)])] * times
+        return [*batches, *[self.last()] * times_last]
+
+    def recent_numbers(self, count: int) -> list[int | None]:
+        """Return the positions of these batches in their epochs; None where each epoch has other batches."""
+        earlier, times_last = self._earlier(count)
+        numbers = [number for _, number, times in earlier for _ in range(times)]
+        return [*(None if self._shuffle else number for number in numbers), *[self.last_number] * times_last]
 
     def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "Stream":
         """Deliver batches on `device`, floating-point tensors as `dtype` (None leaves theirs)."""
@@ -150,6 +151,18 @@ class Stream:
         self._epoch, self._batches_consumed = state["epoch"], state["batches_consumed"]
         self._times_given = state.get("times_given", self._repeat)
         self._order = self._loader = self._ahead = self._last = None
+
+    def _earlier(self, count: int) -> tuple[list[tuple[int, int, int]], int]:
+        """Return, of the last `count` draws, (epoch, number, times) of the batches before the last one; its times."""
+        found, missing, back = [], count - min(self._times_given, count), 2
+        while missing > 0:
+            epochs, number = divmod(self._batches_consumed - back, self.num_batches)
+            if self._epoch + epochs < 0:
+                break
+            times = min(self._repeat, missing)
+            found.append((self._epoch + epochs, number, times))
+            missing, back = missing - times, back + 1
+        return found[::-1], min(self._times_given, count)
 
     def _position(self) -> tuple[int, int]:
         """Return epoch and number of the batch that comes next."""
@@ -222,6 +235,10 @@ class SameBatch:
     def recent(self, count: int) -> list[Any]:
         """Return the other stream's last `count` batches."""
         return self._stream.recent(count)
+
+    def recent_numbers(self, count: int) -> list[int | None]:
+        """Return the positions of these batches."""
+        return self._stream.recent_numbers(count)
 
     def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "SameBatch":
         """Leave the device and dtype to the other stream."""

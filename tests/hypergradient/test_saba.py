@@ -1,6 +1,6 @@
 """SABA against the full-batch linear system, and against SOBA's noise."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import SABA, Exact, Implicit
+from mlotool.hypergradient import SABA, Exact, FixedPoint, Implicit
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from tests.program.small import assert_identical, numbers, parameters, samples
 from tests.program.test_reduce import BILEVEL, batches, two_ranks
@@ -44,12 +44,41 @@ def program(hypergradient: Any, stream: Any = None, **settings: Any) -> Program:
     return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
 
 
+HESSIAN = DATA.T @ DATA / len(DATA) + 0.5 * torch.eye(3, dtype=torch.float64)
+
+
+def trained(
+    hypergradient: Any, *, lower_rate: float = 0.1, upper_rate: float = 0.05, momentum: float = 0.0, **settings: Any
+) -> Program:
+    """Return a program whose upper problem is on all its data, and whose solution has v != 0."""
+    optimizer = partial(torch.optim.SGD, momentum=momentum)
+    lower = program(
+        hypergradient, settings.pop("stream", None), optimizer=partial(optimizer, lr=lower_rate), **settings
+    ).problems["w"]
+    upper = Problem(
+        "u",
+        Point(numbers(0.1, 0.2, -0.4)),
+        lambda batch, *, w, u: goal(batch, w=w) + 0.1 * u().square().sum(),
+        roles={"w": "w", "u": "u"},
+        optimizer=partial(torch.optim.SGD, lr=upper_rate),
+    )
+    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+
+
+def stalled(built: Program, num_ticks: int) -> float:
+    """Return the relative error of u after these ticks, the largest of the last epoch."""
+    schedule, found = Schedule(built), []
+    for _ in range(num_ticks):
+        schedule.tick()
+        found.append(float((built.problems["u"].module.x.detach() - optimum()).norm() / optimum().norm()))
+    return max(found[-NUM_BATCHES:])
+
+
 def full_batch() -> tuple[Tensor, Tensor]:
     """Return `H^-1 v` and the hypergradient `-M^T H^-1 v` of the mean over all data."""
     built = program(Implicit(Exact()), Stream(DATA, len(DATA), shuffle=False))
-    hessian = DATA.T @ DATA / len(DATA) + 0.5 * torch.eye(3, dtype=torch.float64)
     v = 2 * (built.problems["w"].module.x.detach() - 1)
-    return torch.linalg.solve(hessian, v), built.gradient("u")["x"]
+    return torch.linalg.solve(HESSIAN, v), built.gradient("u")["x"]
 
 
 def errors(built: Program, algorithm: SABA, num_epochs: int) -> tuple[list[float], list[float]]:
@@ -126,11 +155,112 @@ def test_a_key_numbers_the_batches_of_any_stream() -> None:
     assert of_gradient[-1] < 1e-8
 
 
-def test_a_resumed_run_is_bit_identical() -> None:
+def test_the_variance_of_the_lower_step_vanishes_at_the_solution() -> None:
+    """There the gradients of the batches are far from zero, and what the optimizer gets is not."""
+    algorithm = SABA(step_size=0.1)
+    built = trained(algorithm, lower_rate=0.1, upper_rate=0.0)
+    schedule, lower = Schedule(built), built.problems["w"]
+    taken: list[float] = []
+    for _ in range(100 * NUM_BATCHES):
+        before = lower.module.x.detach().clone()
+        schedule.tick()
+        taken.append(float((lower.module.x.detach() - before).norm()) / 0.1)
+    u = built.problems["u"].module.x.detach()
+    solution = torch.linalg.solve(HESSIAN, DATA.T @ (DATA**2 @ u) / len(DATA))
+    assert torch.allclose(lower.module.x, solution, rtol=1e-9)
+    assert max(taken[-NUM_BATCHES:]) < 1e-9
+    of_batches = [
+        torch.autograd.grad(built.direct_loss("w", part).loss, lower.module.x)[0].norm() for part in DATA.split(3)
+    ]
+    assert float(min(of_batches)) > 0.1
+
+
+def optimum() -> Tensor:
+    """Return u at the solution over all data: the least squares of `A u - 1` and the upper loss's own part."""
+    solve = torch.linalg.solve(HESSIAN, DATA.T @ DATA**2 / len(DATA))
+    ones = torch.ones(3, dtype=torch.float64)
+    return torch.linalg.solve(solve.T @ solve + 0.1 * torch.eye(3, dtype=torch.float64), solve.T @ ones)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_steps_of_constant_size_lead_to_the_exact_solution(momentum: float) -> None:
+    built = trained(SABA(step_size=0.1), momentum=momentum)
+    assert stalled(built, 500 * NUM_BATCHES) < 1e-8
+
+
+NOISY: dict[str, Callable[[], Any]] = {
+    "saba without the lower gradient": lambda: SABA(step_size=0.1, average_gradient=False),
+    "soba": lambda: Implicit(FixedPoint(1, 0.1), warm_start=True),
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_without_the_tables_the_same_steps_stall(name: str) -> None:
+    assert stalled(trained(NOISY[name]()), 500 * NUM_BATCHES) > 1e-3
+
+
+def test_the_steps_are_those_of_saga_written_out() -> None:
+    """Also where a step takes several batches, and where it is a look-ahead that is taken back."""
+    stream = Stream(DATA, 4, shuffle=False)
+    settings = {"accumulate_batches": 2, "roll_back": True, "stream": stream}
+    built = trained(SABA(step_size=0.1), upper_rate=0.0, **settings)
+    schedule, lower = Schedule(built), built.problems["w"]
+    u, w = (built.problems[name].module.x.detach().clone() for name in "uw")
+    table: dict[int, Tensor] = {}
+
+    def direction(w: Tensor, number: int) -> Tensor:
+        batch = DATA[4 * number : 4 * number + 4]
+        new = batch.T @ (batch @ w - batch**2 @ u) / 4 + 0.5 * w
+        old, mean = table.get(number), torch.stack([*table.values()]).mean(0) if table else None
+        table[number] = new
+        return new if old is None else new - old + mean
+
+    for tick in range(12):
+        numbers_of_step = [2 * tick % 3, (2 * tick + 1) % 3]
+        # The look-ahead fills the table; the step that stays meets the same batches again.
+        for _ in range(2):
+            moved = w - 0.1 * sum(direction(w, number) for number in numbers_of_step) / 2
+        schedule.tick()
+        w = moved
+        assert torch.allclose(lower.module.x, w, rtol=1e-12), tick
+
+
+def test_a_parameter_that_no_batch_uses_has_no_gradient_to_average() -> None:
+    algorithm, x = SABA(step_size=0.1), numbers(1.0, 2.0)
+    step = partial(algorithm.step_direction, "w", [x, x])
+    first = step([x, None], None, 0)
+    assert torch.equal(first[0], x)
+    assert first[1] is None
+    found = step([x, 3 * x], None, 1)
+    # Once a batch has used it, the others count as zero.
+    assert torch.equal(found[1], 3 * x)
+    found = step([2 * x, None], None, 0)
+    assert torch.equal(found[0], 2 * x - x + x)
+    assert torch.equal(found[1], 1.5 * x)
+
+
+def test_a_problem_that_none_reads_keeps_its_gradient() -> None:
+    """Its stream shuffles, which a table would refuse."""
+    upper = Problem(
+        "u",
+        Point(numbers(0.1, 0.2, -0.4)),
+        lambda batch, *, w: goal(batch, w=w),
+        roles={"w": "w"},
+        stream=Stream(DATA, 3),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        hypergradient=SABA(step_size=0.1),
+    )
+    built = trained(SABA(step_size=0.1))
+    schedule = Schedule(Program([built.problems["w"], upper], built.graph))
+    assert set(schedule.tick()) == {"w", "u"}
+
+
+@pytest.mark.parametrize("roll_back", [False, True])
+def test_a_resumed_run_is_bit_identical(roll_back: bool) -> None:
     optimizer = partial(torch.optim.SGD, lr=0.05)
 
     def make() -> Program:
-        built = program(SABA(step_size=0.1), optimizer=optimizer, unroll_steps=3)
+        built = program(SABA(step_size=0.1), optimizer=optimizer, unroll_steps=3, roll_back=roll_back)
         upper = Problem("u", Point(numbers(0.1, 0.2, -0.4)), goal, roles={"w": "w"}, optimizer=optimizer)
         return Program([built.problems["w"], upper], built.graph)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mlotool.core import LossOutput
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient import Exact, Implicit, Unrolled
+from mlotool.hypergradient import SABA, Exact, Implicit, Penalty, Unrolled
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.program.stream import SameBatch
 from tests.program.small import assert_identical, parameters
@@ -51,12 +51,13 @@ def maml(tasks: int | None, hypergradient: Any = None, batches: list[Any] | None
     """Return MAML; a proximal term towards the start where the hypergradient is implicit."""
     data = episodes() if batches is None else batches
     stream = Stream(data, TASKS, shuffle=False, repeat=2)
-    implicit = isinstance(hypergradient, Implicit)
+    # Where the steps are not seen, the start shapes the solution through a proximal term.
+    is_stationary = isinstance(hypergradient, Implicit | Penalty | SABA)
     lower = Problem(
         "learner",
         net(),
         learn,
-        roles={"model": "learner", **({"start": "meta"} if implicit else {})},
+        roles={"model": "learner", **({"start": "meta"} if is_stationary else {})},
         stream=stream,
         optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.5),
         unroll_steps=2,
