@@ -1,8 +1,8 @@
 """Differentiation through the optimizer's steps."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Unroll, Vector, identity_reduce
 from mlotool.program.recording import mean_gradient
-from mlotool.program.trajectory import StepRecord
+from mlotool.program.trajectory import Readings, StepRecord
 from mlotool.program.update import State
 
 # A parameter's optimizer state, without the counter, which is no function of anything.
@@ -84,15 +84,6 @@ class Unrolled(AbstractHypergradient):
         outputs: tuple[Tensor, ...] = Solution.apply(pullback, *inputs)
         return outputs
 
-    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
-        """Refuse a problem whose own steps follow a total gradient."""
-        if is_nested:
-            raise ConfigError(
-                f"problems.{problem}.hypergradient: found Unrolled, but '{problem}' both shapes and reads a lower "
-                "problem, so each of its steps contains that one's solution at the time; expected an implicit "
-                f"hypergradient. Write +hypergradient@problems.{problem}.hypergradient=cg."
-            )
-
 
 def simulate(
     unroll: Unroll, inputs: Vector, lower_loss: LowerLoss
@@ -108,14 +99,14 @@ def simulate(
     if unroll.start is not None:
         theta = unroll.start(inputs)
     records = []
-    for batch, settings in zip(unroll.batches, unroll.settings(len(unroll.batches)), strict=True):
-        random = RandomState(lower_loss.devices)
-        record = StepRecord(tuple(theta), tuple(state), settings, ((batch, random),), {})
-        records.append(record)
-        # For the first time: the generator moves on from step to step.
-        _, gradient = step_gradients(
-            unroll, record, leaves(theta), inputs, lower_loss, create_graph=False, replay=False
-        )
+    for batches, settings in zip(unroll.batches, unroll.settings(len(unroll.batches)), strict=True):
+        draws, slopes = [], []
+        for batch in batches:
+            # For the first time: the generator moves on from batch to batch.
+            draws.append((batch, RandomState(lower_loss.devices)))
+            slopes.append(_slopes(unroll, batch, {}, leaves(theta), inputs, create_graph=False))
+        records.append(StepRecord(tuple(theta), tuple(state), settings, tuple(draws), {}))
+        _, gradient = mean_gradient(slopes, theta, lower_loss.reduce)
         with torch.no_grad():
             theta, state = unroll.step(theta, gradient, state, settings, inputs)
     return tuple(records), tuple(theta)
@@ -128,17 +119,16 @@ def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, lower_loss: 
         theta = unroll.start(inputs)
     num_steps = len(unroll.batches)
     first = 0 if algorithm.horizon is None else max(0, num_steps - algorithm.horizon)
-    for number, (batch, settings) in enumerate(zip(unroll.batches, unroll.settings(num_steps), strict=True)):
+    for number, (batches, settings) in enumerate(zip(unroll.batches, unroll.settings(num_steps), strict=True)):
         is_connected = number >= first
         if not is_connected or number == first > 0:
             theta = [tensor.detach() for tensor in theta]
             state = [{key: value.detach() for key, value in each.items()} for each in state]
         # A gradient is taken at an alias: the start may be a view that several parameters share.
         at = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in theta]
-        record = StepRecord((), (), settings, ((batch, RandomState(lower_loss.devices)),), {})
-        _, gradient = step_gradients(
-            unroll, record, at, inputs, lower_loss, create_graph=is_connected and algorithm.second_order, replay=False
-        )
+        create_graph = is_connected and algorithm.second_order
+        slopes = [_slopes(unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
+        _, gradient = mean_gradient(slopes, at, lower_loss.reduce)
         with torch.set_grad_enabled(is_connected):
             theta, state = unroll.step(at, gradient, state, settings, inputs)
     return tuple(theta)
@@ -264,15 +254,23 @@ def step_gradients(
     lower_loss: LowerLoss,
     *,
     create_graph: bool,
-    replay: bool = True,
 ) -> tuple[list[list[Tensor]], list[Tensor | None]]:
     """Return the gradient on each batch of a step (zeros where unused), and their mean over batches and ranks.
+
+    They are those of the step: its random numbers are drawn again.
 
     A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
     """
     found = []
     for batch, random in record.draws:
-        with torch.enable_grad(), random.replayed() if replay else nullcontext():
-            loss = unroll.loss(theta, inputs, batch, record.readings)
-            found.append(torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True))
+        with random.replayed():
+            found.append(_slopes(unroll, batch, record.readings, theta, inputs, create_graph=create_graph))
     return mean_gradient(found, theta, lower_loss.reduce)
+
+
+def _slopes(
+    unroll: Unroll, batch: Any, readings: Readings, theta: Vector, inputs: Vector, *, create_graph: bool
+) -> tuple[Tensor | None, ...]:
+    with torch.enable_grad():
+        loss = unroll.loss(theta, inputs, batch, readings)
+        return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)

@@ -1,14 +1,14 @@
 """What a program asks of a hypergradient algorithm, and what it hands to one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mlotool.program.trajectory import Inputs, StepRecord
+from mlotool.program.trajectory import Readings, StepRecord
 from mlotool.program.update import Settings, State
 
 Vector = Sequence[Tensor]
@@ -45,6 +45,7 @@ class LowerLoss:
         reader: the problem whose total gradient it is evaluated for: what an algorithm keeps from one pullback to the
             next belongs to the cotangents of one reader.
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
+        eliminated: what moves the solutions inside the loss along; None where there are none.
     """
 
     problem: str
@@ -60,6 +61,7 @@ class LowerLoss:
     has_linear_step: bool = False
     reader: str = ""
     batch_number: int | None = None
+    eliminated: "Eliminated | None" = None
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""
@@ -72,14 +74,27 @@ class LowerLoss:
 
 
 @dataclass(frozen=True)
+class Eliminated:
+    """The lower solutions inside a loss, which are functions of theta and the inputs.
+
+    Args:
+        push: `(theta, inputs, direction) -> directions`: how they move, by problem, when theta moves along direction.
+        function: `(theta, inputs, moves) -> loss` with the solutions moved from where they are.
+    """
+
+    push: Callable[[Vector, Vector, Vector], Mapping[str, Vector]]
+    function: Callable[[Vector, Vector, Mapping[str, Vector]], Tensor]
+
+
+@dataclass(frozen=True)
 class Unroll:
     """Optimizer steps of a lower problem as functions of what shapes them.
 
     Args:
         records: the steps that were taken, oldest first; empty where they are to be simulated.
         has_all: whether the first of the records is the first step of the unroll.
-        batches: by step, those to simulate with.
-        loss: `(theta, inputs, batch, readings) -> loss`; `readings` replace lower solutions that have moved on.
+        batches: by step to simulate, those that its gradient is averaged over.
+        loss: `(theta, inputs, batch, readings) -> loss`; `readings` replace lower problems that have moved on.
         step: `(theta, gradient, state, settings, inputs) -> (theta, state)`: a pure step of the problem's optimizer,
             differentiable in all but the settings; gradients of unused parameters are None.
         start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
@@ -89,8 +104,8 @@ class Unroll:
 
     records: tuple[StepRecord, ...]
     has_all: bool
-    batches: tuple[Any, ...]
-    loss: Callable[[Vector, Vector, Any, Inputs], Tensor]
+    batches: tuple[tuple[Any, ...], ...]
+    loss: Callable[[Vector, Vector, Any, Readings], Tensor]
     step: Callable[
         [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Settings], Vector],
         tuple[list[Tensor], list[State]],
@@ -109,6 +124,8 @@ class AbstractHypergradient(ABC):
         sees_steps: whether it differentiates the optimizer's steps, and so what shapes their start or their rate.
         horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept.
+        moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
+        can_push: whether it can tell how the solution moves with its inputs (`push`).
     """
 
     curvature: str = "total"
@@ -116,6 +133,8 @@ class AbstractHypergradient(ABC):
     sees_steps: bool = False
     keeps_graphs: bool = False
     horizon: int | None = None
+    moves_solutions: bool = False
+    can_push: bool = False
 
     @abstractmethod
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
@@ -128,6 +147,10 @@ class AbstractHypergradient(ABC):
         Returns:
             Tensors with the values of `lower_loss.theta`.
         """
+
+    def push(self, lower_loss: LowerLoss, inputs: Vector, directions: Vector) -> list[Tensor]:
+        """Return how theta*_l moves when its inputs move along `directions`, one tensor a parameter."""
+        raise NotImplementedError
 
     def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
         """Refuse by name what the algorithm cannot do in the graph at hand.

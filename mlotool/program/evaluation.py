@@ -2,20 +2,24 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import SGD
 
 from mlotool.core.bound_module import BoundModule
+from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.program.algorithms import Steps
 from mlotool.program.dependence import SolutionStep
-from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Reduce, Unroll, Vector
+from mlotool.program.differentiation import AbstractZerothOrder, Eliminated, LowerLoss, Reduce, Unroll, Vector
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
+from mlotool.program.stream import SameBatch, Stream
 from mlotool.program.tasks import evaluate_tasks
-from mlotool.program.trajectory import Inputs
+from mlotool.program.trajectory import Reading, Readings
 from mlotool.program.update import Settings, State, find_update
 
 Scope = dict[str, Mapping[str, Tensor]]
@@ -28,16 +32,14 @@ class Evaluation:
     Args:
         problems: by name.
         steps: the solution nodes that each problem's total gradient needs.
-        partial: the problems whose stationarity holds lower solutions fixed.
         reduce: a mean over ranks.
     """
 
-    def __init__(self, problems: Mapping[str, Problem], steps: Steps, partial: frozenset[str], reduce: Reduce) -> None:
+    def __init__(self, problems: Mapping[str, Problem], steps: Steps, reduce: Reduce) -> None:
         self.problems = problems
         self.reduce = reduce
         self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._steps = steps
-        self._partial = partial
 
     def loss(
         self,
@@ -49,6 +51,7 @@ class Evaluation:
         batches: Mapping[str, Any] | None = None,
         is_live: bool = False,
         is_rollout: bool = False,
+        readings: Readings | None = None,
     ) -> LossOutput:
         """Return the loss of `name` with the tensors of `given` in their places.
 
@@ -60,10 +63,13 @@ class Evaluation:
             batches: batches of the lower problems, where they are not their streams' last ones.
             is_live: run the problem's module itself, so that its buffers move.
             is_rollout: the solutions are those for the tensors of `given`, as far as their steps give them.
+            readings: the lower problems whose solutions are not the current ones.
         """
         problem = self.problems[name]
         scope = dict(given)
-        self.add_solutions(scope, self._steps[name] if steps is None else steps, batches or {}, name, is_rollout)
+        self.add_solutions(
+            scope, self._steps[name] if steps is None else steps, batches or {}, name, is_rollout, readings
+        )
         stacked = {each.problem: self.problems[each.problem].tasks for each in problem.roles.values()}
         num_tasks = next((count for count in stacked.values() if count is not None), None)
         with self.context():
@@ -105,6 +111,7 @@ class Evaluation:
         batches: Mapping[str, Any],
         reader: str,
         is_rollout: bool = False,
+        readings: Readings | None = None,
     ) -> None:
         """Put the solutions of `steps` into `scope`.
 
@@ -114,22 +121,19 @@ class Evaluation:
             batches: as for `loss`.
             reader: the problem whose gradient they are for.
             is_rollout: as for `loss`.
+            readings: as for `loss`.
         """
+        readings = readings or {}
         for step in steps:
-            lower = self.problems[step.problem]
-            inputs: Scope = {}
-            for other in step.inputs:
-                tensors = scope.get(other) or self.problems[other].constants()
-                if other in step.constants:
-                    tensors = {key: tensor.detach() for key, tensor in tensors.items()}
-                inputs[other] = tensors
-            flat = [tensor for tensors in inputs.values() for tensor in tensors.values()]
+            lower, reading = self.problems[step.problem], readings.get(step.problem)
+            inputs = self._inputs(step, scope)
+            flat = _flat(inputs)
             assert lower.hypergradient is not None
-            is_unrolled = lower.hypergradient.sees_steps
-            if not is_unrolled and not any(tensor.requires_grad for tensor in flat):
-                scope[step.problem] = lower.constants()
+            is_simulated = lower.hypergradient.sees_steps and reading is None
+            if not is_simulated and not any(tensor.requires_grad for tensor in flat):
+                scope[step.problem] = lower.constants() if reading is None else reading.theta
                 continue
-            lower_loss = self._lower_loss(lower, inputs, batches, reader)
+            lower_loss = self._lower_loss(step, inputs, batches, reader, readings)
             if is_rollout:
                 assert isinstance(lower.hypergradient, AbstractZerothOrder)
                 solution = lower.hypergradient.rollout(lower_loss, flat)
@@ -137,69 +141,159 @@ class Evaluation:
                 solution = lower.hypergradient.solution(lower_loss, flat)
             scope[step.problem] = dict(zip(lower.theta, solution, strict=True))
 
-    def _lower_loss(self, lower: Problem, inputs: Scope, batches: Mapping[str, Any], reader: str) -> LowerLoss:
+    def _inputs(self, step: SolutionStep, scope: Scope) -> Scope:
+        """Return the tensors that the solution of `step` takes, by problem."""
+        inputs: Scope = {}
+        for other in step.inputs:
+            tensors = scope.get(other) or self.problems[other].constants()
+            if other in step.constants:
+                tensors = {key: tensor.detach() for key, tensor in tensors.items()}
+            inputs[other] = tensors
+        return inputs
+
+    def _lower_loss(
+        self, step: SolutionStep, inputs: Scope, batches: Mapping[str, Any], reader: str, around: Readings
+    ) -> LowerLoss:
+        """Return the loss of a lower problem.
+
+        Args:
+            step: of its node.
+            inputs: by problem, the tensors that it takes.
+            batches: as for `loss`.
+            reader: the problem whose gradient it is for.
+            around: the readings of the evaluation that the node is made in.
+        """
+        lower, reading = self.problems[step.problem], around.get(step.problem)
         keys = {other: tuple(tensors) for other, tensors in inputs.items()}
-        steps = () if lower.name in self._partial else self._steps[lower.name]
         assert lower.hypergradient is not None
         is_unrolled = lower.hypergradient.sees_steps
-        batch = None if is_unrolled else self._pullback_batch(lower, batches)
+        stream = lower.stream if reading is None else reading.stream
+        batch = None if is_unrolled else _pullback_batch(lower, stream, batches)
+        held: Scope = {other: each.theta for other, each in around.items()}
 
         def named(flat: Vector) -> Scope:
             values = iter(flat)
             return {other: {key: next(values) for key in names} for other, names in keys.items()}
 
-        def loss(theta: Vector, flat: Vector, batch: Any, readings: Inputs) -> Tensor:
-            given = named(flat)
-            for other, tensors in readings.items():
-                given[other] = {key: _moved(given[other][key], value) for key, value in tensors.items()}
-            given[lower.name] = dict(zip(lower.theta, theta, strict=True))
-            return self.loss(lower.name, given, batch, steps=steps, batches=batches).loss
+        def loss(theta: Vector, flat: Vector, batch: Any, given: Scope, readings: Readings, drawn: Any) -> Tensor:
+            scope = {**held, **given, lower.name: dict(zip(lower.theta, theta, strict=True))}
+            return self.loss(lower.name, scope, batch, steps=step.inner, batches=drawn, readings=readings).loss
 
-        theta = tuple(tensor.detach() for tensor in lower.theta.values())
+        def at_step(theta: Vector, flat: Vector, batch: Any, readings: Readings) -> Tensor:
+            given = named(flat)
+            for other, then in readings.items():
+                given[other] = _as_then(given[other], then.theta) if other in given else then.theta
+            # Batches that are given belong to the lower problems as they are now.
+            return loss(theta, flat, batch, given, {**around, **readings}, {} if readings else batches)
+
+        theta = tuple(tensor.detach() for tensor in (lower.theta if reading is None else reading.theta).values())
         return LowerLoss(
             lower.name,
             theta,
-            lambda theta, flat: loss(theta, flat, batch, {}),
-            is_nested=bool(steps),
+            lambda theta, flat: loss(theta, flat, batch, named(flat), around, batches),
+            is_nested=bool(step.inner),
             reduce=self.reduce,
-            unroll=self._unroll(lower, loss, named, batches) if is_unrolled else None,
+            unroll=self._unroll(lower, reading, at_step, named, batches) if is_unrolled else None,
             num_tasks=lower.tasks,
             module=lower.module,
             batch=batch,
             has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
             reader=reader,
-            batch_number=self._batch_number(lower, batches),
+            batch_number=_batch_number(lower, stream, batches),
             optimizer_step=lambda theta, gradient: self._next_theta(lower, theta, gradient),
+            eliminated=self._eliminated(step, named, loss, batch, batches, around) if step.inner else None,
         )
+
+    def _eliminated(
+        self,
+        step: SolutionStep,
+        named: Callable[[Vector], Scope],
+        loss: Callable[[Vector, Vector, Any, Scope, Readings, Any], Tensor],
+        batch: Any,
+        batches: Mapping[str, Any],
+        around: Readings,
+    ) -> Eliminated:
+        lower = self.problems[step.problem]
+
+        def push(theta: Vector, flat: Vector, direction: Vector) -> dict[str, Vector]:
+            scope = {**named(flat), lower.name: dict(zip(lower.theta, theta, strict=True))}
+            moves = {lower.name: direction}
+            self._push(scope, step.inner, moves, batches, lower.name, around)
+            del moves[lower.name]
+            return moves
+
+        def function(theta: Vector, flat: Vector, moves: Mapping[str, Vector]) -> Tensor:
+            moved = {name: self._moved(name, around.get(name), move) for name, move in moves.items()}
+            return loss(theta, flat, batch, named(flat), {**around, **moved}, batches)
+
+        return Eliminated(push, function)
+
+    def _push(
+        self,
+        scope: Scope,
+        steps: Sequence[SolutionStep],
+        moves: dict[str, Vector],
+        batches: Mapping[str, Any],
+        reader: str,
+        around: Readings,
+    ) -> None:
+        """Add to `moves` how the solutions of `steps` move with those problems that are there already."""
+        for step in steps:
+            moving = {other for other in step.inputs if other in moves and other not in step.constants}
+            if step.problem in moves or not moving:
+                continue
+            lower, inputs = self.problems[step.problem], self._inputs(step, scope)
+            directions: list[Tensor] = []
+            for other, tensors in inputs.items():
+                still = [torch.zeros_like(tensor) for tensor in tensors.values()]
+                directions += moves[other] if other in moving else still
+            lower_loss = self._lower_loss(step, inputs, batches, reader, around)
+            assert lower.hypergradient is not None
+            moves[lower.name] = lower.hypergradient.push(lower_loss, _flat(inputs), directions)
+            scope[lower.name] = dict(zip(lower.theta, lower_loss.theta, strict=True))
+            self._push(scope, step.inner, moves, batches, reader, around)
+
+    def _moved(self, name: str, reading: Reading | None, move: Vector) -> Reading:
+        """Return problem `name` as it is, or was, but for its parameters, which have moved."""
+        problem = self.problems[name]
+        reading = reading or Reading(problem.constants(), problem.stream)
+        theta = {key: tensor + each for (key, tensor), each in zip(reading.theta.items(), move, strict=True)}
+        return replace(reading, theta=theta)
+
+    def _check_simulation(self, problem: Problem, batches: Mapping[str, Any]) -> None:
+        """Refuse several simulated steps of which each changes a solution that it reads, but not its value."""
+        for step in self._steps[problem.name]:
+            lower = self.problems[step.problem]
+            assert lower.hypergradient is not None
+            if not lower.hypergradient.sees_steps or (lower.name not in batches and len(lower.trajectory)):
+                raise ConfigError(
+                    f"batches: found several steps of '{problem.name}' to simulate, each of which reads the solution "
+                    f"of '{lower.name}', which would have to follow the steps, but is at hand for the parameters as "
+                    f"they are alone; expected one step, or a list of batches for '{lower.name}' as well, with "
+                    f"Unrolled. Take the steps by Schedule.tick() to differentiate them as they were."
+                )
 
     def _next_theta(self, lower: Problem, theta: Vector, gradient: Vector) -> list[Tensor]:
         find_update(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
         settings = learned_settings(lower, self.problems, lower.settings(), {})
         return lower.pure_step(theta, gradient, lower.optimizer_state(), settings)[0]
 
-    def _pullback_batch(self, lower: Problem, batches: Mapping[str, Any]) -> Any:
-        batch = batches.get(lower.name)
-        if batch is None and lower.stream is not None:
-            batch = lower.stream.peek() if _batch_rule(lower) == "fresh" else lower.stream.last()
-        return batch
-
-    def _batch_number(self, lower: Problem, batches: Mapping[str, Any]) -> int | None:
-        if lower.stream is None:
-            return 0
-        is_drawn = batches.get(lower.name) is None and _batch_rule(lower) == "last"
-        return getattr(lower.stream, "last_number", None) if is_drawn else None
-
     def _unroll(
         self,
         lower: Problem,
-        loss: Callable[[Vector, Vector, Any, Inputs], Tensor],
+        reading: Reading | None,
+        loss: Callable[[Vector, Vector, Any, Readings], Tensor],
         named: Callable[[Vector], Scope],
         batches: Mapping[str, Any],
     ) -> Unroll:
         given = batches.get(lower.name)
-        records = () if given is not None else tuple(lower.trajectory)
-        if given is None and not records:
-            given = [None if lower.stream is None else lower.stream.last()] * lower.unroll_steps
+        if reading is not None:
+            records, has_all = reading.steps, reading.has_all
+        else:
+            records, has_all = () if given is not None else tuple(lower.trajectory), lower.trajectory.has_all
+        simulated = () if records else _simulated_batches(lower, given)
+        if len(simulated) > 1:
+            self._check_simulation(lower, batches)
         is_reset, has_start = lower.reset_to is not None, lower.reset_to not in (None, "initial")
 
         def step(
@@ -221,9 +315,8 @@ class Evaluation:
 
         return Unroll(
             records,
-            not records or lower.trajectory.has_all,
-            # A list is one of steps; a tuple may be a batch.
-            tuple(given) if isinstance(given, list) else (given,) * lower.unroll_steps,
+            not records or has_all,
+            simulated,
             loss,
             step,
             (lambda flat: start_of(lower, self.problems, named(flat))) if has_start else None,
@@ -232,9 +325,45 @@ class Evaluation:
         )
 
 
-def _moved(tensor: Tensor, value: Tensor) -> Tensor:
-    """Return `value` with the derivative of `tensor`: a lower solution as it was at an earlier step."""
-    return value + (tensor - tensor.detach()) if tensor.requires_grad else value
+def _simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ...]:
+    """Return the batches of each step to simulate."""
+    # A list is one of batches; a tuple may be a batch.
+    if not isinstance(given, list):
+        batch = problem.stream.last() if given is None and problem.stream is not None else given
+        return ((batch,),) * problem.unroll_steps
+    count = problem.accumulate_batches
+    if not given or len(given) % count:
+        raise ConfigError(
+            f"batches: found a list of {len(given)} for '{problem.name}' with accumulate_batches={count}; expected "
+            f"{count} for each step, so a multiple of {count}. Give the batches of the steps one after the other."
+        )
+    return tuple(tuple(given[start : start + count]) for start in range(0, len(given), count))
+
+
+def _flat(tensors: Scope) -> list[Tensor]:
+    return [tensor for each in tensors.values() for tensor in each.values()]
+
+
+def _as_then(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `values`, of an earlier step, with the derivatives of `tensors`, which have moved on."""
+    return {
+        key: values[key] + (tensor - tensor.detach()) if tensor.requires_grad else values[key]
+        for key, tensor in tensors.items()
+    }
+
+
+def _pullback_batch(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> Any:
+    batch = batches.get(problem.name)
+    if batch is None and stream is not None:
+        batch = stream.peek() if _batch_rule(problem) == "fresh" else stream.last()
+    return batch
+
+
+def _batch_number(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> int | None:
+    if problem.stream is None:
+        return 0
+    is_drawn = batches.get(problem.name) is None and _batch_rule(problem) == "last"
+    return getattr(stream, "last_number", None) if is_drawn else None
 
 
 def _batch_rule(problem: Problem) -> str:
