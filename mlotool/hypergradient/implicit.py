@@ -124,6 +124,10 @@ class Implicit(AbstractHypergradient):
                 "the problem that both shapes and reads."
             )
 
+    def check_problem(self, problem: str, num_tasks: int | None) -> None:
+        """Refuse what the solver cannot do with."""
+        self.solver.check(problem, num_tasks)
+
     @property
     def moves_solutions(self) -> bool:  # type: ignore[override]
         """Whether products are finite differences."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.replay import Habit, RandomState, Replay
+from mlotool.hypergradient.once import check_twice_differentiable
 from mlotool.hypergradient.vector import add, leaves, norm, scaled, vector_jacobian
 from mlotool.program.differentiation import LowerLoss, Vector
 
@@ -59,6 +60,7 @@ class ReverseProduct(AbstractProduct):
         self._wanted = [point for point, flag in zip(points, wanted, strict=True) if flag]
         with torch.enable_grad():
             loss = lower_loss(self._theta, points)
+            check_twice_differentiable(lower_loss, loss)
             self._gradient = vector_jacobian([loss], self._theta, [torch.ones_like(loss)], create_graph=True)
 
     def hessian(self, vector: Vector) -> list[Tensor]:

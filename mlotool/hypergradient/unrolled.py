@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
+from mlotool.hypergradient.once import check_twice_differentiable
 from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Unroll, Vector, identity_reduce
@@ -104,7 +105,7 @@ def simulate(
         for batch in batches:
             # For the first time: the generator moves on from batch to batch.
             draws.append((batch, RandomState(lower_loss.devices)))
-            slopes.append(_slopes(unroll, batch, {}, leaves(theta), inputs, create_graph=False))
+            slopes.append(_slopes(lower_loss, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
         records.append(StepRecord(tuple(theta), tuple(state), settings, tuple(draws), {}))
         _, gradient = mean_gradient(slopes, theta, lower_loss.reduce)
         with torch.no_grad():
@@ -127,7 +128,7 @@ def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, lower_loss: 
         # A gradient is taken at an alias: the start may be a view that several parameters share.
         at = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in theta]
         create_graph = is_connected and algorithm.second_order
-        slopes = [_slopes(unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
+        slopes = [_slopes(lower_loss, unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
         _, gradient = mean_gradient(slopes, at, lower_loss.reduce)
         with torch.set_grad_enabled(is_connected):
             theta, state = unroll.step(at, gradient, state, settings, inputs)
@@ -187,9 +188,9 @@ class _ReversePass:
         for record in steps:
             # A gradient is taken at an alias: the start may be a view that several parameters share.
             at = [tensor.view_as(tensor) for tensor in point]
-            _, gradient = step_gradients(self.unroll, record, at, aliases, self.lower_loss, create_graph=True)
-            if not self.algorithm.second_order:
-                gradient = [None if each is None else each.detach() for each in gradient]
+            _, gradient = step_gradients(
+                self.unroll, record, at, aliases, self.lower_loss, create_graph=self.algorithm.second_order
+            )
             point, state = self.unroll.step(at, gradient, state, record.settings, aliases)
         sources = [value for value, flag in zip(aliases, wanted, strict=True) if flag]
         return vector_jacobian(point, sources, self.lower_loss.reduce(cotangent), create_graph=True)
@@ -206,7 +207,9 @@ class _ReversePass:
         """Return the cotangents of theta, of the state (none of both where `is_last`) and of the sources."""
         theta, origins = leaves(record.theta), sources
         if record.graph is None:
-            graphs, mean = step_gradients(self.unroll, record, theta, points, self.lower_loss, create_graph=True)
+            graphs, mean = step_gradients(
+                self.unroll, record, theta, points, self.lower_loss, create_graph=self.algorithm.second_order
+            )
         else:
             theta, graphs, mean = record.graph.theta, record.graph.slopes, record.graph.mean
             origins = [each for each, point in zip(record.graph.inputs, points, strict=True) if point.requires_grad]
@@ -264,13 +267,22 @@ def step_gradients(
     found = []
     for batch, random in record.draws:
         with random.replayed():
-            found.append(_slopes(unroll, batch, record.readings, theta, inputs, create_graph=create_graph))
+            found.append(_slopes(lower_loss, unroll, batch, record.readings, theta, inputs, create_graph=create_graph))
     return mean_gradient(found, theta, lower_loss.reduce)
 
 
 def _slopes(
-    unroll: Unroll, batch: Any, readings: Readings, theta: Vector, inputs: Vector, *, create_graph: bool
+    lower_loss: LowerLoss,
+    unroll: Unroll,
+    batch: Any,
+    readings: Readings,
+    theta: Vector,
+    inputs: Vector,
+    *,
+    create_graph: bool,
 ) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
         loss = unroll.loss(theta, inputs, batch, readings)
+        if create_graph:
+            check_twice_differentiable(lower_loss, loss)
         return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)

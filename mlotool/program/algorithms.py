@@ -50,6 +50,7 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
         algorithm.check(name, is_nested=is_nested, is_differentiated=is_differentiated)
         if is_nested and algorithm.moves_solutions:
             _check_moved(problem, problems, steps)
+        algorithm.check_problem(name, problem.tasks)
         algorithm.check_batches(name, problem.stream, problem.unroll_steps * problem.accumulate_batches)
 
 

@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.replay import Habit
 from mlotool.program.trajectory import Readings, StepRecord
 from mlotool.program.update import Settings, State
 
@@ -46,6 +47,7 @@ class LowerLoss:
             next belongs to the cotangents of one reader.
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
         eliminated: what moves the solutions inside the loss along; None where there are none.
+        habit: of the problem's loss, kept between pullbacks.
     """
 
     problem: str
@@ -62,6 +64,7 @@ class LowerLoss:
     reader: str = ""
     batch_number: int | None = None
     eliminated: "Eliminated | None" = None
+    habit: Habit = field(default_factory=Habit, compare=False)
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""
@@ -171,6 +174,17 @@ class AbstractHypergradient(ABC):
             problem: the problem whose solution it differentiates.
             stream: that one's; None where it has no batches.
             num_draws: batches it draws from one pullback to the next.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
+    def check_problem(self, problem: str, num_tasks: int | None) -> None:
+        """Refuse a problem that the algorithm cannot do with whatever the graph, or a missing package.
+
+        Args:
+            problem: the problem whose solution it differentiates.
+            num_tasks: length of its task axis; None without one.
 
         Raises:
             ConfigError: it cannot.

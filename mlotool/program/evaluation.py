@@ -12,6 +12,7 @@ from torch.optim import SGD
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.replay import Habit
 from mlotool.program.algorithms import Steps
 from mlotool.program.dependence import SolutionStep
 from mlotool.program.differentiation import AbstractZerothOrder, Eliminated, LowerLoss, Reduce, Unroll, Vector
@@ -40,6 +41,7 @@ class Evaluation:
         self.reduce = reduce
         self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._steps = steps
+        self._habits = {name: Habit() for name in problems}
 
     def loss(
         self,
@@ -201,6 +203,7 @@ class Evaluation:
             reader=reader,
             batch_number=_batch_number(lower, stream, batches),
             optimizer_step=lambda theta, gradient: self._next_theta(lower, theta, gradient),
+            habit=self._habits[lower.name],
             eliminated=self._eliminated(step, named, loss, batch, batches, around) if step.inner else None,
         )
 
