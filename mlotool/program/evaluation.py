@@ -2,22 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import SGD
 
 from mlotool.core.bound_module import BoundModule
-from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import Habit
 from mlotool.program.algorithms import Steps
 from mlotool.program.dependence import SolutionStep
 from mlotool.program.differentiation import AbstractZerothOrder, Eliminated, LowerLoss, Reduce, Unroll, Vector
+from mlotool.program.following import moved, push
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
+from mlotool.program.simulation import check_simulation, simulated_batches
 from mlotool.program.stream import SameBatch, Stream
 from mlotool.program.tasks import evaluate_tasks
 from mlotool.program.trajectory import Reading, Readings
@@ -218,63 +217,22 @@ class Evaluation:
     ) -> Eliminated:
         lower = self.problems[step.problem]
 
-        def push(theta: Vector, flat: Vector, direction: Vector) -> dict[str, Vector]:
+        def at(inner: SolutionStep, scope: Scope) -> tuple[Scope, LowerLoss]:
+            inputs = self._inputs(inner, scope)
+            return inputs, self._lower_loss(inner, inputs, batches, lower.name, around)
+
+        def push_from(theta: Vector, flat: Vector, direction: Vector) -> dict[str, Vector]:
             scope = {**named(flat), lower.name: dict(zip(lower.theta, theta, strict=True))}
-            moves = {lower.name: direction}
-            self._push(scope, step.inner, moves, batches, lower.name, around)
+            moves: dict[str, Vector] = {lower.name: direction}
+            push(step.inner, scope, moves, self.problems, at)
             del moves[lower.name]
             return moves
 
         def function(theta: Vector, flat: Vector, moves: Mapping[str, Vector]) -> Tensor:
-            moved = {name: self._moved(name, around.get(name), move) for name, move in moves.items()}
-            return loss(theta, flat, batch, named(flat), {**around, **moved}, batches)
+            after = {name: moved(self.problems[name], around.get(name), move) for name, move in moves.items()}
+            return loss(theta, flat, batch, named(flat), {**around, **after}, batches)
 
-        return Eliminated(push, function)
-
-    def _push(
-        self,
-        scope: Scope,
-        steps: Sequence[SolutionStep],
-        moves: dict[str, Vector],
-        batches: Mapping[str, Any],
-        reader: str,
-        around: Readings,
-    ) -> None:
-        """Add to `moves` how the solutions of `steps` move with those problems that are there already."""
-        for step in steps:
-            moving = {other for other in step.inputs if other in moves and other not in step.constants}
-            if step.problem in moves or not moving:
-                continue
-            lower, inputs = self.problems[step.problem], self._inputs(step, scope)
-            directions: list[Tensor] = []
-            for other, tensors in inputs.items():
-                still = [torch.zeros_like(tensor) for tensor in tensors.values()]
-                directions += moves[other] if other in moving else still
-            lower_loss = self._lower_loss(step, inputs, batches, reader, around)
-            assert lower.hypergradient is not None
-            moves[lower.name] = lower.hypergradient.push(lower_loss, _flat(inputs), directions)
-            scope[lower.name] = dict(zip(lower.theta, lower_loss.theta, strict=True))
-            self._push(scope, step.inner, moves, batches, reader, around)
-
-    def _moved(self, name: str, reading: Reading | None, move: Vector) -> Reading:
-        """Return problem `name` as it is, or was, but for its parameters, which have moved."""
-        problem = self.problems[name]
-        reading = reading or Reading(problem.constants(), problem.stream)
-        theta = {key: tensor + each for (key, tensor), each in zip(reading.theta.items(), move, strict=True)}
-        return replace(reading, theta=theta)
-
-    def _check_simulation(self, problem: Problem, batches: Mapping[str, Any]) -> None:
-        """Refuse several simulated steps of which each changes a solution that it reads, but not its value."""
-        for step in self._steps[problem.name]:
-            lower = self.problems[step.problem]
-            assert lower.hypergradient is not None
-            if not lower.hypergradient.sees_steps or (lower.name not in batches and len(lower.trajectory)):
-                raise ConfigError(
-                    f"batches: found several steps of '{problem.name}' to simulate, each of which reads the solution "
-                    f"of '{lower.name}', which would have to follow the steps, but is at hand for the parameters as "
-                    f"they are alone; expected one step, or a list of batches for '{lower.name}' as well, with "
-                    f"Unrolled. Take the steps by Schedule.tick() to differentiate them as they were."
-                )
+        return Eliminated(push_from, function)
 
     def _next_theta(self, lower: Problem, theta: Vector, gradient: Vector) -> list[Tensor]:
         find_update(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
@@ -294,9 +252,9 @@ class Evaluation:
             records, has_all = reading.steps, reading.has_all
         else:
             records, has_all = () if given is not None else tuple(lower.trajectory), lower.trajectory.has_all
-        simulated = () if records else _simulated_batches(lower, given)
+        simulated = () if records else simulated_batches(lower, given)
         if len(simulated) > 1:
-            self._check_simulation(lower, batches)
+            check_simulation(lower, [self.problems[each.problem] for each in self._steps[lower.name]], batches)
         is_reset, has_start = lower.reset_to is not None, lower.reset_to not in (None, "initial")
 
         def step(
@@ -326,21 +284,6 @@ class Evaluation:
             begin,
             lower.next_settings,
         )
-
-
-def _simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ...]:
-    """Return the batches of each step to simulate."""
-    # A list is one of batches; a tuple may be a batch.
-    if not isinstance(given, list):
-        batch = problem.stream.last() if given is None and problem.stream is not None else given
-        return ((batch,),) * problem.unroll_steps
-    count = problem.accumulate_batches
-    if not given or len(given) % count:
-        raise ConfigError(
-            f"batches: found a list of {len(given)} for '{problem.name}' with accumulate_batches={count}; expected "
-            f"{count} for each step, so a multiple of {count}. Give the batches of the steps one after the other."
-        )
-    return tuple(tuple(given[start : start + count]) for start in range(0, len(given), count))
 
 
 def _flat(tensors: Scope) -> list[Tensor]:
