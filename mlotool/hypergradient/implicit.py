@@ -34,6 +34,8 @@ class Implicit(AbstractHypergradient):
         product: how `H u` and `M^T q` are computed: "reverse" (double backward, exact) or "finite_difference"
             (central differences; no second-order graph). These see through `detach` and `torch.no_grad` in the loss,
             unlike through `stop_gradient`; the first pullback of a problem looks whether that matters, and warns.
+            Where the problem both shapes and reads a lower one, that one's solution moves along by its derivative,
+            which costs a solve there a product.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.

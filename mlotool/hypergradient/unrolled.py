@@ -32,6 +32,8 @@ class Unrolled(AbstractHypergradient):
     numbers, learning rates and optimizer state. By default each step is computed again in the backward pass (remat):
     the memory is that of one step, and the parameters and optimizer state of all. An upper problem can shape the steps
     through the loss, through their start (`reset_to`) and through the optimizer's hyperparameters (`optimizer.lr`).
+    Solutions that the steps read are taken as they were at each of them, and gradients go on through them; then `remat`
+    saves no gradient, and the memory is also that of what those solutions need (all of their steps, if unrolled).
 
     Args:
         horizon: how many of the last steps are differentiated (truncation); None takes all.

@@ -129,8 +129,9 @@ class Program:
             name: the problem.
             batches: batches by problem; others use the last batch of their stream. Of a lower problem whose
                 hypergradient differentiates its steps, a list: those steps are taken functionally from the current
-                parameters, each on the next `accumulate_batches` of the list. Without one, they are the steps it took
-                last; if there are none, `unroll_steps` on its stream's last batch.
+                parameters, each on the next `accumulate_batches` of the list, which has the batches of all steps one
+                after the other. Without one, they are the steps it took last; if there are none, `unroll_steps` on
+                its stream's last batch.
 
         Returns:
             A tensor of each parameter's shape by parameter name; zeros where the loss does not depend on it.
