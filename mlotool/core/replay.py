@@ -154,11 +154,13 @@ class Habit:
     Attributes:
         num_constants: calls of `stop_gradient` in one evaluation.
         looked_at: problems whose loss has been searched for values that only finite differences see.
+        is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
     """
 
     def __init__(self) -> None:
         self.num_constants = 0
         self.looked_at: set[str] = set()
+        self.is_twice_differentiable = False
 
 
 class Replay:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mlotool.hypergradient.vector import zeros
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
 
 
@@ -18,6 +19,12 @@ class FirstOrder(AbstractHypergradient):
         'total'
     """
 
+    can_push = True
+
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the current parameters as constants."""
         return lower_loss.theta
+
+    def push(self, lower_loss: LowerLoss, inputs: Vector, directions: Vector) -> list[Tensor]:
+        """Return zeros: it stays where it is."""
+        return zeros(lower_loss.theta)

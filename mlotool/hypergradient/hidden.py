@@ -60,7 +60,8 @@ def warn_of_hidden_values(
         radius: of the finite differences.
         with_hessian: whether the pullback takes products with H, beside those with M.
     """
-    if lower_loss.problem in habit.looked_at or not bool(norm(direction) > 0):
+    # The solutions inside a loss are detached by the program itself.
+    if lower_loss.is_nested or lower_loss.problem in habit.looked_at or not bool(norm(direction) > 0):
         return
     habit.looked_at.add(lower_loss.problem)
     share = _hidden_share(lower_loss, theta, inputs, wanted, direction, radius, with_hessian)

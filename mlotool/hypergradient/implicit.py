@@ -35,6 +35,8 @@ class Implicit(AbstractHypergradient):
         product: how `H u` and `M^T q` are computed: "reverse" (double backward, exact) or "finite_difference"
             (central differences; no second-order graph). These see through `detach` and `torch.no_grad` in the loss,
             unlike through `stop_gradient`; the first pullback of a problem looks whether that matters, and warns.
+            Where the problem both shapes and reads a lower one, that one's solution moves along by its derivative,
+            which costs a solve there a product.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
@@ -64,6 +66,7 @@ class Implicit(AbstractHypergradient):
     radius: float | None = None
     warm_start: bool = False
     report_every: int = 0
+    can_push = True
     last: SolveResult | None = field(default=None, init=False, repr=False)
     habit: Habit = field(default_factory=Habit, init=False, repr=False, compare=False)
     quality: Quality | None = field(default=None, init=False, repr=False, compare=False)
@@ -102,21 +105,17 @@ class Implicit(AbstractHypergradient):
         return outputs
 
     def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
-        """Refuse finite differences where the pullback is differentiated, or the stationarity is a total one.
+        """Refuse finite differences where the pullback is differentiated.
 
         And, where it is differentiated, a solver that is neither a polynomial in H nor converges to its inverse: what
         it hands on would have another derivative than the exact solution, and a gradient that is wrong unseen.
         """
-        if self.product == "finite_difference" and (is_nested or is_differentiated):
-            reason = (
-                f"'{problem}' both shapes and reads a lower problem, so its stationarity contains that one's solution"
-                if is_nested
-                else f"a problem above '{problem}' both shapes and reads it, so its pullback is differentiated"
-            )
+        if self.product == "finite_difference" and is_differentiated:
             raise ConfigError(
-                f"problems.{problem}.hypergradient.product: found finite_difference, but {reason}; expected reverse. "
-                f"Write +hypergradient@problems.{problem}.hypergradient=cg, or set curvature: partial on the problem "
-                "that both shapes and reads."
+                f"problems.{problem}.hypergradient.product: found finite_difference, but a problem above '{problem}' "
+                "both shapes and reads it, so its pullback is differentiated; expected reverse. Write "
+                f"+hypergradient@problems.{problem}.hypergradient=cg, or set curvature: partial (or, if '{problem}' "
+                "shapes none of those that it reads, product: finite_difference) on the problem above."
             )
 
         if is_differentiated and not self.solver.is_differentiable:
@@ -127,6 +126,19 @@ class Implicit(AbstractHypergradient):
                 f"or Identity. Write +hypergradient@problems.{problem}.hypergradient=cg, or set curvature: partial on "
                 "the problem that both shapes and reads."
             )
+
+    def check_problem(self, problem: str, num_tasks: int | None) -> None:
+        """Refuse what the solver cannot do with."""
+        self.solver.check(problem, num_tasks)
+
+    @property
+    def moves_solutions(self) -> bool:  # type: ignore[override]
+        """Whether products are finite differences."""
+        return self.product == "finite_difference"
+
+    def push(self, lower_loss: LowerLoss, inputs: Vector, directions: Vector) -> list[Tensor]:
+        """Return `-H^-1 M d`, how theta*_l moves with its inputs."""
+        return _ImplicitPullback(self, lower_loss).push(lower_loss.theta, inputs, directions)
 
     def statistics(self) -> dict[str, float]:
         """Return the last solve's residual and number of products, where the solver knows them.
@@ -234,6 +246,12 @@ class _ImplicitPullback:
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the same as functions of theta, the inputs and the cotangent."""
         return differentiable_pullback(self, theta, inputs, wanted, cotangent)
+
+    def push(self, theta: Vector, inputs: Vector, directions: Vector) -> list[Tensor]:
+        """Return `-H^-1 M d`."""
+        product = self._product(self.lower_loss, theta, inputs, [True] * len(inputs))
+        vector = self.lower_loss.reduce(product.push(directions))
+        return list(torch._foreach_neg(self._solve(product, vector, theta, inputs, None)))
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
         """Return `H^-1 v`."""

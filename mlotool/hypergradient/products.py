@@ -1,4 +1,4 @@
-"""Second-order products of a lower loss: `H u` and `M^T q`, without a graph in their results.
+"""Second-order products of a lower loss: `H u`, `M d` and `M^T q`, without a graph in their results.
 
 H is the derivative of the stationarity `F = dC_l/dtheta` with respect to theta, M the one with respect to the
 inputs of theta*_l.
@@ -10,12 +10,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mlotool.core.replay import Habit, Replay
+from mlotool.core.replay import Habit, RandomState, Replay
+from mlotool.hypergradient.once import check_twice_differentiable
 from mlotool.hypergradient.vector import add, leaves, norm, scaled, vector_jacobian
 from mlotool.program.differentiation import LowerLoss, Vector
 
-Gradient = Callable[[Vector], list[Tensor]]
-"""`theta -> gradient`."""
+Loss = Callable[[Vector, Vector], Tensor]
+"""`(theta, inputs) -> loss`."""
+
+Gradient = Callable[[Vector, Loss], list[Tensor]]
+"""`(theta, loss) -> gradient`."""
 
 DEFAULT_RADIUS = {torch.float64: 1e-5, torch.float32: 1e-2}
 """Norm of the perturbation: where truncation and rounding balance (float32: measured, 1e-2 to 1e-1)."""
@@ -36,6 +40,10 @@ class AbstractProduct(ABC):
         """Return `H u`, one tensor a parameter."""
 
     @abstractmethod
+    def push(self, directions: Vector) -> list[Tensor]:
+        """Return `M d`, one tensor a parameter, for one direction a wanted input."""
+
+    @abstractmethod
     def cross(self, vector: Vector) -> list[Tensor]:
         """Return `M^T q`, one tensor a wanted input; the last call."""
 
@@ -52,11 +60,19 @@ class ReverseProduct(AbstractProduct):
         self._wanted = [point for point, flag in zip(points, wanted, strict=True) if flag]
         with torch.enable_grad():
             loss = lower_loss(self._theta, points)
+            check_twice_differentiable(lower_loss, loss)
             self._gradient = vector_jacobian([loss], self._theta, [torch.ones_like(loss)], create_graph=True)
 
     def hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
         return vector_jacobian(self._gradient, self._theta, vector)
+
+    def push(self, directions: Vector) -> list[Tensor]:
+        """Return `M d`: `M^T p` is linear in p, and its derivative transposed is M."""
+        probe = [torch.zeros_like(tensor, requires_grad=True) for tensor in self._gradient]
+        with torch.enable_grad():
+            pulled = vector_jacobian(self._gradient, self._wanted, probe, create_graph=True)
+            return vector_jacobian(pulled, probe, directions)
 
     def cross(self, vector: Vector) -> list[Tensor]:
         """Return `M^T q`; frees the graph."""
@@ -69,6 +85,7 @@ class FiniteDifferenceProduct(AbstractProduct):
     The parameters are never touched: perturbed copies take their places. Both evaluations see the same random
     numbers, and the same values behind `stop_gradient`. The cross product differentiates with respect to the
     inputs alone, so of a loss that is weighted per sample only the forward pass and the weights' own path are left.
+    Solutions of lower problems inside the loss move along: by their derivative, `theta_l + e dtheta*_l/dtheta u`.
 
     Args:
         radius: 2-norm of the perturbation `e u`, of each task's in `H u`; None takes `DEFAULT_RADIUS` of the
@@ -76,6 +93,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         habit: of the loss, kept between pullbacks.
 
     Cost: 2 gradients a product (and a forward pass, once, where the loss uses `stop_gradient`); no graph is kept.
+        Where there are solutions inside, also a solve at each of them, and their pullbacks in each gradient.
     """
 
     def __init__(
@@ -93,41 +111,86 @@ class FiniteDifferenceProduct(AbstractProduct):
         self._wanted = wanted
         self._radius = radius or DEFAULT_RADIUS.get(theta[0].dtype, DEFAULT_RADIUS[torch.float32])
         self._replay = Replay(lambda: [lower_loss(point, values)], lower_loss.devices, habit)
+        self._random = RandomState(lower_loss.devices) if lower_loss.eliminated else None
 
     def hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
 
-        def gradient(theta: Vector) -> list[Tensor]:
+        def gradient(theta: Vector, loss_at: Loss) -> list[Tensor]:
             with torch.enable_grad():
                 point = leaves(theta)
-                loss = self._loss(point, self._inputs)
+                loss = loss_at(point, self._inputs)
                 return vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False)
 
         # Tasks share nothing here, so each has a step of its own; in the cross product they share the inputs.
         return self._difference(gradient, vector, self._loss.num_tasks)
 
+    def push(self, directions: Vector) -> list[Tensor]:
+        """Return `M d`; not within a loss that has solutions inside."""
+        moving = iter(directions)
+        whole = [
+            next(moving) if flag else torch.zeros_like(tensor)
+            for tensor, flag in zip(self._inputs, self._wanted, strict=True)
+        ]
+
+        def gradient(inputs: Vector) -> list[Tensor]:
+            with torch.enable_grad():
+                point = leaves(self._theta)
+                loss = self._loss(point, inputs)
+                return vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False)
+
+        length, scale = self._step(whole, None)
+        above = self._replay(lambda: gradient(_moved(self._inputs, whole, scale)))
+        below = self._replay(lambda: gradient(_moved(self._inputs, whole, -scale)))
+        return scaled(add(above, below, -1.0), length / (2.0 * self._radius))
+
     def cross(self, vector: Vector) -> list[Tensor]:
         """Return `M^T q`."""
 
-        def gradient(theta: Vector) -> list[Tensor]:
+        def gradient(theta: Vector, loss_at: Loss) -> list[Tensor]:
             with torch.enable_grad():
                 points = leaves(self._inputs, tuple(self._wanted))
-                loss = self._loss(theta, points)
+                loss = loss_at(theta, points)
                 wanted = [point for point, flag in zip(points, self._wanted, strict=True) if flag]
                 return vector_jacobian([loss], wanted, [torch.ones_like(loss)], retain=False)
 
         return self._difference(gradient, vector, None)
 
     def _difference(self, gradient: Gradient, vector: Vector, num_tasks: int | None) -> list[Tensor]:
-        length = norm(vector, num_tasks)
-        # A zero vector has a zero product: keep 0 * (radius / 0) away.
-        scale = self._radius / length.clamp_min(torch.finfo(length.dtype).tiny)
-        above = self._replay(lambda: gradient(self._moved(vector, scale)))
-        below = self._replay(lambda: gradient(self._moved(vector, -scale)))
+        length, scale = self._step(vector, num_tasks)
+        replay = self._replay
+        ahead: Loss = self._loss
+        behind: Loss = self._loss
+        if self._loss.eliminated is not None:
+            replay, (ahead, behind) = self._with_solutions(gradient, scaled(vector, scale))
+        above = replay(lambda: gradient(_moved(self._theta, vector, scale), ahead))
+        below = replay(lambda: gradient(_moved(self._theta, vector, -scale), behind))
         return scaled(add(above, below, -1.0), length / (2.0 * self._radius))
 
-    def _moved(self, vector: Vector, scale: Tensor) -> list[Tensor]:
-        # One buffer: the step becomes the point.
-        point = scaled(vector, scale)
-        torch._foreach_add_(point, self._theta)
-        return point
+    def _with_solutions(self, gradient: Gradient, step: Vector) -> tuple[Replay, tuple[Loss, Loss]]:
+        """Return how to evaluate, and the loss with the solutions inside it as they are after `step` and `-step`."""
+        eliminated, random = self._loss.eliminated, self._random
+        assert eliminated is not None and random is not None
+        random.restore()
+        moves = eliminated.push(self._theta, self._inputs, step)
+        back = {name: [-move for move in each] for name, each in moves.items()}
+        random.restore()
+        # The pullbacks inside evaluate losses as well, more or fewer of them in either product.
+        replay = Replay(lambda: gradient(self._theta, self._loss), self._loss.devices)
+        return replay, (
+            lambda theta, inputs: eliminated.function(theta, inputs, moves),
+            lambda theta, inputs: eliminated.function(theta, inputs, back),
+        )
+
+    def _step(self, vector: Vector, num_tasks: int | None) -> tuple[Tensor, Tensor]:
+        """Return the length of `vector`, and the factor that makes it the radius."""
+        length = norm(vector, num_tasks)
+        # A zero vector has a zero product: keep 0 * (radius / 0) away.
+        return length, self._radius / length.clamp_min(torch.finfo(length.dtype).tiny)
+
+
+def _moved(point: Vector, vector: Vector, scale: Tensor) -> list[Tensor]:
+    # One buffer: the step becomes the point.
+    moved = scaled(vector, scale)
+    torch._foreach_add_(moved, list(point))
+    return moved

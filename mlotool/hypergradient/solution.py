@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mlotool.hypergradient.once import check_twice_differentiable
 from mlotool.hypergradient.solvers import AbstractSolver
 from mlotool.hypergradient.vector import aliases, vector_jacobian
 from mlotool.program.differentiation import LowerLoss, Vector
@@ -38,8 +39,11 @@ class Pullback(Protocol):
 class LinearPullback(Protocol):
     """What an implicit one offers beside."""
 
-    lower_loss: LowerLoss
     solver: AbstractSolver
+
+    @property
+    def lower_loss(self) -> LowerLoss:
+        """The loss, with the same random numbers in all evaluations."""
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
         """Return `H^-1 v`, without a graph."""
@@ -136,6 +140,7 @@ def differentiable_pullback(
 def stationarity(lower_loss: LowerLoss, theta: Vector, inputs: Vector) -> list[Tensor]:
     """Return `F = dC_l/dtheta` with its graph, one tensor a parameter."""
     loss = lower_loss(theta, inputs)
+    check_twice_differentiable(lower_loss, loss)
     return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)
 
 

@@ -1,19 +1,20 @@
 """Differentiation through the optimizer's steps."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
+from mlotool.hypergradient.once import check_twice_differentiable
 from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Unroll, Vector, identity_reduce
 from mlotool.program.recording import mean_gradient
-from mlotool.program.trajectory import StepRecord
+from mlotool.program.trajectory import Readings, StepRecord
 from mlotool.program.update import State
 
 # A parameter's optimizer state, without the counter, which is no function of anything.
@@ -31,6 +32,8 @@ class Unrolled(AbstractHypergradient):
     numbers, learning rates and optimizer state. By default each step is computed again in the backward pass (remat):
     the memory is that of one step, and the parameters and optimizer state of all. An upper problem can shape the steps
     through the loss, through their start (`reset_to`) and through the optimizer's hyperparameters (`optimizer.lr`).
+    Solutions that the steps read are taken as they were at each of them, and gradients go on through them; then `remat`
+    saves no gradient, and the memory is also that of what those solutions need (all of their steps, if unrolled).
 
     Args:
         horizon: how many of the last steps are differentiated (truncation); None takes all.
@@ -84,15 +87,6 @@ class Unrolled(AbstractHypergradient):
         outputs: tuple[Tensor, ...] = Solution.apply(pullback, *inputs)
         return outputs
 
-    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
-        """Refuse a problem whose own steps follow a total gradient."""
-        if is_nested:
-            raise ConfigError(
-                f"problems.{problem}.hypergradient: found Unrolled, but '{problem}' both shapes and reads a lower "
-                "problem, so each of its steps contains that one's solution at the time; expected an implicit "
-                f"hypergradient. Write +hypergradient@problems.{problem}.hypergradient=cg."
-            )
-
 
 def simulate(
     unroll: Unroll, inputs: Vector, lower_loss: LowerLoss, begin: tuple[Vector, Sequence[State]] | None = None
@@ -109,14 +103,14 @@ def simulate(
     if unroll.start is not None:
         theta = unroll.start(inputs)
     records = []
-    for batch, settings in zip(unroll.batches, unroll.settings(len(unroll.batches)), strict=True):
-        random = RandomState(lower_loss.devices)
-        record = StepRecord(tuple(theta), tuple(state), settings, ((batch, random),), {})
-        records.append(record)
-        # For the first time: the generator moves on from step to step.
-        _, gradient = step_gradients(
-            unroll, record, leaves(theta), inputs, lower_loss, create_graph=False, replay=False
-        )
+    for batches, settings in zip(unroll.batches, unroll.settings(len(unroll.batches)), strict=True):
+        draws, slopes = [], []
+        for batch in batches:
+            # For the first time: the generator moves on from batch to batch.
+            draws.append((batch, RandomState(lower_loss.devices)))
+            slopes.append(_slopes(lower_loss, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
+        records.append(StepRecord(tuple(theta), tuple(state), settings, tuple(draws), {}))
+        _, gradient = mean_gradient(slopes, theta, lower_loss.reduce)
         with torch.no_grad():
             theta, state = unroll.step(theta, gradient, state, settings, inputs)
     return tuple(records), tuple(theta), tuple(state)
@@ -129,17 +123,16 @@ def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, lower_loss: 
         theta = unroll.start(inputs)
     num_steps = len(unroll.batches)
     first = 0 if algorithm.horizon is None else max(0, num_steps - algorithm.horizon)
-    for number, (batch, settings) in enumerate(zip(unroll.batches, unroll.settings(num_steps), strict=True)):
+    for number, (batches, settings) in enumerate(zip(unroll.batches, unroll.settings(num_steps), strict=True)):
         is_connected = number >= first
         if not is_connected or number == first > 0:
             theta = [tensor.detach() for tensor in theta]
             state = [{key: value.detach() for key, value in each.items()} for each in state]
         # A gradient is taken at an alias: the start may be a view that several parameters share.
         at = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in theta]
-        record = StepRecord((), (), settings, ((batch, RandomState(lower_loss.devices)),), {})
-        _, gradient = step_gradients(
-            unroll, record, at, inputs, lower_loss, create_graph=is_connected and algorithm.second_order, replay=False
-        )
+        create_graph = is_connected and algorithm.second_order
+        slopes = [_slopes(lower_loss, unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
+        _, gradient = mean_gradient(slopes, at, lower_loss.reduce)
         with torch.set_grad_enabled(is_connected):
             theta, state = unroll.step(at, gradient, state, settings, inputs)
     return tuple(theta)
@@ -198,9 +191,9 @@ class _ReversePass:
         for record in steps:
             # A gradient is taken at an alias: the start may be a view that several parameters share.
             at = [tensor.view_as(tensor) for tensor in point]
-            _, gradient = step_gradients(self.unroll, record, at, aliases, self.lower_loss, create_graph=True)
-            if not self.algorithm.second_order:
-                gradient = [None if each is None else each.detach() for each in gradient]
+            _, gradient = step_gradients(
+                self.unroll, record, at, aliases, self.lower_loss, create_graph=self.algorithm.second_order
+            )
             point, state = self.unroll.step(at, gradient, state, record.settings, aliases)
         sources = [value for value, flag in zip(aliases, wanted, strict=True) if flag]
         return vector_jacobian(point, sources, self.lower_loss.reduce(cotangent), create_graph=True)
@@ -217,7 +210,9 @@ class _ReversePass:
         """Return the cotangents of theta, of the state (none of both where `is_last`) and of the sources."""
         theta, origins = leaves(record.theta), sources
         if record.graph is None:
-            graphs, mean = step_gradients(self.unroll, record, theta, points, self.lower_loss, create_graph=True)
+            graphs, mean = step_gradients(
+                self.unroll, record, theta, points, self.lower_loss, create_graph=self.algorithm.second_order
+            )
         else:
             theta, graphs, mean = record.graph.theta, record.graph.slopes, record.graph.mean
             origins = [each for each, point in zip(record.graph.inputs, points, strict=True) if point.requires_grad]
@@ -265,15 +260,32 @@ def step_gradients(
     lower_loss: LowerLoss,
     *,
     create_graph: bool,
-    replay: bool = True,
 ) -> tuple[list[list[Tensor]], list[Tensor | None]]:
     """Return the gradient on each batch of a step (zeros where unused), and their mean over batches and ranks.
+
+    They are those of the step: its random numbers are drawn again.
 
     A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
     """
     found = []
     for batch, random in record.draws:
-        with torch.enable_grad(), random.replayed() if replay else nullcontext():
-            loss = unroll.loss(theta, inputs, batch, record.readings)
-            found.append(torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True))
+        with random.replayed():
+            found.append(_slopes(lower_loss, unroll, batch, record.readings, theta, inputs, create_graph=create_graph))
     return mean_gradient(found, theta, lower_loss.reduce)
+
+
+def _slopes(
+    lower_loss: LowerLoss,
+    unroll: Unroll,
+    batch: Any,
+    readings: Readings,
+    theta: Vector,
+    inputs: Vector,
+    *,
+    create_graph: bool,
+) -> tuple[Tensor | None, ...]:
+    with torch.enable_grad():
+        loss = unroll.loss(theta, inputs, batch, readings)
+        if create_graph:
+            check_twice_differentiable(lower_loss, loss)
+        return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)

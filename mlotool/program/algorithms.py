@@ -1,6 +1,6 @@
 """Which hypergradient a program can use where."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mlotool.core.errors import ConfigError
 from mlotool.program.dependence import SolutionStep
@@ -29,32 +29,66 @@ def algorithm_of(problem: Problem) -> AbstractHypergradient:
     return problem.hypergradient
 
 
-def check_algorithms(problems: Mapping[str, Problem], steps: Steps, partial: frozenset[str]) -> None:
+def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
     """Refuse what an algorithm cannot do in the graph at hand.
 
     Args:
         problems: by name.
         steps: the solution nodes of each problem.
-        partial: the problems whose stationarity holds lower solutions fixed.
 
     Raises:
         ConfigError: an algorithm is missing, or refuses.
     """
-    differentiated = {
-        step.problem
-        for nodes in steps.values()
-        for upper in nodes
-        if upper.problem not in partial
-        for step in steps[upper.problem]
-    }
-    for name in {step.problem: None for nodes in steps.values() for step in nodes}:
+    needed: dict[str, bool] = {}
+    for nodes in steps.values():
+        _find_needed(nodes, problems, steps, needed, is_differentiated=False)
+    for name, is_differentiated in needed.items():
         problem = problems[name]
         algorithm = algorithm_of(problem)
         _check_steps(problem, algorithm)
-        _check_readings(problem, algorithm, steps)
-        is_nested = name not in partial and bool(steps[name])
-        algorithm.check(name, is_nested=is_nested, is_differentiated=name in differentiated)
+        is_nested = _is_nested(problem, steps)
+        algorithm.check(name, is_nested=is_nested, is_differentiated=is_differentiated)
+        if is_nested and algorithm.moves_solutions:
+            _check_moved(problem, problems, steps)
+        algorithm.check_problem(name, problem.tasks)
         algorithm.check_batches(name, problem.stream, problem.unroll_steps * problem.accumulate_batches)
+
+
+def _find_needed(
+    nodes: Sequence[SolutionStep],
+    problems: Mapping[str, Problem],
+    steps: Steps,
+    needed: dict[str, bool],
+    is_differentiated: bool,
+) -> None:
+    """Find the problems whose pullbacks are needed, and whether their derivatives are."""
+    for node in nodes:
+        needed[node.problem] = needed.get(node.problem, False) or is_differentiated
+        algorithm = algorithm_of(problems[node.problem])
+        # Those that it shapes and reads are differentiated with its loss; those that it reads alone, only above it.
+        shaped = {each.problem for each in steps[node.problem]}
+        for inner in node.inner:
+            # A difference of pullbacks differentiates none, unless there is another total gradient inside.
+            is_moved = algorithm.moves_solutions and not _is_nested(problems[inner.problem], steps)
+            is_below = inner.problem in shaped and not is_moved
+            _find_needed([inner], problems, steps, needed, is_differentiated or is_below)
+
+
+def _is_nested(problem: Problem, steps: Steps) -> bool:
+    return algorithm_of(problem).curvature == "total" and bool(steps[problem.name])
+
+
+def _check_moved(problem: Problem, problems: Mapping[str, Problem], steps: Steps) -> None:
+    """Refuse differences of a total gradient where it is not known how the solutions inside move along."""
+    for node in steps[problem.name]:
+        algorithm = algorithm_of(problems[node.problem])
+        if not algorithm.can_push:
+            raise ConfigError(
+                f"problems.{problem.name}.hypergradient.product: found finite_difference, but '{problem.name}' both "
+                f"shapes and reads '{node.problem}', and {type(algorithm).__name__} does not tell how the solution "
+                f"of '{node.problem}' moves; expected an implicit hypergradient there, or reverse products here. "
+                f"Write +hypergradient@problems.{problem.name}.hypergradient=cg."
+            )
 
 
 def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) -> AbstractZerothOrder | None:
@@ -63,7 +97,7 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
     Raises:
         ConfigError: only a part of the solutions below would be estimated.
     """
-    below = {step.problem: problems[step.problem].hypergradient for step in steps[name]}
+    below = {step.problem: problems[step.problem].hypergradient for step in _all_nodes(steps[name])}
     found = next((each for each in below.values() if isinstance(each, AbstractZerothOrder)), None)
     for lower, algorithm in below.items():
         if found is not None and algorithm != found:
@@ -84,21 +118,10 @@ def find_zeroth_order(name: str, problems: Mapping[str, Problem], steps: Steps) 
     return found
 
 
-def _check_readings(problem: Problem, algorithm: AbstractHypergradient, steps: Steps) -> None:
-    """Refuse several steps that each read another solution as it was then, where the gradient goes on through it."""
-    if not algorithm.sees_steps or isinstance(algorithm, AbstractZerothOrder) or problem.unroll_steps == 1:
-        return
-    for nodes in steps.values():
-        made = {step.problem for step in nodes}
-        for step in nodes:
-            read = [other for other in step.inputs if other in made and other not in step.constants]
-            if step.problem == problem.name and read:
-                raise ConfigError(
-                    f"problems.{problem.name}.hypergradient: found {type(algorithm).__name__} with unroll_steps="
-                    f"{problem.unroll_steps}, but each of these steps reads the solution of '{read[0]}' as it was "
-                    "then, and only the last one is known; expected unroll_steps: 1 or an implicit hypergradient. "
-                    f"Write +hypergradient@problems.{problem.name}.hypergradient=cg."
-                )
+def _all_nodes(nodes: Sequence[SolutionStep]) -> Iterator[SolutionStep]:
+    for node in nodes:
+        yield node
+        yield from _all_nodes(node.inner)
 
 
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:

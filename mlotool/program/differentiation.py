@@ -1,14 +1,15 @@
 """What a program asks of a hypergradient algorithm, and what it hands to one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mlotool.program.trajectory import Inputs, StepRecord
+from mlotool.core.replay import Habit
+from mlotool.program.trajectory import Readings, StepRecord
 from mlotool.program.update import Settings, State
 
 Vector = Sequence[Tensor]
@@ -63,6 +64,8 @@ class LowerLoss:
         cotangent_scale: a task's own cotangent is that many times what arrives: `num_tasks` where the reader's loss is
             a mean over the tasks, else 1.
         particle: which rollout it is for; None where none is kept.
+        eliminated: what moves the solutions inside the loss along; None where there are none.
+        habit: of the problem's loss, kept between pullbacks.
     """
 
     problem: str
@@ -81,6 +84,8 @@ class LowerLoss:
     reader_loss: Callable[[Vector], Tensor] | None = None
     cotangent_scale: float = 1.0
     particle: Particle | None = None
+    eliminated: "Eliminated | None" = None
+    habit: Habit = field(default_factory=Habit, compare=False)
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""
@@ -93,14 +98,27 @@ class LowerLoss:
 
 
 @dataclass(frozen=True)
+class Eliminated:
+    """The lower solutions inside a loss, which are functions of theta and the inputs.
+
+    Args:
+        push: `(theta, inputs, direction) -> directions`: how they move, by problem, when theta moves along direction.
+        function: `(theta, inputs, moves) -> loss` with the solutions moved from where they are.
+    """
+
+    push: Callable[[Vector, Vector, Vector], Mapping[str, Vector]]
+    function: Callable[[Vector, Vector, Mapping[str, Vector]], Tensor]
+
+
+@dataclass(frozen=True)
 class Unroll:
     """Optimizer steps of a lower problem as functions of what shapes them.
 
     Args:
         records: the steps that were taken, oldest first; empty where they are to be simulated.
         has_all: whether the first of the records is the first step of the unroll.
-        batches: by step, those to simulate with.
-        loss: `(theta, inputs, batch, readings) -> loss`; `readings` replace lower solutions that have moved on.
+        batches: by step to simulate, those that its gradient is averaged over.
+        loss: `(theta, inputs, batch, readings) -> loss`; `readings` replace lower problems that have moved on.
         step: `(theta, gradient, state, settings, inputs) -> (theta, state)`: a pure step of the problem's optimizer,
             differentiable in all but the settings; gradients of unused parameters are None.
         start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
@@ -110,8 +128,8 @@ class Unroll:
 
     records: tuple[StepRecord, ...]
     has_all: bool
-    batches: tuple[Any, ...]
-    loss: Callable[[Vector, Vector, Any, Inputs], Tensor]
+    batches: tuple[tuple[Any, ...], ...]
+    loss: Callable[[Vector, Vector, Any, Readings], Tensor]
     step: Callable[
         [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Settings], Vector],
         tuple[list[Tensor], list[State]],
@@ -131,6 +149,8 @@ class AbstractHypergradient(ABC):
         horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept.
         is_persistent: whether it has rollouts of its own that go on from one gradient to the next.
+        moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
+        can_push: whether it can tell how the solution moves with its inputs (`push`).
     """
 
     curvature: str = "total"
@@ -139,6 +159,8 @@ class AbstractHypergradient(ABC):
     keeps_graphs: bool = False
     is_persistent: bool = False
     horizon: int | None = None
+    moves_solutions: bool = False
+    can_push: bool = False
 
     @abstractmethod
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
@@ -151,6 +173,10 @@ class AbstractHypergradient(ABC):
         Returns:
             Tensors with the values of `lower_loss.theta`.
         """
+
+    def push(self, lower_loss: LowerLoss, inputs: Vector, directions: Vector) -> list[Tensor]:
+        """Return how theta*_l moves when its inputs move along `directions`, one tensor a parameter."""
+        raise NotImplementedError
 
     def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
         """Refuse by name what the algorithm cannot do in the graph at hand.
@@ -189,6 +215,17 @@ class AbstractHypergradient(ABC):
             batch_number: as in `LowerLoss`.
         """
         return list(gradient)
+
+    def check_problem(self, problem: str, num_tasks: int | None) -> None:
+        """Refuse a problem that the algorithm cannot do with whatever the graph, or a missing package.
+
+        Args:
+            problem: the problem whose solution it differentiates.
+            num_tasks: length of its task axis; None without one.
+
+        Raises:
+            ConfigError: it cannot.
+        """
 
     def statistics(self) -> dict[str, float]:
         """Return numbers to log about the last pullback, by name."""

@@ -10,13 +10,17 @@ from torch.optim import SGD
 
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.replay import Habit
 from mlotool.program.algorithms import Steps
 from mlotool.program.dependence import SolutionStep
-from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Particle, Reduce, Unroll, Vector
+from mlotool.program.differentiation import AbstractZerothOrder, Eliminated, LowerLoss, Particle, Reduce, Unroll, Vector
+from mlotool.program.following import moved, push
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
+from mlotool.program.simulation import check_simulation, simulated_batches
+from mlotool.program.stream import SameBatch, Stream
 from mlotool.program.tasks import evaluate_tasks
-from mlotool.program.trajectory import Inputs
+from mlotool.program.trajectory import Reading, Readings
 from mlotool.program.update import Settings, State, find_update
 
 Scope = dict[str, Mapping[str, Tensor]]
@@ -29,16 +33,14 @@ class Evaluation:
     Args:
         problems: by name.
         steps: the solution nodes that each problem's total gradient needs.
-        partial: the problems whose stationarity holds lower solutions fixed.
         reduce: a mean over ranks.
     """
 
-    def __init__(self, problems: Mapping[str, Problem], steps: Steps, partial: frozenset[str], reduce: Reduce) -> None:
+    def __init__(self, problems: Mapping[str, Problem], steps: Steps, reduce: Reduce) -> None:
         self.problems = problems
         self.reduce = reduce
         self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._steps = steps
-        self._partial = partial
         # By problem, which of those that play a role in its loss have tasks, and how many.
         self._stacked = {
             name: {
@@ -48,6 +50,7 @@ class Evaluation:
             }
             for name, problem in problems.items()
         }
+        self._habits = {name: Habit() for name in problems}
 
     def loss(
         self,
@@ -61,6 +64,7 @@ class Evaluation:
         is_rollout: bool = False,
         by_task: bool = False,
         particle: Particle | None = None,
+        readings: Readings | None = None,
     ) -> LossOutput:
         """Return the loss of `name` with the tensors of `given` in their places.
 
@@ -74,6 +78,7 @@ class Evaluation:
             is_rollout: the solutions are those for the tensors of `given`, as far as their steps give them.
             by_task: the losses of the problem's own tasks, 1-D, instead of their sum.
             particle: which rollout it is.
+            readings: the lower problems whose solutions are not the current ones.
         """
         problem = self.problems[name]
         scope = dict(given)
@@ -82,7 +87,7 @@ class Evaluation:
         def direct(given: Scope) -> Tensor:
             return self.loss(name, given, batch, steps=()).loss
 
-        self.add_solutions(scope, made, batches or {}, name, is_rollout, direct, particle)
+        self.add_solutions(scope, made, batches or {}, name, is_rollout, direct, particle, readings)
         stacked = self._stacked[name]
         with self.context():
             if not stacked:
@@ -126,6 +131,7 @@ class Evaluation:
         is_rollout: bool = False,
         direct: Callable[[Scope], Tensor] | None = None,
         particle: Particle | None = None,
+        readings: Readings | None = None,
     ) -> None:
         """Put the solutions of `steps` into `scope`.
 
@@ -137,22 +143,19 @@ class Evaluation:
             is_rollout: as for `loss`.
             direct: the reader's loss on its batch with the tensors of a scope in their places, and no solutions.
             particle: as for `loss`.
+            readings: as for `loss`.
         """
+        readings = readings or {}
         for step in steps:
-            lower = self.problems[step.problem]
-            inputs: Scope = {}
-            for other in step.inputs:
-                tensors = scope.get(other) or self.problems[other].constants()
-                if other in step.constants:
-                    tensors = {key: tensor.detach() for key, tensor in tensors.items()}
-                inputs[other] = tensors
-            flat = [tensor for tensors in inputs.values() for tensor in tensors.values()]
+            lower, reading = self.problems[step.problem], readings.get(step.problem)
+            inputs = self._inputs(step, scope)
+            flat = _flat(inputs)
             assert lower.hypergradient is not None
-            is_unrolled = lower.hypergradient.sees_steps
-            if not is_unrolled and not any(tensor.requires_grad for tensor in flat):
-                scope[step.problem] = lower.constants()
+            is_simulated = lower.hypergradient.sees_steps and reading is None
+            if not is_simulated and not any(tensor.requires_grad for tensor in flat):
+                scope[step.problem] = lower.constants() if reading is None else reading.theta
                 continue
-            lower_loss = self._lower_loss(lower, inputs, batches, reader, direct)
+            lower_loss = self._lower_loss(step, inputs, batches, reader, readings, direct)
             if is_rollout:
                 assert isinstance(lower.hypergradient, AbstractZerothOrder)
                 solution = lower.hypergradient.rollout(replace(lower_loss, particle=particle), flat)
@@ -160,79 +163,129 @@ class Evaluation:
                 solution = lower.hypergradient.solution(lower_loss, flat)
             scope[step.problem] = dict(zip(lower.theta, solution, strict=True))
 
+    def _inputs(self, step: SolutionStep, scope: Scope) -> Scope:
+        """Return the tensors that the solution of `step` takes, by problem."""
+        inputs: Scope = {}
+        for other in step.inputs:
+            tensors = scope.get(other) or self.problems[other].constants()
+            if other in step.constants:
+                tensors = {key: tensor.detach() for key, tensor in tensors.items()}
+            inputs[other] = tensors
+        return inputs
+
     def _lower_loss(
         self,
-        lower: Problem,
+        step: SolutionStep,
         inputs: Scope,
         batches: Mapping[str, Any],
         reader: str,
-        direct: Callable[[Scope], Tensor] | None,
+        around: Readings,
+        direct: Callable[[Scope], Tensor] | None = None,
     ) -> LowerLoss:
+        """Return the loss of a lower problem.
+
+        Args:
+            step: of its node.
+            inputs: by problem, the tensors that it takes.
+            batches: as for `loss`.
+            reader: the problem whose gradient it is for.
+            around: the readings of the evaluation that the node is made in.
+            direct: as for `add_solutions`.
+        """
+        lower, reading = self.problems[step.problem], around.get(step.problem)
         keys = {other: tuple(tensors) for other, tensors in inputs.items()}
-        steps = () if lower.name in self._partial else self._steps[lower.name]
         assert lower.hypergradient is not None
         is_unrolled = lower.hypergradient.sees_steps
-        batch = None if is_unrolled else self._pullback_batch(lower, batches)
+        stream = lower.stream if reading is None else reading.stream
+        batch = None if is_unrolled else _pullback_batch(lower, stream, batches)
+        held: Scope = {other: each.theta for other, each in around.items()}
 
         def named(flat: Vector) -> Scope:
             values = iter(flat)
             return {other: {key: next(values) for key in names} for other, names in keys.items()}
 
-        def loss(theta: Vector, flat: Vector, batch: Any, readings: Inputs) -> Tensor:
-            given = named(flat)
-            for other, tensors in readings.items():
-                given[other] = {key: _moved(given[other][key], value) for key, value in tensors.items()}
-            given[lower.name] = dict(zip(lower.theta, theta, strict=True))
-            return self.loss(lower.name, given, batch, steps=steps, batches=batches).loss
+        def loss(theta: Vector, flat: Vector, batch: Any, given: Scope, readings: Readings, drawn: Any) -> Tensor:
+            scope = {**held, **given, lower.name: dict(zip(lower.theta, theta, strict=True))}
+            return self.loss(lower.name, scope, batch, steps=step.inner, batches=drawn, readings=readings).loss
 
-        theta = tuple(tensor.detach() for tensor in lower.theta.values())
+        def at_step(theta: Vector, flat: Vector, batch: Any, readings: Readings) -> Tensor:
+            given = named(flat)
+            for other, then in readings.items():
+                given[other] = _as_then(given[other], then.theta) if other in given else then.theta
+            # Batches that are given belong to the lower problems as they are now.
+            return loss(theta, flat, batch, given, {**around, **readings}, {} if readings else batches)
+
+        theta = tuple(tensor.detach() for tensor in (lower.theta if reading is None else reading.theta).values())
         is_mean = lower.tasks is not None and self.problems[reader].tasks is None
         return LowerLoss(
             lower.name,
             theta,
-            lambda theta, flat: loss(theta, flat, batch, {}),
-            is_nested=bool(steps),
+            lambda theta, flat: loss(theta, flat, batch, named(flat), around, batches),
+            is_nested=bool(step.inner),
             reduce=self.reduce,
-            unroll=self._unroll(lower, loss, named, batches) if is_unrolled else None,
+            unroll=self._unroll(lower, reading, at_step, named, batches) if is_unrolled else None,
             num_tasks=lower.tasks,
             module=lower.module,
             batch=batch,
             has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
             reader=reader,
-            batch_number=self._batch_number(lower, batches),
+            batch_number=_batch_number(lower, stream, batches),
             optimizer_step=lambda theta, gradient: self._next_theta(lower, theta, gradient),
             reader_loss=None if direct is None else lambda flat: direct(named(flat)),
             cotangent_scale=float(lower.tasks or 1) if is_mean else 1.0,
+            habit=self._habits[lower.name],
+            eliminated=self._eliminated(step, named, loss, batch, batches, around) if step.inner else None,
         )
+
+    def _eliminated(
+        self,
+        step: SolutionStep,
+        named: Callable[[Vector], Scope],
+        loss: Callable[[Vector, Vector, Any, Scope, Readings, Any], Tensor],
+        batch: Any,
+        batches: Mapping[str, Any],
+        around: Readings,
+    ) -> Eliminated:
+        lower = self.problems[step.problem]
+
+        def at(inner: SolutionStep, scope: Scope) -> tuple[Scope, LowerLoss]:
+            inputs = self._inputs(inner, scope)
+            return inputs, self._lower_loss(inner, inputs, batches, lower.name, around)
+
+        def push_from(theta: Vector, flat: Vector, direction: Vector) -> dict[str, Vector]:
+            scope = {**named(flat), lower.name: dict(zip(lower.theta, theta, strict=True))}
+            moves: dict[str, Vector] = {lower.name: direction}
+            push(step.inner, scope, moves, self.problems, at)
+            del moves[lower.name]
+            return moves
+
+        def function(theta: Vector, flat: Vector, moves: Mapping[str, Vector]) -> Tensor:
+            after = {name: moved(self.problems[name], around.get(name), move) for name, move in moves.items()}
+            return loss(theta, flat, batch, named(flat), {**around, **after}, batches)
+
+        return Eliminated(push_from, function)
 
     def _next_theta(self, lower: Problem, theta: Vector, gradient: Vector) -> list[Tensor]:
         find_update(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
         settings = learned_settings(lower, self.problems, lower.settings(), {})
         return lower.pure_step(theta, gradient, lower.optimizer_state(), settings)[0]
 
-    def _pullback_batch(self, lower: Problem, batches: Mapping[str, Any]) -> Any:
-        batch = batches.get(lower.name)
-        if batch is None and lower.stream is not None:
-            batch = lower.stream.peek() if _batch_rule(lower) == "fresh" else lower.stream.last()
-        return batch
-
-    def _batch_number(self, lower: Problem, batches: Mapping[str, Any]) -> int | None:
-        if lower.stream is None:
-            return 0
-        is_drawn = batches.get(lower.name) is None and _batch_rule(lower) == "last"
-        return getattr(lower.stream, "last_number", None) if is_drawn else None
-
     def _unroll(
         self,
         lower: Problem,
-        loss: Callable[[Vector, Vector, Any, Inputs], Tensor],
+        reading: Reading | None,
+        loss: Callable[[Vector, Vector, Any, Readings], Tensor],
         named: Callable[[Vector], Scope],
         batches: Mapping[str, Any],
     ) -> Unroll:
         given = batches.get(lower.name)
-        records = () if given is not None else tuple(lower.trajectory)
-        if given is None and not records:
-            given = [None if lower.stream is None else lower.stream.last()] * lower.unroll_steps
+        if reading is not None:
+            records, has_all = reading.steps, reading.has_all
+        else:
+            records, has_all = () if given is not None else tuple(lower.trajectory), lower.trajectory.has_all
+        simulated = () if records else simulated_batches(lower, given)
+        if len(simulated) > 1:
+            check_simulation(lower, [self.problems[each.problem] for each in self._steps[lower.name]], batches)
         is_reset, has_start = lower.reset_to is not None, lower.reset_to not in (None, "initial")
 
         def step(
@@ -254,9 +307,8 @@ class Evaluation:
 
         return Unroll(
             records,
-            not records or lower.trajectory.has_all,
-            # A list is one of steps; a tuple may be a batch.
-            tuple(given) if isinstance(given, list) else (given,) * lower.unroll_steps,
+            not records or has_all,
+            simulated,
             loss,
             step,
             (lambda flat: start_of(lower, self.problems, named(flat))) if has_start else None,
@@ -265,9 +317,30 @@ class Evaluation:
         )
 
 
-def _moved(tensor: Tensor, value: Tensor) -> Tensor:
-    """Return `value` with the derivative of `tensor`: a lower solution as it was at an earlier step."""
-    return value + (tensor - tensor.detach()) if tensor.requires_grad else value
+def _flat(tensors: Scope) -> list[Tensor]:
+    return [tensor for each in tensors.values() for tensor in each.values()]
+
+
+def _as_then(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `values`, of an earlier step, with the derivatives of `tensors`, which have moved on."""
+    return {
+        key: values[key] + (tensor - tensor.detach()) if tensor.requires_grad else values[key]
+        for key, tensor in tensors.items()
+    }
+
+
+def _pullback_batch(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> Any:
+    batch = batches.get(problem.name)
+    if batch is None and stream is not None:
+        batch = stream.peek() if _batch_rule(problem) == "fresh" else stream.last()
+    return batch
+
+
+def _batch_number(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> int | None:
+    if problem.stream is None:
+        return 0
+    is_drawn = batches.get(problem.name) is None and _batch_rule(problem) == "last"
+    return getattr(stream, "last_number", None) if is_drawn else None
 
 
 def _batch_rule(problem: Problem) -> str:

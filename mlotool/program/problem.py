@@ -17,7 +17,7 @@ from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.graph import ProblemNode
 from mlotool.program.stream import Stream
 from mlotool.program.tasks import stack_parameters
-from mlotool.program.trajectory import Trajectory, copied
+from mlotool.program.trajectory import Streams, Trajectory, copied
 from mlotool.program.update import Settings, State, clipped, find_update
 
 LossFunction = Callable[..., Tensor | LossOutput]
@@ -180,8 +180,9 @@ class Problem:
         if settings is None:
             for parameter, value in zip(self.theta.values(), gradient, strict=True):
                 # torch's fused kernels read a gradient in the parameter's order, whatever its own strides are.
-                is_aligned = value is None or value.is_sparse or value.stride() == parameter.stride()
-                parameter.grad = value if is_aligned else torch.empty_like(parameter).copy_(value)
+                if value is not None and not value.is_sparse and value.stride() != parameter.stride():
+                    value = torch.empty_like(parameter).copy_(value)
+                parameter.grad = value
             self.optimizer.step()
             for parameter in self.theta.values():
                 parameter.grad = None
@@ -291,8 +292,13 @@ class Problem:
         state["trajectory"] = self.trajectory.state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state back."""
+    def load_state_dict(self, state: dict[str, Any], streams: Streams | None = None) -> None:
+        """Take the state back.
+
+        Args:
+            state: what `state_dict` returned.
+            streams: those of the problems that it reads.
+        """
         # The optimizer keeps what it loads: without a copy two problems would share their momentum.
         self._load_learned_state(copy.deepcopy(state))
         if self.stream is not None:
@@ -301,7 +307,7 @@ class Problem:
             self.hypergradient.load_state_dict(state["hypergradient"])
         count = sum(len(each["random"]) for each in state["trajectory"]["steps"])
         batches = [None] * count if self.stream is None or not count else self.stream.recent(count)
-        self.trajectory.load_state_dict(copy.deepcopy(state["trajectory"]), batches)
+        self.trajectory.load_state_dict(copy.deepcopy(state["trajectory"]), batches, streams or {})
 
     def _step_with(self, gradient: Sequence[Tensor | None], settings: Sequence[Settings]) -> None:
         assert self.optimizer is not None

@@ -13,12 +13,13 @@ from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
 from mlotool.program.dependence import Dependence
-from mlotool.program.differentiation import Particle, Reduce, Vector, identity_reduce
+from mlotool.program.differentiation import AbstractZerothOrder, Particle, Reduce, Vector, identity_reduce
 from mlotool.program.evaluation import Evaluation, Scope
 from mlotool.program.graph import Graph
+from mlotool.program.pace import takes_several_steps
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
-from mlotool.program.trajectory import StepGraph, StepRecord, Trajectory
+from mlotool.program.trajectory import Reading, StepGraph, StepRecord, Trajectory
 from mlotool.program.update import Settings
 
 
@@ -61,15 +62,18 @@ class Program:
         self.reduce = reduce or identity_reduce
         graph.validate({name: problem.node for name, problem in self.problems.items()})
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
-        self._dependence = Dependence(graph, partial)
+        stepwise = [name for name, each in self.problems.items() if _is_stepwise(each, self.problems, graph)]
+        self._dependence = Dependence(graph, partial, stepwise)
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
-        self._read = frozenset(step.problem for steps in self._steps.values() for step in steps)
-        check_algorithms(self.problems, self._steps, frozenset(partial))
-        self._evaluation = Evaluation(self.problems, self._steps, frozenset(partial), self.reduce)
+        self._solved = frozenset(step.problem for steps in self._steps.values() for step in steps)
+        check_algorithms(self.problems, self._steps)
+        self._evaluation = Evaluation(self.problems, self._steps, self.reduce)
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         for problem in self.problems.values():
             if problem.hypergradient is not None:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
+        recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
+        self._read = {name: self._dependence.read_by(name) for name in recorded}
 
     @property
     def loss_context(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -126,8 +130,9 @@ class Program:
             name: the problem.
             batches: batches by problem; others use the last batch of their stream. Of a lower problem whose
                 hypergradient differentiates its steps, a list: those steps are taken functionally from the current
-                parameters. Without one, they are the steps it took last; if there are none, `unroll_steps` on its
-                stream's last batch.
+                parameters, each on the next `accumulate_batches` of the list, which has the batches of all steps one
+                after the other. Without one, they are the steps it took last; if there are none, `unroll_steps` on
+                its stream's last batch.
 
         Returns:
             A tensor of each parameter's shape by parameter name; zeros where the loss does not depend on it.
@@ -194,20 +199,33 @@ class Program:
             graph: of its gradient, where that is kept.
         """
         problem = self.problems[name]
-        below = [other for other in self._dependence.inputs(name) if other not in self.graph.uppers(name)]
-        readings = {
-            other: {key: tensor.clone() for key, tensor in self.problems[other].constants().items()} for other in below
-        }
         problem.trajectory.append(
             StepRecord(
                 tuple(tensor.clone() for tensor in problem.constants().values()),
                 problem.optimizer_state(),
                 tuple(dict(settings) for settings in problem.settings()),
                 tuple(zip(batches, randoms, strict=True)),
-                readings,
+                self._readings(name),
                 graph,
             )
         )
+
+    def _readings(self, name: str) -> dict[str, Reading]:
+        """Return the problems that a step of `name` reads, each with what its pullback needs if it has one there."""
+        held, solved = self._read[name]
+        found = {}
+        for other in (*held, *solved):
+            problem = self.problems[other]
+            theta = {key: tensor.clone() for key, tensor in problem.constants().items()}
+            found[other] = Reading(theta)
+            if other in solved:
+                stream = None if problem.stream is None else problem.stream.copy()
+                found[other] = Reading(theta, stream, tuple(problem.trajectory), problem.trajectory.has_all)
+        return found
+
+    def makes_solutions(self, name: str) -> bool:
+        """Return whether solutions are eliminated inside the steps of `name`."""
+        return bool(self._read[name][1])
 
     def leaves(self, name: str) -> Scope:
         """Return copies of the parameters of `name` and of what shapes it, by problem, at which gradients are taken."""
@@ -267,7 +285,7 @@ class Program:
             batch_number: the batch's position in its stream, where every epoch has the same batches; else None.
         """
         algorithm = self.problems[name].hypergradient
-        if algorithm is None or name not in self._read:
+        if algorithm is None or name not in self._solved:
             return gradient
         theta = [tensor.detach() for tensor in self.problems[name].theta.values()]
         return algorithm.step_direction(name, theta, gradient, batch, batch_number)
@@ -292,8 +310,9 @@ class Program:
                 f"A saved program has the problems {sorted(state)}; expected {sorted(self.problems)}. "
                 "Load it with the recipe it was saved by."
             )
+        streams = {name: problem.stream for name, problem in self.problems.items()}
         for name, problem in self.problems.items():
-            problem.load_state_dict(state[name])
+            problem.load_state_dict(state[name], streams)
 
     def _estimate(self, name: str, batch: Any, batches: Mapping[str, Any]) -> list[Tensor | None]:
         """Return the mean over ranks of a gradient from values of the loss of `name`."""
@@ -329,6 +348,13 @@ class Program:
                 f"{did_you_mean(name, self.problems)} Correct the name."
             )
         return self.problems[name]
+
+
+def _is_stepwise(problem: Problem, problems: Mapping[str, Problem], graph: Graph) -> bool:
+    algorithm = problem.hypergradient
+    is_differentiated = algorithm is not None and algorithm.sees_steps and algorithm.horizon != 1
+    is_estimated = isinstance(algorithm, AbstractZerothOrder)
+    return is_differentiated and not is_estimated and takes_several_steps(problem.name, problems, graph)
 
 
 def _curvature(problem: Problem) -> str:

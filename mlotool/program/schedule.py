@@ -10,6 +10,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
+from mlotool.program.pace import ticks_per_step
 from mlotool.program.problem import Problem
 from mlotool.program.program import Program
 from mlotool.program.recording import mean_gradient
@@ -86,16 +87,7 @@ class Schedule:
 
     def cycle_length(self) -> int:
         """Return the ticks after which, warm-up aside, every problem has stepped at least once."""
-        lengths: dict[str, int] = {}
-
-        def length(name: str) -> int:
-            if name not in lengths:
-                problems = self.program.problems
-                lowers = self._lowers.get(name, ())
-                lengths[name] = max((length(lower) * problems[lower].unroll_steps for lower in lowers), default=1)
-            return lengths[name]
-
-        return max(length(name) for name in self.program.problems)
+        return max(ticks_per_step(self.program.problems, self.program.graph).values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and look-ahead snapshots, in plain containers."""
@@ -146,7 +138,8 @@ class Schedule:
     def _gradient(self, problem: Problem, batches: Iterable[_Numbered]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the mean direction over `batches`, which are drawn one at a time."""
         algorithm = problem.hypergradient
-        if algorithm is not None and algorithm.keeps_graphs and problem.trajectory.is_kept:
+        keeps_graphs = algorithm is not None and algorithm.keeps_graphs and problem.trajectory.is_kept
+        if keeps_graphs and not self.program.makes_solutions(problem.name):
             return self._kept_gradient(problem, batches)
         outputs, total = [], None
         is_recorded, drawn, randoms = problem.trajectory.is_kept, [], []

@@ -141,6 +141,23 @@ class Stream:
         self._ahead = self._last = self._loader = None
         return self
 
+    def copy(self) -> "Stream":
+        """Return a stream that stands where this one does, and goes on by itself."""
+        twin = copy.copy(self)
+        # Workers of this one's would hand the batches that they load ahead to either.
+        twin._loader, twin._num_workers = None, 0
+        return twin
+
+    def position(self) -> dict[str, int]:
+        """Return where it stands."""
+        return self.state_dict()
+
+    def at(self, position: Mapping[str, int]) -> "Stream":
+        """Return a stream that stands at `position`."""
+        twin = self.copy()
+        twin.load_state_dict(position)
+        return twin
+
     def state_dict(self) -> dict[str, int]:
         """Return the position."""
         position = {"epoch": self._epoch, "batches_consumed": self._batches_consumed}
@@ -243,6 +260,18 @@ class SameBatch:
     def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "SameBatch":
         """Leave the device and dtype to the other stream."""
         return self
+
+    def copy(self) -> "SameBatch":
+        """Return a stream that stands where this one does."""
+        return SameBatch(self._stream.copy())
+
+    def position(self) -> dict[str, int]:
+        """Return where the other stream stands."""
+        return self._stream.position()
+
+    def at(self, position: Mapping[str, int]) -> "SameBatch":
+        """Return a stream whose other one stands at `position`."""
+        return SameBatch(self._stream.at(position))
 
     def state_dict(self) -> dict[str, int]:
         """Return nothing: the other stream keeps the position."""

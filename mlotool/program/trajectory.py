@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from mlotool.core.replay import RandomState
+from mlotool.program.stream import SameBatch, Stream
 from mlotool.program.update import Settings, State
 
-Inputs = Mapping[str, Mapping[str, Tensor]]
-"""By problem, tensors by parameter name."""
+Streams = Mapping[str, Stream | SameBatch | None]
+"""By problem."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,48 @@ class StepGraph:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A lower problem at the moment when a step of another one read it.
+
+    Its random numbers are those of the step: a step that is taken again draws for its lower solutions as well.
+
+    Args:
+        theta: its parameters, by name.
+        stream: its stream as it stood, where a gradient goes on through its solution; else None.
+        steps: those that led to theta, oldest first, where its hypergradient differentiates steps.
+        has_all: whether the first of them is the first of its unroll.
+    """
+
+    theta: Mapping[str, Tensor]
+    stream: Stream | SameBatch | None = None
+    steps: "tuple[StepRecord, ...]" = ()
+    has_all: bool = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the batches."""
+        return {
+            "theta": dict(self.theta),
+            "position": None if self.stream is None else self.stream.position(),
+            "steps": [step.state_dict() for step in self.steps],
+            "has_all": self.has_all,
+        }
+
+    @classmethod
+    def from_state_dict(cls, name: str, state: Mapping[str, Any], streams: Streams) -> "Reading":
+        """Return the reading of problem `name` that was saved."""
+        stream = streams[name]
+        there = None if stream is None or state["position"] is None else stream.at(state["position"])
+        count = sum(len(step["random"]) for step in state["steps"])
+        batches = iter([None] * count if there is None else there.recent(count))
+        steps = tuple(StepRecord.from_state_dict(step, batches, streams) for step in state["steps"])
+        return cls(state["theta"], there, steps, state["has_all"])
+
+
+Readings = Mapping[str, Reading]
+"""By lower problem."""
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """One optimizer step.
 
@@ -41,7 +84,7 @@ class StepRecord:
         state: the optimizer's state before it, one a parameter.
         settings: the hyperparameters of the step, one mapping a parameter.
         draws: the batches of its gradient, each with the random state before its evaluation.
-        readings: by lower problem that it read, that one's parameters at the time.
+        readings: the lower problems that it read, as they were.
         graph: of its gradient, where that is kept.
     """
 
@@ -49,8 +92,25 @@ class StepRecord:
     state: tuple[State, ...]
     settings: tuple[Settings, ...]
     draws: tuple[tuple[Any, RandomState], ...]
-    readings: Inputs
+    readings: Readings
     graph: StepGraph | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the batches and the graph."""
+        return {
+            "theta": list(self.theta),
+            "state": [dict(each) for each in self.state],
+            "settings": [dict(each) for each in self.settings],
+            "random": [random.state_dict() for _, random in self.draws],
+            "readings": {name: reading.state_dict() for name, reading in self.readings.items()},
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any], batches: Iterator[Any], streams: Streams) -> "StepRecord":
+        """Return the record that was saved; its batches are the next ones of `batches`."""
+        draws = tuple((next(batches), RandomState.from_state_dict(random)) for random in state["random"])
+        readings = {name: Reading.from_state_dict(name, each, streams) for name, each in state["readings"].items()}
+        return cls(tuple(state["theta"]), tuple(state["state"]), tuple(state["settings"]), draws, readings)
 
 
 class Trajectory:
@@ -89,32 +149,20 @@ class Trajectory:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the batches, which a stream can fetch again."""
-        steps = [
-            {
-                "theta": list(record.theta),
-                "state": [dict(each) for each in record.state],
-                "settings": [dict(each) for each in record.settings],
-                "random": [random.state_dict() for _, random in record.draws],
-                "readings": {name: dict(tensors) for name, tensors in record.readings.items()},
-            }
-            for record in self._steps
-        ]
-        return {"num_taken": self.num_taken, "steps": steps}
+        return {"num_taken": self.num_taken, "steps": [record.state_dict() for record in self._steps]}
 
-    def load_state_dict(self, state: Mapping[str, Any], batches: Sequence[Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], batches: Sequence[Any], streams: Streams) -> None:
         """Take the state back.
 
         Args:
             state: what `state_dict` returned.
             batches: those of all the steps, oldest first.
+            streams: of the lower problems that they read.
         """
         self.clear()
         waiting = iter(batches)
         for each in state["steps"]:
-            draws = tuple((next(waiting), RandomState.from_state_dict(random)) for random in each["random"])
-            self.append(
-                StepRecord(tuple(each["theta"]), tuple(each["state"]), tuple(each["settings"]), draws, each["readings"])
-            )
+            self.append(StepRecord.from_state_dict(each, waiting, streams))
         self.num_taken = state["num_taken"]
 
 

@@ -75,7 +75,8 @@ def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Calla
         if algorithm is not None:
             lowers[name] = repr(algorithm)
         if problem.stream is not None:
-            batches[name] = [batch] * problem.unroll_steps if algorithm is not None and algorithm.sees_steps else batch
+            is_unrolled = algorithm is not None and algorithm.sees_steps
+            batches[name] = [batch] * (problem.unroll_steps * problem.accumulate_batches) if is_unrolled else batch
     size = sum(tensor.numel() for tensor in program.problems[upper].theta.values())
     responses = tuple(compare(program, upper, batches, options))
     return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches))

@@ -27,9 +27,9 @@ def batch(num_classes: int = 0) -> dict[str, Tensor]:
     return {"input": inputs, "target": torch.randn(6, 2, dtype=torch.float64, generator=generator)}
 
 
-def lower_loss(module: nn.Module, data: Any, num_tasks: int | None = None) -> LowerLoss:
+def lower_loss(module: nn.Module, data: Any) -> LowerLoss:
     theta = tuple(each.detach() for each in module.parameters() if each.requires_grad)
-    return LowerLoss("w", theta, lambda theta, inputs: torch.zeros(()), module=module, batch=data, num_tasks=num_tasks)
+    return LowerLoss("w", theta, lambda theta, inputs: torch.zeros(()), module=module, batch=data)
 
 
 def solve(solver: KFAC, module: nn.Module, data: Any) -> tuple[SolveResult, Tensor]:
@@ -145,22 +145,8 @@ def test_a_batch_without_the_keys(data: Any) -> None:
         solve(KFAC(), network(), data)
 
 
-@needs_curvlinops
-def test_a_task_axis_is_refused() -> None:
-    loss = lower_loss(network(), batch(3), num_tasks=2)
-    with pytest.raises(ConfigError, match=r"problems.w.hypergradient.solver: found KFAC with tasks=2; expected"):
-        KFAC().solve(_never, list(loss.theta), lower_loss=loss)
-
-
-def test_without_the_extra_the_message_names_it(monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "curvlinops", None)
-    with pytest.raises(ConfigError, match=r"importing curvlinops failed.*pip install 'mlotool\[curvature\]'"):
-        solve(KFAC(), network(), batch(3))
-
-
-@needs_curvlinops
-def test_in_a_program() -> None:
-    """Linear regression with a target that the upper problem gives: H, and so G, does not depend on it."""
+def regression(solver: KFAC, tasks: int | None = None) -> Program:
+    """Return a linear regression whose targets an upper problem shifts."""
     data = batch()
 
     def fit(part: dict[str, Tensor], *, w: Any, u: Any) -> Tensor:
@@ -171,14 +157,46 @@ def test_in_a_program() -> None:
     samples = [{key: value[index] for key, value in data.items()} for index in range(6)]
     lower = Problem(
         "w", module, fit, roles={"w": "w", "u": "u"}, stream=Stream(samples, 6, shuffle=False),
-        hypergradient=Implicit(KFAC(1e-9, loss="mean_squared_error")),
+        hypergradient=Implicit(solver), tasks=tasks,
     )  # fmt: skip
     upper = Problem(
         "u", programs.Point(programs.vector(1, 2)), lambda _, *, w: (w(data["input"]) ** 2).sum(), roles={"w": "w"}
     )
-    program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+
+
+@pytest.mark.parametrize("kind", ["kfac", "ggn"])
+def test_a_task_axis_is_refused_when_the_program_is_built(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"problems.w.hypergradient.solver: found KFAC with tasks=6; expected"):
+        regression(KFAC(kind=kind, loss="mean_squared_error"), tasks=6)
+
+
+def test_without_the_extra_the_program_is_refused_when_it_is_built(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "curvlinops", None)
+    with pytest.raises(ConfigError, match=r"importing curvlinops failed.*pip install 'mlotool\[curvature\]'"):
+        regression(KFAC(loss="mean_squared_error"))
+    regression(KFAC(kind="ggn", loss="mean_squared_error"))
+
+
+@needs_curvlinops
+@pytest.mark.parametrize("kind", ["kfac", "ekfac"])
+def test_targets_without_an_axis_of_outputs_are_named(kind: Any) -> None:
+    data = batch()
+    data["target"] = data["target"][:, 0]
+    module = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double()
+    match = r"problems.w.stream: KFAC\(kind='e?kfac'\) found targets of shape \(6,\).*expected one row.*kind: ggn"
+    with pytest.raises(ConfigError, match=match):
+        solve(KFAC(DAMPING, kind, "mean_squared_error"), module, data)
+    assert solve(KFAC(DAMPING, "ggn", "mean_squared_error"), module, data)[0].status is Status.CONVERGED
+
+
+@needs_curvlinops
+def test_in_a_program() -> None:
+    """Linear regression with a target that the upper problem gives: H, and so G, does not depend on it."""
+    program = regression(KFAC(1e-9, loss="mean_squared_error"))
+    module, inputs = program.problems["w"].module, batch()["input"]
     # A shift of all targets shifts the solution's bias alone, by as much.
-    expected = torch.autograd.grad((module(data["input"]) ** 2).sum(), module.bias)[0]
+    expected = torch.autograd.grad((module(inputs) ** 2).sum(), module.bias)[0]
     assert torch.allclose(program.gradient("u")["x"], expected, rtol=1e-6)
     with pytest.raises(ConfigError, match=r"problems\.low\.hypergradient\.solver: found KFAC"):
         programs.nested().program(lambda: Implicit(KFAC()))

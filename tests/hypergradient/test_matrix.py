@@ -4,22 +4,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from mlotool.core import stop_gradient
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import (
+    SABA,
     AbstractSolver,
     ConjugateGradient,
     Exact,
+    FirstOrder,
     FixedPoint,
     Implicit,
     Neumann,
     NormalEquationConjugateGradient,
     Nystrom,
 )
+from mlotool.program import AbstractHypergradient
 from tests import programs
 from tests.programs import Case
 
@@ -227,13 +232,75 @@ def test_series_are_differentiated_in_a_nested_program(solver: AbstractSolver) -
     assert relative_error(found, case.reference()) < 1e-8
 
 
-@pytest.mark.parametrize("solver", [*CONVERGED, "neumann", "nystrom"])
-def test_finite_differences_are_refused_in_a_nested_program(solver: str) -> None:
-    others = {"neumann": Neumann(5, 0.2), "nystrom": Nystrom(2)}
-    made = others[solver] if solver in others else CONVERGED[solver](0.2, 1e-9)
-    match = r"problems\.(mid|low)\.hypergradient\.product: found finite_difference.*expected reverse"
+def by_problem(**algorithms: AbstractHypergradient) -> Callable[[], AbstractHypergradient]:
+    """Return what gives the problems of a nested case, in their order, these algorithms."""
+    waiting = iter([*algorithms.values(), FirstOrder()])
+    return lambda: next(waiting)
+
+
+@pytest.mark.parametrize("shapes_both", [True, False], ids=["shapes-both", "shapes-the-middle"])
+@pytest.mark.parametrize("low", ["reverse", "finite_difference"])
+@pytest.mark.parametrize("solver", ["exact", "cg", "normal_cg"])
+def test_finite_differences_in_a_nested_program(solver: str, low: str, shapes_both: bool) -> None:
+    """The lower solution follows the perturbed parameters."""
+    case = programs.nested(CUBIC, shapes_both)
+    make = CONVERGED[solver]
+    make_both = by_problem(
+        low=Implicit(make(0.2, 1e-9), product=low), mid=Implicit(make(0.2, 1e-9), product="finite_difference")
+    )
+    found = case.program(make_both).gradient("top")["x"]
+    assert relative_error(found, case.reference()) < ACCURACY["finite_difference"]
+
+
+def test_finite_differences_above_a_nested_program() -> None:
+    """Two solutions follow, one inside the other."""
+    case = programs.doubly_nested(CUBIC)
+    exact = Implicit(Exact())
+    differences = Implicit(Exact(), product="finite_difference")
+    found = case.program(by_problem(low=exact, mid=exact, high=differences)).gradient("top")["x"]
+    assert relative_error(found, case.reference()) < ACCURACY["finite_difference"]
+
+
+def test_finite_differences_with_random_numbers_and_constants_in_a_nested_program() -> None:
+    """All evaluations of one pullback draw the same numbers, and take the same values behind stop_gradient."""
+
+    def noisy(loss: Callable[..., Tensor], amount: float) -> Callable[..., Tensor]:
+        def with_noise(batch: None, **roles: Any) -> Tensor:
+            values = {name: role() for name, role in roles.items()}
+            first = next(iter(values.values()))
+            noise = 1 + amount * torch.rand(3, dtype=torch.float64)
+            return loss(**values) + 0.05 * (stop_gradient(first**2) * (noise * first - 1) ** 2).sum()
+
+        return with_noise
+
+    case = programs.nested(CUBIC)
+    found = []
+    for product in ("reverse", "finite_difference"):
+        program = case.program(by_problem(low=Implicit(Exact()), mid=Implicit(Exact(), product=product)))
+        # Reverse products draw for the lower problem once, finite differences also for the way that it moves.
+        for name, amount in (("low", 0.0), ("mid", 1.0)):
+            program.problems[name].loss = noisy(case.losses[name], amount)
+        torch.manual_seed(0)
+        found.append(program.gradient("top")["x"])
+    assert relative_error(found[1], found[0]) < ACCURACY["finite_difference"]
+    assert relative_error(found[0], case.reference()) > 1e-3
+
+
+def test_finite_differences_of_a_differentiated_pullback_are_refused() -> None:
+    exact, differences = Implicit(Exact()), Implicit(Exact(), product="finite_difference")
+    match = r"problems\.{}\.hypergradient\.product: found finite_difference.*expected reverse"
+    with pytest.raises(ConfigError, match=match.format("low")):
+        programs.nested().program(by_problem(low=differences, mid=exact))
+    for high in (exact, differences):
+        with pytest.raises(ConfigError, match=match.format("mid")):
+            programs.doubly_nested().program(by_problem(low=exact, mid=differences, high=high))
+
+
+def test_finite_differences_where_the_lower_solution_does_not_follow_are_refused() -> None:
+    differences = Implicit(Exact(), product="finite_difference")
+    match = r"problems\.mid\.hypergradient\.product: found finite_difference.*SABA does not tell how the solution"
     with pytest.raises(ConfigError, match=match):
-        programs.nested().program(lambda: Implicit(made, product="finite_difference"))
+        programs.nested().program(by_problem(low=SABA(step_size=0.1), mid=differences))
 
 
 def test_a_gradient_moves_no_parameter_and_no_random_number() -> None:

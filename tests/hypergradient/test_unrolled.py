@@ -438,24 +438,6 @@ def test_a_cut_start_is_refused() -> None:
         program("start", OPTIMIZERS["sgd"], warmup_steps=3)
 
 
-def test_several_steps_that_read_a_solution_are_refused() -> None:
-    def pull(batch: Any, **roles: Any) -> Tensor:
-        return sum((role() ** 2).sum() for role in roles.values())
-
-    def build(steps: int) -> Program:
-        settings: dict[str, Any] = {"optimizer": OPTIMIZERS["sgd"], "hypergradient": Unrolled()}
-        problems = [
-            Problem("v", Point(START), pull, roles={"v": "v", "x": "x"}, **settings),
-            Problem("w", Point(START), pull, roles={"w": "w", "v": "v"}, unroll_steps=steps, **settings),
-            Problem("x", Point(START), pull, roles={"w": "w"}),
-        ]
-        return Program(problems, Graph({"x": ["v"]}, {"v": ["w"], "w": ["x"]}))
-
-    build(1)
-    with pytest.raises(ConfigError, match="reads the solution of 'v' as it was then"):
-        build(2)
-
-
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
     net = Pair()
     with pytest.raises(ConfigError, match="Pass a callable"):

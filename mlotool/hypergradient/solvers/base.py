@@ -79,6 +79,17 @@ class AbstractSolver(ABC):
                 `lower_loss(theta, ())` is the loss. None without any of these.
         """
 
+    def check(self, problem: str, num_tasks: int | None) -> None:
+        """Refuse a problem that it cannot do with, or a missing package.
+
+        Args:
+            problem: the problem whose solution is differentiated.
+            num_tasks: length of its task axis; None without one.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
         return {}

@@ -73,6 +73,17 @@ class KFAC(AbstractSolver):
             )
         self._inner = ConjugateGradient(self.max_iterations, self.tolerance, self.damping)
 
+    def check(self, problem: str, num_tasks: int | None) -> None:
+        """Refuse a task axis, and kinds whose extra is missing."""
+        if num_tasks is not None:
+            raise ConfigError(
+                f"problems.{problem}.hypergradient.solver: found KFAC with tasks={num_tasks}; expected a problem "
+                "without a task axis, since the factors of a layer are those of one set of parameters. Use "
+                "hypergradient=cg, which solves for each task."
+            )
+        if self.kind != "ggn":
+            _import()
+
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
     ) -> SolveResult:
@@ -124,14 +135,7 @@ class KFAC(AbstractSolver):
         """Return a copy of the module, and its inputs and targets."""
         if lower_loss is None or lower_loss.module is None:
             raise ConfigError("KFAC: found no module; expected lower_loss.module. Use it inside Implicit.")
-        key = f"problems.{lower_loss.problem}"
-        if lower_loss.num_tasks is not None:
-            raise ConfigError(
-                f"{key}.hypergradient.solver: found KFAC with tasks={lower_loss.num_tasks}; expected a problem without "
-                "a task axis, since the factors of a layer are those of one set of parameters. Use "
-                "hypergradient=cg, which solves for each task."
-            )
-        batch = lower_loss.batch
+        key, batch = f"problems.{lower_loss.problem}", lower_loss.batch
         has_keys = isinstance(batch, dict) and isinstance(batch.get(self.input_key), Tensor)
         if not has_keys or not isinstance(batch.get(self.target_key), Tensor):
             found = f"the keys {sorted(batch)}" if isinstance(batch, dict) else type(batch).__name__
@@ -139,11 +143,18 @@ class KFAC(AbstractSolver):
                 f"{key}.stream: KFAC found a batch with {found}; expected tensors under input_key={self.input_key!r} "
                 f"and target_key={self.target_key!r}. Correct hypergradient.solver.input_key and target_key."
             )
+        targets = batch[self.target_key]
+        if self.kind != "ggn" and self.loss == "mean_squared_error" and targets.dim() < 2:
+            raise ConfigError(
+                f"{key}.stream: KFAC(kind={self.kind!r}) found targets of shape {tuple(targets.shape)} under "
+                f"{self.target_key!r}; expected one row a sample, of the shape [samples, outputs] that the module "
+                "returns. Give targets (and outputs) a last axis, or set kind: ggn."
+            )
         module = copy.deepcopy(lower_loss.module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         for parameter, value in zip(trained, lower_loss.theta, strict=True):
             parameter.data = value.detach().clone()
-        return module, (batch[self.input_key], batch[self.target_key])
+        return module, (batch[self.input_key], targets)
 
 
 def gauss_newton(

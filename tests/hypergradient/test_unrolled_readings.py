@@ -1,0 +1,317 @@
+"""Unrolled steps that read solutions: each is differentiated through the solution as it was then.
+
+The references solve or unroll every level in plain torch and take fourth-order differences of the whole.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit, Unrolled
+from mlotool.hypergradient.unrolled import step_gradients
+from mlotool.hypergradient.vector import leaves
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
+from mlotool.program.differentiation import LowerLoss, Vector
+from tests.hypergradient.test_unrolled import by_differences, flat
+from tests.program.small import assert_identical, numbers, parameters, samples
+from tests.programs import Point, newton
+
+STEPS, RATE, SOLVE = 3, 0.2, 150
+LOW_START, MID_START, TOP = numbers(0.4, -0.1), numbers(0.3, -0.2), numbers(0.2, -0.3)
+MID_BATCHES, LOW_BATCHES = samples(6, 1)[:, :2], samples(6, 2)[:, :2]
+MID = partial(torch.optim.SGD, lr=RATE, momentum=0.5)
+LOW = {"solved": partial(torch.optim.SGD, lr=0.35), "unrolled": partial(torch.optim.SGD, lr=0.2, momentum=0.9)}
+
+
+def low_loss(w: Tensor, v: Tensor, u: Tensor, batch: Tensor) -> Tensor:
+    shift = torch.sin(v) + 0.3 * u + 0.2 * batch
+    return 0.5 * ((1 + v**2) * (w - shift) ** 2).sum() + 0.1 * (w**4).sum()
+
+
+def mid_loss(v: Tensor, w: Tensor, u: Tensor, batch: Tensor) -> Tensor:
+    return 0.5 * ((v - batch) ** 2 * torch.exp(u)).sum() + 0.5 * ((w * v - 1) ** 2).sum() + (w**2).sum()
+
+
+def goal(v: Tensor) -> Tensor:
+    return ((v - 1) ** 2).sum() + (v**3).sum()
+
+
+def low(batch: Tensor, *, w: Any, v: Any = None, u: Any) -> Tensor:
+    return low_loss(w(), torch.zeros(2, dtype=torch.float64) if v is None else v(), u(), batch.mean(0))
+
+
+def mid(batch: Tensor, *, v: Any, w: Any, u: Any) -> Tensor:
+    return mid_loss(v(), w(), u(), batch.mean(0))
+
+
+def program(
+    hypergradient: AbstractHypergradient,
+    of_mid: AbstractHypergradient | None = None,
+    *,
+    is_shaped: bool = True,
+    accumulate: int = 1,
+    **settings: Any,
+) -> Program:
+    """Return `v`, which reads `w` and shapes it, or does not; `u` shapes both and reads `v`."""
+    is_unrolled = hypergradient.sees_steps
+    count = 2 if is_unrolled else SOLVE
+    roles = {"w": "w", "v": "v", "u": "u"}
+    problems = [
+        Problem(
+            "w",
+            Point(LOW_START),
+            settings.pop("loss", low),
+            roles=roles if is_shaped else {"w": "w", "u": "u"},
+            # A solved one stays at one batch until it is solved.
+            stream=Stream(LOW_BATCHES, 2, shuffle=False, repeat=1 if is_unrolled else SOLVE),
+            optimizer=LOW["unrolled" if is_unrolled else "solved"],
+            unroll_steps=count,
+            reset_to="initial" if is_unrolled else None,
+            hypergradient=hypergradient,
+        ),
+        Problem(
+            "v",
+            Point(MID_START),
+            mid,
+            roles=roles,
+            stream=Stream(MID_BATCHES, 1, shuffle=False),
+            optimizer=MID,
+            unroll_steps=STEPS,
+            accumulate_batches=accumulate,
+            hypergradient=of_mid or Unrolled(),
+            **settings,
+        ),
+        Problem(
+            "u", Point(TOP), lambda _, *, v: goal(v()), roles={"v": "v"}, optimizer=partial(torch.optim.SGD, lr=0.0)
+        ),
+    ]
+    shaping = {"u": ["v", "w"], "v": ["w"]} if is_shaped else {"u": ["v", "w"]}
+    return Program(problems, Graph(shaping, {"w": ["v"], "v": ["u"]}))
+
+
+def trained(built: Program, num_ticks: int | None = None) -> Program:
+    """Return it after the steps of `v`, which the top problem, at a learning rate of zero, leaves as they are."""
+    schedule = Schedule(built)
+    for _ in range(schedule.cycle_length() if num_ticks is None else num_ticks):
+        schedule.tick()
+    return built
+
+
+def plain_solve(v: Tensor, u: Tensor, number: int) -> Tensor:
+    """Return the solution of `w` on its batch of this number."""
+    batch = LOW_BATCHES[2 * (number % 3) :][:2].mean(0)
+
+    def gradient(w: Tensor) -> Tensor:
+        return torch.autograd.grad(low_loss(w, v, u, batch), w, create_graph=True)[0]
+
+    return newton(gradient, LOW_START)
+
+
+def plain_unroll(v: Tensor, u: Tensor, number: int) -> Tensor:
+    """Return `w` after two steps from its start, on its two batches of this number."""
+    w, momentum = LOW_START.clone().requires_grad_(), torch.zeros(2, dtype=torch.float64)
+    for step in (1, 2):
+        batch = LOW_BATCHES[2 * ((2 * number + step - 1) % 3) :][:2].mean(0)
+        slope = torch.autograd.grad(low_loss(w, v, u, batch), w, create_graph=True)[0]
+        momentum = 0.9 * momentum + slope
+        w = w - 0.2 * momentum
+    return w
+
+
+def plain(
+    below: Callable[[Tensor, Tensor, int], Tensor],
+    u: Tensor,
+    *,
+    is_shaped: bool = True,
+    accumulate: int = 1,
+    first: int = 0,
+    number_of: Callable[[int], int] = lambda step: step,
+) -> Tensor:
+    """Return the top loss after the steps of `v` along its total gradient; those before `first` are at TOP."""
+    v, momentum = MID_START, torch.zeros(2, dtype=torch.float64)
+    for step in range(STEPS):
+        at, v = u if step >= first else TOP, v.clone().requires_grad_()
+        w = below(v if is_shaped else torch.zeros_like(v), at, number_of(step))
+        batches = [MID_BATCHES[(accumulate * step + each) % 6] for each in range(accumulate)]
+        loss = sum(mid_loss(v, w, at, batch) for batch in batches) / accumulate
+        slope = torch.autograd.grad(loss, v)[0]
+        momentum = slope if step == 0 else 0.5 * momentum + slope
+        v = (v - RATE * momentum).detach()
+    return goal(v)
+
+
+BELOW: dict[str, tuple[Callable[[], AbstractHypergradient], Callable[[Tensor, Tensor, int], Tensor], float]] = {
+    "exact": (lambda: Implicit(Exact()), plain_solve, 1e-8),
+    "cg": (lambda: Implicit(ConjugateGradient(20, 1e-14)), plain_solve, 1e-8),
+    "unrolled": (Unrolled, plain_unroll, 1e-8),
+    "unrolled_graphs": (lambda: Unrolled(remat=False), plain_unroll, 1e-8),
+}
+
+
+@pytest.mark.parametrize("remat", [True, False])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
+@pytest.mark.parametrize("name", BELOW)
+def test_steps_of_a_schedule(name: str, is_shaped: bool, accumulate: int, remat: bool) -> None:
+    make, below, tolerance = BELOW[name]
+    built = trained(program(make(), Unrolled(remat=remat), is_shaped=is_shaped, accumulate=accumulate))
+    assert len(built.problems["v"].trajectory) == STEPS
+    loop = partial(plain, below, is_shaped=is_shaped, accumulate=accumulate)
+    value = goal(built.problems["v"].theta["x"].detach())
+    assert torch.allclose(value, loop(TOP), rtol=1e-10)
+    expected = by_differences(loop, TOP)
+    assert torch.allclose(flat(built.gradient("u")), expected, rtol=tolerance, atol=tolerance * float(expected.norm()))
+
+
+@pytest.mark.parametrize("name", ["exact", "unrolled"])
+def test_fewer_steps(name: str) -> None:
+    make, below, tolerance = BELOW[name]
+    built = trained(program(make(), Unrolled(horizon=2)))
+    expected = by_differences(partial(plain, below, first=1), TOP)
+    assert torch.allclose(flat(built.gradient("u")), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
+@pytest.mark.parametrize("remat", [True, False])
+def test_simulated_steps_above_simulated_ones(is_shaped: bool, remat: bool) -> None:
+    """The lower problem takes the same two batches from its start for each step."""
+    built = program(Unrolled(remat=remat), Unrolled(remat=remat), is_shaped=is_shaped, accumulate=2)
+    lower, middle = [LOW_BATCHES[:2], LOW_BATCHES[2:4]], [MID_BATCHES[[each % 6]] for each in range(2 * STEPS)]
+    loop = partial(plain, plain_unroll, is_shaped=is_shaped, accumulate=2, number_of=lambda step: 0)
+    found = flat(built.gradient("u", {"w": lower, "v": middle}))
+    assert torch.allclose(found, by_differences(loop, TOP), rtol=1e-8, atol=1e-8)
+
+
+def test_several_simulated_steps_above_a_solution_that_does_not_follow_are_refused() -> None:
+    batches = [MID_BATCHES[:1]] * STEPS
+    for make in (lambda: Implicit(Exact()), FirstOrder):
+        with pytest.raises(ConfigError, match=r"several steps of 'v' to simulate.*solution of 'w'.*expected one step"):
+            program(make()).gradient("u", {"v": batches})
+        assert program(make()).gradient("u", {"v": batches[:1]})["x"].isfinite().all()
+    with pytest.raises(ConfigError, match="or a list of batches for 'w' as well"):
+        trained(program(Unrolled())).gradient("u", {"v": batches})
+
+
+@pytest.mark.parametrize("given", [[], [MID_BATCHES[:1]] * 3])
+def test_a_list_of_batches_that_does_not_fit(given: list[Tensor]) -> None:
+    match = rf"found a list of {len(given)} for 'v' with accumulate_batches=2; expected 2 for each step"
+    with pytest.raises(ConfigError, match=match):
+        program(Unrolled(), accumulate=2).gradient("u", {"v": given, "w": [LOW_BATCHES[:2]] * 2})
+
+
+@pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
+@pytest.mark.parametrize("name", ["exact", "unrolled"])
+def test_a_derivative_of_the_gradient(name: str, is_shaped: bool) -> None:
+    """As a problem further above would need it: of `<gradient, r>`, against differences of the whole training."""
+    make, direction = BELOW[name][0], numbers(0.7, -1.1)
+
+    def gradient(u: Tensor) -> Tensor:
+        built = program(make(), is_shaped=is_shaped)
+        with torch.no_grad():
+            built.problems["u"].theta["x"].copy_(u)
+        return flat(trained(built).gradient("u")) @ direction
+
+    built = trained(program(make(), is_shaped=is_shaped))
+    top = built.problems["u"].theta["x"]
+    (slope,) = torch.autograd.grad(goal(built.solution("v")["x"]), top, create_graph=True)
+    (found,) = torch.autograd.grad(slope @ direction, top)
+    expected = by_differences(gradient, TOP)
+    assert torch.allclose(found, expected, rtol=1e-7, atol=1e-7 * float(expected.norm()))
+
+
+@pytest.mark.parametrize("is_shaped", [True, False], ids=["shapes-and-reads", "reads"])
+@pytest.mark.parametrize("name", ["exact", "unrolled"])
+def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll(name: str, is_shaped: bool) -> None:
+    make = BELOW[name][0]
+    whole, first, second = (program(make(), is_shaped=is_shaped) for _ in range(3))
+    runs = [Schedule(each) for each in (whole, first, second)]
+    end = runs[0].cycle_length()
+    middle = 2 * end // STEPS + 1
+    for number in range(end):
+        runs[0].tick()
+        if number < middle:
+            runs[1].tick()
+    second.load_state_dict(first.state_dict())
+    runs[2].load_state_dict(runs[1].state_dict())
+    for _ in range(end - middle):
+        runs[2].tick()
+    assert_identical(parameters(second), parameters(whole))
+    assert torch.equal(second.gradient("u")["x"], whole.gradient("u")["x"])
+
+
+def noisy(batch: Tensor, *, w: Any, v: Any, u: Any) -> Tensor:
+    return low_loss(w(), v(), u(), nn.functional.dropout(batch.mean(0), 0.5))
+
+
+def test_a_step_draws_again_what_its_lower_pullback_drew() -> None:
+    """Taken again, each recorded step leads to where the next one began."""
+
+    class Watched(Unrolled):
+        def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
+            self.seen = lower_loss, inputs
+            return super().solution(lower_loss, inputs)
+
+    torch.manual_seed(0)
+    algorithm = Watched()
+    built = trained(program(Implicit(Exact()), algorithm, loss=noisy))
+    built.solution("v")
+    lower_loss, inputs = algorithm.seen
+    unroll = lower_loss.unroll
+    ends = [*(record.theta for record in unroll.records[1:]), lower_loss.theta]
+    for record, end in zip(unroll.records, ends, strict=True):
+        theta = leaves(record.theta)
+        _, slope = step_gradients(unroll, record, theta, inputs, lower_loss, create_graph=True)
+        found, _ = unroll.step(theta, slope, record.state, record.settings, inputs)
+        assert torch.allclose(found[0], end[0], rtol=1e-12)
+
+
+def test_dropout_below() -> None:
+    def loop(u: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        built = program(Unrolled(), loss=noisy)
+        with torch.no_grad():
+            built.problems["u"].theta["x"].copy_(u)
+        return goal(trained(built).problems["v"].theta["x"].detach())
+
+    torch.manual_seed(0)
+    built = trained(program(Unrolled(), loss=noisy))
+    torch.manual_seed(1)
+    assert torch.allclose(built.gradient("u")["x"], by_differences(loop, TOP), rtol=1e-8, atol=1e-8)
+
+
+def test_nothing_but_what_carries_a_gradient_is_held() -> None:
+    """Where no gradient passes through the solution that the steps read, its parameters are enough."""
+    unread = program(Unrolled(), is_shaped=False)
+    reading = trained(unread).problems["v"].trajectory
+    assert all(len(step.readings["w"].steps) == 2 and step.readings["w"].stream is not None for step in reading)
+    problems = [
+        Problem(
+            "w",
+            Point(LOW_START),
+            lambda batch, *, w: (w() ** 2).sum(),
+            roles={"w": "w"},
+            stream=Stream(LOW_BATCHES, 2),
+            optimizer=MID,
+        ),
+        Problem(
+            "v",
+            Point(MID_START),
+            lambda batch, *, v, w, u: mid_loss(v(), w(), u(), numbers(0.1, 0.2)),
+            roles={"v": "v", "w": "w", "u": "u"},
+            optimizer=MID,
+            unroll_steps=2,
+            hypergradient=Unrolled(),
+        ),
+        Problem("u", Point(TOP), lambda _, *, v: goal(v()), roles={"v": "v"}, optimizer=MID),
+    ]
+    schedule = Schedule(Program(problems, Graph({"u": ["v"]}, {"w": ["v"], "v": ["u"]})))
+    for _ in range(2):
+        schedule.tick()
+    for step in problems[1].trajectory:
+        assert step.readings["w"].stream is None and step.readings["w"].steps == ()
+    assert len(problems[1].trajectory) == 2
