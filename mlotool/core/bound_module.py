@@ -21,6 +21,7 @@ class BoundModule:
         training: train or eval mode for this role; None leaves the module's mode.
         places: of the module, where they are at hand; None looks them up.
         moves_buffers: whether its buffers move although parameters are given.
+        compiled: what to call in the module's place.
 
     Example:
         >>> import torch
@@ -29,7 +30,7 @@ class BoundModule:
         tensor([3., 3.])
     """
 
-    __slots__ = ("_buffers", "_module", "_parameters", "_places", "_training")
+    __slots__ = ("_buffers", "_call", "_module", "_parameters", "_places", "_training")
 
     def __init__(
         self,
@@ -39,8 +40,10 @@ class BoundModule:
         training: bool | None = None,
         places: "Places | None" = None,
         moves_buffers: bool = False,
+        compiled: Callable[..., Any] | None = None,
     ) -> None:
         self._module = module
+        self._call = compiled or module
         self._parameters = parameters
         self._training = None if training is module.training else training
         self._places = places
@@ -74,7 +77,7 @@ class BoundModule:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._parameters is None:
-            return self._module(*args, **kwargs)
+            return self._call(*args, **kwargs)
         if self._places is None:
             self._places = Places(self._module)
         if self._buffers is None:
@@ -82,7 +85,7 @@ class BoundModule:
             self._buffers = self._places.copy_buffers()
         restore = self._places.fill(self._parameters, self._buffers)
         try:
-            return self._module(*args, **kwargs)
+            return self._call(*args, **kwargs)
         finally:
             restore()
 

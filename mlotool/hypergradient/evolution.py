@@ -64,6 +64,7 @@ class EvolutionStrategies(AbstractZerothOrder):
     generator: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
     last: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
     sees_steps = True
+    needs_full_precision = True
 
     def __post_init__(self) -> None:
         whole = isinstance(self.num_pairs, int) and self.num_pairs >= 1

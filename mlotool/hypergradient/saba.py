@@ -55,6 +55,7 @@ class SABA(AbstractHypergradient):
 
     step_size: float
     key: str | None = None
+    differentiates_twice = True
     readers: dict[str, "_Averages"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ class LowerLoss:
         reader: the problem whose total gradient it is evaluated for: what an algorithm keeps from one pullback to the
             next belongs to the cotangents of one reader.
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
+        precision: in which it is evaluated, "fp32", "bf16" or "fp16".
     """
 
     problem: str
@@ -60,6 +61,7 @@ class LowerLoss:
     has_linear_step: bool = False
     reader: str = ""
     batch_number: int | None = None
+    precision: str = "fp32"
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""
@@ -109,12 +111,16 @@ class AbstractHypergradient(ABC):
         sees_steps: whether it differentiates the optimizer's steps, and so what shapes their start or their rate.
         horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept.
+        needs_full_precision: whether it compares losses or gradients at nearby points, which autocast would blur.
+        differentiates_twice: whether it needs second derivatives of the problem's loss by automatic differentiation.
     """
 
     curvature: str = "total"
     batch: str = "last"
     sees_steps: bool = False
     keeps_graphs: bool = False
+    needs_full_precision: bool = False
+    differentiates_twice: bool = False
     horizon: int | None = None
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Losses with solutions in the parameters' places."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -9,9 +9,11 @@ from torch.optim import SGD
 
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.precision import full_precision
 from mlotool.program.algorithms import Steps
 from mlotool.program.dependence import SolutionStep
 from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Reduce, Unroll, Vector
+from mlotool.program.loss_scale import ScaledCotangent
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
 from mlotool.program.tasks import evaluate_tasks
@@ -35,7 +37,6 @@ class Evaluation:
     def __init__(self, problems: Mapping[str, Problem], steps: Steps, partial: frozenset[str], reduce: Reduce) -> None:
         self.problems = problems
         self.reduce = reduce
-        self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._steps = steps
         self._partial = partial
         # By problem, which of those that play a role in its loss have tasks, and how many.
@@ -58,6 +59,7 @@ class Evaluation:
         batches: Mapping[str, Any] | None = None,
         is_live: bool = False,
         is_rollout: bool = False,
+        scale: float = 1.0,
     ) -> LossOutput:
         """Return the loss of `name` with the tensors of `given` in their places.
 
@@ -69,12 +71,14 @@ class Evaluation:
             batches: batches of the lower problems, where they are not their streams' last ones.
             is_live: run the problem's module itself, so that its buffers move.
             is_rollout: the solutions are those for the tensors of `given`, as far as their steps give them.
+            scale: by which the loss will be multiplied before it is differentiated; pullbacks do not see it.
         """
         problem = self.problems[name]
         scope = dict(given)
-        self.add_solutions(scope, self._steps[name] if steps is None else steps, batches or {}, name, is_rollout)
+        nodes = self._steps[name] if steps is None else steps
+        self.add_solutions(scope, nodes, batches or {}, name, is_rollout, scale)
         stacked = self._stacked[name]
-        with self.context():
+        with problem.loss_context:
             if not stacked:
                 return self._call_loss(problem, scope, batch, is_live)
             output = evaluate_tasks(
@@ -102,6 +106,7 @@ class Evaluation:
                 training=player.training,
                 places=other.places,
                 moves_buffers=live,
+                compiled=other.compiled,
             )
         return LossOutput.of(problem.loss(batch, **roles))
 
@@ -112,6 +117,7 @@ class Evaluation:
         batches: Mapping[str, Any],
         reader: str,
         is_rollout: bool = False,
+        scale: float = 1.0,
     ) -> None:
         """Put the solutions of `steps` into `scope`.
 
@@ -121,6 +127,7 @@ class Evaluation:
             batches: as for `loss`.
             reader: the problem whose gradient they are for.
             is_rollout: as for `loss`.
+            scale: as for `loss`.
         """
         for step in steps:
             lower = self.problems[step.problem]
@@ -137,11 +144,15 @@ class Evaluation:
                 scope[step.problem] = lower.constants()
                 continue
             lower_loss = self._lower_loss(lower, inputs, batches, reader)
+            if scale != 1.0:
+                flat = list(ScaledCotangent.apply(scale, *flat))
             if is_rollout:
                 assert isinstance(lower.hypergradient, AbstractZerothOrder)
                 solution = lower.hypergradient.rollout(lower_loss, flat)
             else:
                 solution = lower.hypergradient.solution(lower_loss, flat)
+            if scale != 1.0:
+                solution = ScaledCotangent.apply(1.0 / scale, *solution)
             scope[step.problem] = dict(zip(lower.theta, solution, strict=True))
 
     def _lower_loss(self, lower: Problem, inputs: Scope, batches: Mapping[str, Any], reader: str) -> LowerLoss:
@@ -149,6 +160,7 @@ class Evaluation:
         steps = () if lower.name in self._partial else self._steps[lower.name]
         assert lower.hypergradient is not None
         is_unrolled = lower.hypergradient.sees_steps
+        needs_full_precision = lower.precision != "fp32" and lower.hypergradient.needs_full_precision
         batch = None if is_unrolled else self._pullback_batch(lower, batches)
 
         def named(flat: Vector) -> Scope:
@@ -160,7 +172,8 @@ class Evaluation:
             for other, tensors in readings.items():
                 given[other] = {key: _moved(given[other][key], value) for key, value in tensors.items()}
             given[lower.name] = dict(zip(lower.theta, theta, strict=True))
-            return self.loss(lower.name, given, batch, steps=steps, batches=batches).loss
+            with full_precision() if needs_full_precision else nullcontext():
+                return self.loss(lower.name, given, batch, steps=steps, batches=batches).loss
 
         theta = tuple(tensor.detach() for tensor in lower.theta.values())
         return LowerLoss(
@@ -176,6 +189,7 @@ class Evaluation:
             has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
             reader=reader,
             batch_number=self._batch_number(lower, batches),
+            precision=lower.precision,
             optimizer_step=lambda theta, gradient: self._next_theta(lower, theta, gradient),
         )
 

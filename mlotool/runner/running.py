@@ -54,7 +54,10 @@ def run(config: Any, *, output_dir: Path | None = None, origin: Origin | None = 
         result.metrics["val/accuracy"]
     """
     runner = config.runner
-    with torch_settings(num_threads=runner.num_threads, deterministic=runner.deterministic), quiet_lightning():
+    with (
+        torch_settings(num_threads=runner.num_threads, deterministic=runner.deterministic, tf32=runner.tf32),
+        quiet_lightning(),
+    ):
         device = find_device(runner)
         seed_everything(config.seed, workers=True, verbose=False)
         built = build(config)
