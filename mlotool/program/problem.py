@@ -206,7 +206,9 @@ class Problem:
         gradient, norm = self.clip(gradient)
         if settings is None:
             for parameter, value in zip(self.theta.values(), gradient, strict=True):
-                parameter.grad = value
+                # torch's fused kernels read a gradient in the parameter's order, whatever its own strides are.
+                is_aligned = value is None or value.is_sparse or value.stride() == parameter.stride()
+                parameter.grad = value if is_aligned else torch.empty_like(parameter).copy_(value)
             self.optimizer.step()
             for parameter in self.theta.values():
                 parameter.grad = None
