@@ -1,9 +1,11 @@
 """A module with the parameters that it plays with in one evaluation: what a loss sees of a problem."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -93,6 +95,22 @@ class BoundModule:
         if self._parameters is None:
             return None
         return {f"target.{name}": tensor for name, tensor in self._parameters.items()}
+
+
+def compile_module(module: nn.Module) -> Callable[..., Any]:
+    """Return what runs a module by `torch.compile`, with whatever tensors are in its parameters' places.
+
+    It is compiled once for each kind of them: its own, detached ones, and solutions.
+    """
+    compiled = torch.compile(module)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            # Tracing looks at every tensor's gradient, that of a solution included.
+            warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+            return compiled(*args, **kwargs)
+
+    return run
 
 
 class Places:

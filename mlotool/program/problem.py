@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import Places
+from mlotool.core.bound_module import Places, compile_module
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import DTYPES, autocast
@@ -115,7 +115,7 @@ class Problem:
         if tasks is not None:
             _require(not compile, f"problems.{name}.compile", compile, "false, since tasks run through torch.vmap")
             stack_parameters(name, module, tasks)
-        self.compiled: Callable[..., Any] | None = torch.compile(module) if compile else None
+        self.compiled: Callable[..., Any] | None = compile_module(module) if compile else None
         self.loss = loss
         self.roles = {role: _role(name, role, value) for role, value in (roles or {}).items()}
         self.stream = stream
