@@ -30,6 +30,7 @@ SETTINGS = (
     "accumulate_batches",
     "reset_to",
     "tasks",
+    "compile",
 )
 
 
@@ -131,7 +132,7 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
         limit = values["debug"][f"limit_{setting}"]
         if limit is not None:
             settings[setting] = min(settings[setting], limit)
-    module = _module(name, node["module"], values["seed"])
+    module = _module(name, node["module"], values["seed"], channels_last=node["channels_last"])
     return Problem(
         name,
         module,
@@ -146,18 +147,19 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
         optimizer_roles=rates,
         scheduler=None if scheduler is None else scheduler_factory(f"{key}.scheduler", scheduler),
         hypergradient=_hypergradient(f"{key}.hypergradient", node, values) if is_read else None,
+        precision=node["precision"] or values["runner"]["precision"],
         **settings,
     )
 
 
-def _module(name: str, node: Values, seed: int) -> "nn.Module":
+def _module(name: str, node: Values, seed: int, *, channels_last: bool) -> "nn.Module":
     import torch
 
     # A seed of its own, so that another module beside it does not change this one's start.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived_seed(seed, "module", name))
         module: nn.Module = instantiate(f"problems.{name}.module", node)
-    return module
+    return module.to(memory_format=torch.channels_last) if channels_last else module
 
 
 def _stream(name: str, node: Values | None, seed: int, data: Any) -> "Stream | None":

@@ -90,6 +90,11 @@ def _choice_faults(values: Values) -> Iterator[str]:
         "logger.mode": LOGGER_MODES,
         "objective_mode": OBJECTIVE_MODES,
         **{f"problems.{name}.scheduler_interval": SCHEDULER_INTERVALS for name in values["problems"]},
+        **{
+            f"problems.{name}.precision": PRECISIONS
+            for name in values["problems"]
+            if _at(values, f"problems.{name}.precision")
+        },
     }
     for key, options in choices.items():
         value = _at(values, key)
@@ -205,13 +210,6 @@ def _warnings(values: Values) -> Iterator[str]:
     if data.get("download") is True:
         yield f"data.download: files that are missing will be downloaded to '{data.get('root')}'."
     yield from _ignored(values)
-    if values["runner"]["precision"] == "bf16":
-        for key, node in _hypergradients(values):
-            if isinstance(node, Mapping) and node.get("product") == "finite_difference":
-                yield (
-                    f"{key}.product: finite_difference under runner.precision=bf16 divides rounding errors by a small "
-                    "step; expected fp32 or product=reverse. Use hypergradient=identity or runner.precision=fp32."
-                )
 
 
 def _ignored(values: Values) -> Iterator[str]:

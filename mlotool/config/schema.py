@@ -13,7 +13,7 @@ MISSING: Any = "???"
 GROUPS = ("data", "model", "optimizer", "hypergradient", "runner", "logger", "debug", "recipe")
 """The config groups that recipes and command lines choose from; `recipe` lives in recipes/, the others in conf/."""
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp16")
 ACCELERATORS = ("auto", "cpu", "gpu")
 SCHEDULER_INTERVALS = ("step", "evaluation")
 OBJECTIVE_MODES = ("min", "max")
@@ -68,6 +68,9 @@ class ProblemConfig:
     accumulate_batches: int = 1
     reset_to: str | None = None
     tasks: int | None = None
+    precision: str | None = None
+    compile: bool = False
+    channels_last: bool = False
 
 
 @dataclass
@@ -98,6 +101,7 @@ class RunnerConfig:
     accelerator: str = "auto"
     devices: int = 1
     precision: str = "fp32"
+    tf32: bool = False
     deterministic: bool = True
     num_threads: int | None = None
     checkpoint: bool = True

@@ -1,9 +1,11 @@
 """A module with the parameters that it plays with in one evaluation: what a loss sees of a problem."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 
@@ -21,6 +23,7 @@ class BoundModule:
         training: train or eval mode for this role; None leaves the module's mode.
         places: of the module, where they are at hand; None looks them up.
         moves_buffers: whether its buffers move although parameters are given.
+        compiled: what to call in the module's place.
 
     Example:
         >>> import torch
@@ -29,7 +32,7 @@ class BoundModule:
         tensor([3., 3.])
     """
 
-    __slots__ = ("_buffers", "_module", "_parameters", "_places", "_training")
+    __slots__ = ("_buffers", "_call", "_module", "_parameters", "_places", "_training")
 
     def __init__(
         self,
@@ -39,8 +42,10 @@ class BoundModule:
         training: bool | None = None,
         places: "Places | None" = None,
         moves_buffers: bool = False,
+        compiled: Callable[..., Any] | None = None,
     ) -> None:
         self._module = module
+        self._call = compiled or module
         self._parameters = parameters
         self._training = None if training is module.training else training
         self._places = places
@@ -74,7 +79,7 @@ class BoundModule:
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._parameters is None:
-            return self._module(*args, **kwargs)
+            return self._call(*args, **kwargs)
         if self._places is None:
             self._places = Places(self._module)
         if self._buffers is None:
@@ -82,7 +87,7 @@ class BoundModule:
             self._buffers = self._places.copy_buffers()
         restore = self._places.fill(self._parameters, self._buffers)
         try:
-            return self._module(*args, **kwargs)
+            return self._call(*args, **kwargs)
         finally:
             restore()
 
@@ -90,6 +95,22 @@ class BoundModule:
         if self._parameters is None:
             return None
         return {f"target.{name}": tensor for name, tensor in self._parameters.items()}
+
+
+def compile_module(module: nn.Module) -> Callable[..., Any]:
+    """Return what runs a module by `torch.compile`, with whatever tensors are in its parameters' places.
+
+    It is compiled once for each kind of them: its own, detached ones, and solutions.
+    """
+    compiled = torch.compile(module)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            # Tracing looks at every tensor's gradient, that of a solution included.
+            warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
+            return compiled(*args, **kwargs)
+
+    return run
 
 
 class Places:

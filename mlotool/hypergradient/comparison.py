@@ -89,9 +89,7 @@ def with_algorithms(
         if problem.hypergradient is not None:
             other.hypergradient = replace(problem.name, problem.hypergradient)
         problems.append(other)
-    found = Program(problems, program.graph, program.reduce)
-    found.loss_context = program.loss_context
-    return found
+    return Program(problems, program.graph, program.reduce)
 
 
 @dataclass

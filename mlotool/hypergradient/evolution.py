@@ -84,6 +84,7 @@ class EvolutionStrategies(AbstractZerothOrder):
     histories: dict[str, History] = field(default_factory=dict, init=False, repr=False, compare=False)
     ends: dict[tuple[str, str, int], End] = field(default_factory=dict, init=False, repr=False, compare=False)
     sees_steps = True
+    needs_full_precision = True
 
     def __post_init__(self) -> None:
         whole = isinstance(self.num_pairs, int) and self.num_pairs >= 1

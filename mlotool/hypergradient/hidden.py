@@ -87,7 +87,8 @@ def _hidden_share(
         curved = [product.hessian(direction)] if with_hessian else []
         return [*curved, product.cross(direction)]
 
-    with random.replayed():
+    # What a compiled module does inside cannot be watched.
+    with random.replayed(), torch.compiler.set_stance("force_eager"):
         held.record(leaves(theta), leaves(inputs, tuple(wanted)))
         if not held.values:
             return 0.0

@@ -99,6 +99,16 @@ class Implicit(AbstractHypergradient):
                 stacklevel=3,
             )
 
+    @property
+    def needs_full_precision(self) -> bool:  # type: ignore[override]
+        """Finite differences do."""
+        return self.product == "finite_difference"
+
+    @property
+    def differentiates_twice(self) -> bool:  # type: ignore[override]
+        """Products by reverse mode do; so do solvers that look at the loss themselves."""
+        return self.product == "reverse" or self.solver.uses_loss or self.report_every > 0
+
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return theta*_l with the pullback as its backward."""
         outputs: tuple[Tensor, ...] = Solution.apply(_ImplicitPullback(self, lower_loss), *inputs)

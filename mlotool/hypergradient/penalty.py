@@ -96,6 +96,7 @@ class Penalty(AbstractHypergradient):
     barrier: float | None = None
     warm_start: bool = True
     batch: Literal["last", "fresh"] = "last"
+    needs_full_precision = True
     readers: dict[str, "PenaltyState"] = field(default_factory=dict, init=False, repr=False, compare=False)
     habit: Habit = field(default_factory=Habit, init=False, repr=False, compare=False)
     last_multiplier: float | None = field(default=None, init=False, repr=False, compare=False)

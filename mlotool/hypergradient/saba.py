@@ -61,6 +61,7 @@ class SABA(AbstractHypergradient):
 
     step_size: float
     key: str | None = None
+    differentiates_twice = True
     average_gradient: bool = True
     gradients: "_Table" = field(default_factory=lambda: _Table(), init=False, repr=False, compare=False)
     is_used: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)

@@ -73,6 +73,11 @@ class Unrolled(AbstractHypergradient):
         """Whether graphs are kept."""
         return not self.remat and self.second_order
 
+    @property
+    def differentiates_twice(self) -> bool:  # type: ignore[override]
+        """Whether the gradients of the steps are differentiated."""
+        return self.second_order
+
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the parameters after the steps, with the reverse pass as their backward."""
         unroll = lower_loss.unroll

@@ -47,6 +47,8 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
         algorithm = algorithm_of(problem)
         _check_steps(problem, algorithm)
         is_nested = _is_nested(problem, steps)
+        _check_precision(problem, algorithm, is_higher=is_nested or is_differentiated)
+        _check_compiled(problem, problems, algorithm, is_differentiated=is_differentiated)
         algorithm.check(name, is_nested=is_nested, is_differentiated=is_differentiated)
         if is_nested and algorithm.moves_solutions:
             _check_moved(problem, problems, steps)
@@ -122,6 +124,37 @@ def _all_nodes(nodes: Sequence[SolutionStep]) -> Iterator[SolutionStep]:
     for node in nodes:
         yield node
         yield from _all_nodes(node.inner)
+
+
+def _check_precision(problem: Problem, algorithm: AbstractHypergradient, *, is_higher: bool) -> None:
+    if problem.precision == "fp16" and (algorithm.sees_steps or is_higher):
+        reason = (
+            f"{type(algorithm).__name__} differentiates its steps, of which an overflow skips some"
+            if algorithm.sees_steps
+            else "its pullback is differentiated, or contains another one, where no loss scale keeps from underflow"
+        )
+        raise ConfigError(
+            f"problems.{problem.name}.precision: found fp16, but {reason}; expected bf16 or fp32. "
+            f"Write problems.{problem.name}.precision: bf16."
+        )
+
+
+def _check_compiled(
+    problem: Problem,
+    problems: Mapping[str, Problem],
+    algorithm: AbstractHypergradient,
+    *,
+    is_differentiated: bool,
+) -> None:
+    if not (algorithm.differentiates_twice or is_differentiated):
+        return
+    for role in problem.roles.values():
+        if problems[role.problem].compiled is not None:
+            raise ConfigError(
+                f"problems.{role.problem}.compile: found true, but the hypergradient of '{problem.name}' takes second "
+                f"derivatives of a loss that it plays in, which torch.compile does not have; expected false, or an "
+                f"algorithm of first order. Write hypergradient: finite_difference, or remove compile."
+            )
 
 
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:

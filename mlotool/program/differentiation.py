@@ -66,6 +66,7 @@ class LowerLoss:
         particle: which rollout it is for; None where none is kept.
         eliminated: what moves the solutions inside the loss along; None where there are none.
         habit: of the problem's loss, kept between pullbacks.
+        precision: in which it is evaluated, "fp32", "bf16" or "fp16".
     """
 
     problem: str
@@ -86,6 +87,7 @@ class LowerLoss:
     particle: Particle | None = None
     eliminated: "Eliminated | None" = None
     habit: Habit = field(default_factory=Habit, compare=False)
+    precision: str = "fp32"
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""
@@ -151,6 +153,8 @@ class AbstractHypergradient(ABC):
         is_persistent: whether it has rollouts of its own that go on from one gradient to the next.
         moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
         can_push: whether it can tell how the solution moves with its inputs (`push`).
+        needs_full_precision: whether it compares losses or gradients at nearby points, which autocast would blur.
+        differentiates_twice: whether it needs second derivatives of the problem's loss by automatic differentiation.
     """
 
     curvature: str = "total"
@@ -158,6 +162,8 @@ class AbstractHypergradient(ABC):
     sees_steps: bool = False
     keeps_graphs: bool = False
     is_persistent: bool = False
+    needs_full_precision: bool = False
+    differentiates_twice: bool = False
     horizon: int | None = None
     moves_solutions: bool = False
     can_push: bool = False

@@ -1,7 +1,7 @@
 """Losses with solutions in the parameters' places."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,13 @@ from torch.optim import SGD
 
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.precision import full_precision
 from mlotool.core.replay import Habit
 from mlotool.program.algorithms import Steps
 from mlotool.program.dependence import SolutionStep
 from mlotool.program.differentiation import AbstractZerothOrder, Eliminated, LowerLoss, Particle, Reduce, Unroll, Vector
 from mlotool.program.following import moved, push
+from mlotool.program.loss_scale import ScaledCotangent
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
 from mlotool.program.simulation import check_simulation, simulated_batches
@@ -39,7 +41,6 @@ class Evaluation:
     def __init__(self, problems: Mapping[str, Problem], steps: Steps, reduce: Reduce) -> None:
         self.problems = problems
         self.reduce = reduce
-        self.context: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._steps = steps
         # By problem, which of those that play a role in its loss have tasks, and how many.
         self._stacked = {
@@ -65,6 +66,7 @@ class Evaluation:
         by_task: bool = False,
         particle: Particle | None = None,
         readings: Readings | None = None,
+        scale: float = 1.0,
     ) -> LossOutput:
         """Return the loss of `name` with the tensors of `given` in their places.
 
@@ -79,6 +81,7 @@ class Evaluation:
             by_task: the losses of the problem's own tasks, 1-D, instead of their sum.
             particle: which rollout it is.
             readings: the lower problems whose solutions are not the current ones.
+            scale: by which the loss will be multiplied before it is differentiated; pullbacks do not see it.
         """
         problem = self.problems[name]
         scope = dict(given)
@@ -87,9 +90,9 @@ class Evaluation:
         def direct(given: Scope) -> Tensor:
             return self.loss(name, given, batch, steps=()).loss
 
-        self.add_solutions(scope, made, batches or {}, name, is_rollout, direct, particle, readings)
+        self.add_solutions(scope, made, batches or {}, name, is_rollout, direct, particle, readings, scale)
         stacked = self._stacked[name]
-        with self.context():
+        with problem.loss_context:
             if not stacked:
                 return self._call_loss(problem, scope, batch, is_live)
             output = evaluate_tasks(
@@ -119,6 +122,7 @@ class Evaluation:
                 training=player.training,
                 places=other.places,
                 moves_buffers=live,
+                compiled=other.compiled,
             )
         return LossOutput.of(problem.loss(batch, **roles))
 
@@ -132,6 +136,7 @@ class Evaluation:
         direct: Callable[[Scope], Tensor] | None = None,
         particle: Particle | None = None,
         readings: Readings | None = None,
+        scale: float = 1.0,
     ) -> None:
         """Put the solutions of `steps` into `scope`.
 
@@ -144,6 +149,7 @@ class Evaluation:
             direct: the reader's loss on its batch with the tensors of a scope in their places, and no solutions.
             particle: as for `loss`.
             readings: as for `loss`.
+            scale: as for `loss`.
         """
         readings = readings or {}
         for step in steps:
@@ -156,11 +162,15 @@ class Evaluation:
                 scope[step.problem] = lower.constants() if reading is None else reading.theta
                 continue
             lower_loss = self._lower_loss(step, inputs, batches, reader, readings, direct)
+            if scale != 1.0:
+                flat = list(ScaledCotangent.apply(scale, *flat))
             if is_rollout:
                 assert isinstance(lower.hypergradient, AbstractZerothOrder)
                 solution = lower.hypergradient.rollout(replace(lower_loss, particle=particle), flat)
             else:
                 solution = lower.hypergradient.solution(lower_loss, flat)
+            if scale != 1.0:
+                solution = ScaledCotangent.apply(1.0 / scale, *solution)
             scope[step.problem] = dict(zip(lower.theta, solution, strict=True))
 
     def _inputs(self, step: SolutionStep, scope: Scope) -> Scope:
@@ -196,6 +206,7 @@ class Evaluation:
         keys = {other: tuple(tensors) for other, tensors in inputs.items()}
         assert lower.hypergradient is not None
         is_unrolled = lower.hypergradient.sees_steps
+        needs_full_precision = lower.precision != "fp32" and lower.hypergradient.needs_full_precision
         stream = lower.stream if reading is None else reading.stream
         batch = None if is_unrolled else _pullback_batch(lower, stream, batches)
         held: Scope = {other: each.theta for other, each in around.items()}
@@ -206,7 +217,8 @@ class Evaluation:
 
         def loss(theta: Vector, flat: Vector, batch: Any, given: Scope, readings: Readings, drawn: Any) -> Tensor:
             scope = {**held, **given, lower.name: dict(zip(lower.theta, theta, strict=True))}
-            return self.loss(lower.name, scope, batch, steps=step.inner, batches=drawn, readings=readings).loss
+            with full_precision() if needs_full_precision else nullcontext():
+                return self.loss(lower.name, scope, batch, steps=step.inner, batches=drawn, readings=readings).loss
 
         def at_step(theta: Vector, flat: Vector, batch: Any, readings: Readings) -> Tensor:
             given = named(flat)
@@ -230,6 +242,7 @@ class Evaluation:
             has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
             reader=reader,
             batch_number=_batch_number(lower, stream, batches),
+            precision=lower.precision,
             optimizer_step=lambda theta, gradient: self._next_theta(lower, theta, gradient),
             reader_loss=None if direct is None else lambda flat: direct(named(flat)),
             cotangent_scale=float(lower.tasks or 1) if is_mean else 1.0,

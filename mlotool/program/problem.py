@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import Places
+from mlotool.core.bound_module import Places, compile_module
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.precision import DTYPES, autocast
 from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.graph import ProblemNode
+from mlotool.program.loss_scale import LossScale
 from mlotool.program.stream import Stream
 from mlotool.program.tasks import stack_parameters
 from mlotool.program.trajectory import Streams, Trajectory, copied
@@ -22,6 +25,8 @@ from mlotool.program.update import Settings, State, clipped, find_update
 
 LossFunction = Callable[..., Tensor | LossOutput]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+_NO_CONTEXT = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ class Problem:
             optimizer then starts afresh. None goes on.
         tasks: gives the parameters a leading axis of that many tasks. Its loss, and the losses that read it, are
             evaluated for each task by itself (`torch.vmap`) on the task's part of the batch, along its first axis.
+        precision: "fp32", or autocast around its loss: "bf16", or "fp16" with a loss scale of its own. Finite
+            differences and penalties are taken in fp32 all the same; parameters and solvers stay in it.
+        compile: run its module through `torch.compile`. It has no second derivatives then.
 
     Raises:
         ConfigError: a setting is out of range, or the module has no parameter that requires a gradient.
@@ -94,12 +102,20 @@ class Problem:
         optimizer_roles: Mapping[str, str] | None = None,
         reset_to: str | None = None,
         tasks: int | None = None,
+        precision: str = "fp32",
+        compile: bool = False,
     ) -> None:
         self.name = name
         self.module = module
         self.tasks = tasks
+        known = ", ".join(DTYPES)
+        _require(precision in DTYPES, f"problems.{name}.precision", precision, f"one of {known}")
+        self.precision = precision
+        self.loss_scale = LossScale() if precision == "fp16" else None
         if tasks is not None:
+            _require(not compile, f"problems.{name}.compile", compile, "false, since tasks run through torch.vmap")
             stack_parameters(name, module, tasks)
+        self.compiled: Callable[..., Any] | None = compile_module(module) if compile else None
         self.loss = loss
         self.roles = {role: _role(name, role, value) for role, value in (roles or {}).items()}
         self.stream = stream
@@ -157,6 +173,13 @@ class Problem:
         return ProblemNode({role: value.problem for role, value in self.roles.items()}, other_uses)
 
     @property
+    def loss_context(self) -> AbstractContextManager[Any]:
+        """A context for one evaluation of its loss: autocast, where its precision asks for it."""
+        if self.precision == "fp32":
+            return _NO_CONTEXT
+        return autocast(self.precision, next(iter(self.theta.values())).device)
+
+    @property
     def devices(self) -> tuple[torch.device, ...]:
         """The CUDA devices of its parameters."""
         return tuple({tensor.device for tensor in self.theta.values() if tensor.is_cuda})
@@ -166,7 +189,7 @@ class Problem:
         return {key: tensor.detach() for key, tensor in self.theta.items()}
 
     def step(self, gradient: Sequence[Tensor | None], settings: Sequence[Settings] | None = None) -> Tensor | None:
-        """Take one optimizer step.
+        """Take one optimizer step; in fp16 none, if the gradient has overflown.
 
         Args:
             gradient: one tensor a parameter of theta; None where it is unused.
@@ -176,6 +199,10 @@ class Problem:
             The gradient's norm before clipping, 0-D, if it is clipped (the mean over tasks); else None.
         """
         assert self.optimizer is not None
+        if self.loss_scale is not None and not self.loss_scale.accepts(gradient):
+            # An overflow: the factor is smaller from now on.
+            self.num_steps += 1
+            return None
         gradient, norm = self.clip(gradient)
         if settings is None:
             for parameter, value in zip(self.theta.values(), gradient, strict=True):
@@ -340,6 +367,7 @@ class Problem:
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "num_steps": self.num_steps,
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
         }
 
     def _load_learned_state(self, state: dict[str, Any]) -> None:
@@ -349,6 +377,8 @@ class Problem:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.num_steps = state["num_steps"]
+        if self.loss_scale is not None:
+            self.loss_scale.load_state_dict(state["loss_scale"])
 
 
 def _role(name: str, role: str, value: str | Mapping[str, str]) -> Role:

@@ -1,7 +1,6 @@
 """Problems and their graph as one differentiable object."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.precision import full_precision
 from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
@@ -75,15 +75,6 @@ class Program:
         recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
         self._read = {name: self._dependence.read_by(name) for name in recorded}
 
-    @property
-    def loss_context(self) -> Callable[[], AbstractContextManager[Any]]:
-        """Makes a context that is entered around every loss (autocast, say)."""
-        return self._evaluation.context
-
-    @loss_context.setter
-    def loss_context(self, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._evaluation.context = context
-
     def loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` at the current parameters, without a graph; nothing is updated.
 
@@ -143,7 +134,8 @@ class Program:
         given = dict(batches or {})
         batch = self._batch(name, given.get(name))
         if self._zeroth_order[name] is None:
-            loss = self._evaluation.loss(name, {name: problem.theta}, batch, batches=given).loss
+            scale = problem.loss_scale.value if problem.loss_scale is not None else 1.0
+            loss = self._evaluation.loss(name, {name: problem.theta}, batch, batches=given, scale=scale).loss
             gradient = self.differentiate(name, loss)
         else:
             gradient = self._estimate(name, batch, given)
@@ -249,7 +241,9 @@ class Program:
 
     def live_loss(self, name: str, batch: Any) -> LossOutput:
         """Return the loss of problem `name` for a training step: its own buffers move, the graph is kept."""
-        return self._evaluation.loss(name, {name: self.problems[name].theta}, batch, is_live=True)
+        problem = self.problems[name]
+        scale = problem.loss_scale.value if problem.loss_scale is not None else 1.0
+        return self._evaluation.loss(name, {name: problem.theta}, batch, is_live=True, scale=scale)
 
     def differentiate(self, name: str, loss: Tensor, batch: Any = None) -> list[Tensor | None]:
         """Return the mean over ranks of the gradient of `loss` with respect to theta of problem `name`.
@@ -268,7 +262,12 @@ class Program:
                 f"Give it a role that plays '{name}', or an edge through which '{name}' shapes what it reads; with "
                 "the first_order hypergradient nothing passes through a solution."
             )
-        gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
+        loss_scale = self.problems[name].loss_scale
+        gradient: Sequence[Tensor | None] = torch.autograd.grad(
+            loss if loss_scale is None else loss * loss_scale.value, parameters, allow_unused=True
+        )
+        if loss_scale is not None:
+            gradient = loss_scale.unscaled(gradient)
         # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
         reduced = iter(self.reduce([tensor for tensor in gradient if tensor is not None]))
         return [None if tensor is None else next(reduced) for tensor in gradient]
@@ -326,7 +325,7 @@ class Program:
         def loss(theta: Vector, particle: Particle | None) -> Tensor:
             given: Scope = {name: dict(zip(problem.theta, theta, strict=True))}
             by_task = num_tasks is not None
-            with torch.no_grad():
+            with torch.no_grad(), full_precision():
                 return self._evaluation.loss(
                     name, given, batch, batches=batches, is_rollout=True, by_task=by_task, particle=particle
                 ).loss

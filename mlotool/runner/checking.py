@@ -46,7 +46,7 @@ def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
         ConfigError: the config cannot run, or no problem shapes another.
     """
     runner = config.runner
-    with torch_settings(num_threads=runner.num_threads, deterministic=runner.deterministic):
+    with torch_settings(num_threads=runner.num_threads, deterministic=runner.deterministic, tf32=runner.tf32):
         seed_everything(config.seed, workers=True, verbose=False)
         program = build(config).program
         for problem in program.problems.values():

@@ -1,6 +1,5 @@
-"""Where a run computes, and in what precision."""
+"""Where a run computes."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ from mlotool.core.errors import ConfigError
 from mlotool.program import Program
 
 ACCELERATORS = ("auto", "cpu", "gpu")
-PRECISIONS = ("fp32", "bf16")
 
 
 def find_device(runner: Any) -> torch.device:
@@ -37,16 +35,9 @@ def find_device(runner: Any) -> torch.device:
     return torch.device("cuda", 0) if has_gpu and runner.accelerator != "cpu" else torch.device("cpu")
 
 
-def place(program: Program, device: torch.device, precision: str) -> None:
-    """Move a program's modules and batches to `device`, and evaluate its losses in `precision`."""
-    if precision not in PRECISIONS:
-        raise ConfigError(
-            f"runner.precision: found '{precision}'; expected one of {', '.join(PRECISIONS)}. Correct it."
-        )
+def place(program: Program, device: torch.device) -> None:
+    """Move a program's modules and batches to `device`."""
     for problem in program.problems.values():
         problem.module.to(device)
         if problem.stream is not None:
             problem.stream.to(device)
-    if precision == "bf16":
-        # The cache would give a perturbed evaluation the casts of the unperturbed weights.
-        program.loss_context = partial(torch.autocast, device.type, dtype=torch.bfloat16, cache_enabled=False)

@@ -54,7 +54,8 @@ def run(config: Any, *, output_dir: Path | None = None, origin: Origin | None = 
         result.metrics["val/accuracy"]
     """
     runner = config.runner
-    with torch_settings(num_threads=runner.num_threads, deterministic=runner.deterministic), quiet_lightning():
+    settings = {key: runner[key] for key in ("num_threads", "deterministic", "tf32")}
+    with torch_settings(**settings), quiet_lightning():
         device = find_device(runner)
         seed_everything(config.seed, workers=True, verbose=False)
         built = build(config)

@@ -43,7 +43,7 @@ class Session:
         self._config = config
         self._built = built
         self._device = device
-        place(built.program, device, config.runner.precision)
+        place(built.program, device)
         self._schedule = Schedule(built.program)
         self._evaluator = make_evaluator(config, built.program.problems, built.data, device)
         self._objective = Objective.from_config(config)

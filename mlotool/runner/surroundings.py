@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -43,8 +44,8 @@ def quiet_lightning() -> Iterator[None]:
 
 
 @contextmanager
-def torch_settings(*, num_threads: int | None, deterministic: bool) -> Iterator[None]:
-    """Set the number of CPU threads (None keeps it) and deterministic algorithms; put both back."""
+def torch_settings(*, num_threads: int | None, deterministic: bool, tf32: bool) -> Iterator[None]:
+    """Set the number of CPU threads (None keeps it), deterministic algorithms and TF32; put all back."""
     threads, was_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     if num_threads is not None:
@@ -53,6 +54,10 @@ def torch_settings(*, num_threads: int | None, deterministic: bool) -> Iterator[
         # cuBLAS reads it when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    allowed = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = tf32
     # Importing Lightning sets it; every step of Adam then probes NVML, which costs more than the step.
     probes_nvml = os.environ.pop(_NVML_CHECK, None)
     try:
@@ -60,6 +65,8 @@ def torch_settings(*, num_threads: int | None, deterministic: bool) -> Iterator[
     finally:
         if probes_nvml is not None:
             os.environ[_NVML_CHECK] = probes_nvml
+        for backend, value in zip(backends, allowed, strict=True):
+            backend.allow_tf32 = value
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(was_deterministic, warn_only=warn_only)
 

@@ -145,7 +145,6 @@ WARNINGS: dict[str, tuple[dict[str, Any], str]] = {
         f"{REWEIGHT}.stream.batch_size: found 5000, while data.sizes.meta=",
     ),
     "mode of no logger": ({"logger.mode": "online", "logger.wandb": False}, "logger.mode: found 'online'"),
-    "finite differences in bf16": ({"runner.precision": "bf16"}, "hypergradient.product"),
 }
 
 

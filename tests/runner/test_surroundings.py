@@ -18,7 +18,7 @@ from mlotool.runner.surroundings import Interrupt, graceful_interrupt, quiet_lig
 
 def test_torch_settings_are_put_back() -> None:
     threads = torch.get_num_threads()
-    with torch_settings(num_threads=threads + 1, deterministic=True):
+    with torch_settings(num_threads=threads + 1, deterministic=True, tf32=True):
         assert torch.get_num_threads() == threads + 1
         assert torch.are_deterministic_algorithms_enabled()
     assert torch.get_num_threads() == threads

@@ -128,7 +128,7 @@ CONFIG: dict[str, Any] = {
         "ticks_per_chunk": 8,
         "log_every": 5,
         "accelerator": "cpu",
-        "precision": "fp32",
+        "tf32": False,
         "deterministic": True,
         "num_threads": None,
         "checkpoint": True,
