@@ -86,7 +86,7 @@ def _from_web(url: str, target: str, trusted: Sequence[str]) -> Found:
     if not file_name.endswith(".yaml") or not is_plain_name(file_name):
         if not target.endswith(".yaml"):
             raise ConfigError(
-                f"'{url}': found '{file_name}' as the file's name; expected letters, digits, '-', '_' and '.', then .yaml. "
+                f"'{url}': found '{file_name}' as the file's name; expected letters, digits, '-', '_', then .yaml. "
                 f"Name the copy: mlotool copy {url} recipes/mine.yaml."
             )
         file_name = Path(target).name

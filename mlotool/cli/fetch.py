@@ -8,7 +8,16 @@ from http.client import HTTPException, HTTPMessage
 from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit, urlunsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+)
 
 from mlotool.config.reading import MAX_BYTES
 from mlotool.core.errors import ConfigError
@@ -45,10 +54,11 @@ def fetch(url: str, *, seconds: float = SECONDS_IN_ALL) -> str:
         ConfigError: another scheme, an address that a redirect may not lead to, too large, too slow, no text.
     """
     _check_url(url)
-    opener: OpenerDirector = build_opener(ProxyHandler(), _Redirects(url))
-    # What build_opener adds for other schemes; a redirect to one is refused as well.
-    for scheme in ("file", "ftp", "data"):
-        opener.handle_open.pop(scheme, None)
+    opener = OpenerDirector()
+    # Not build_opener, which knows file:, ftp: and data: as well.
+    for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
+        opener.add_handler(handler)
+    opener.add_handler(_Redirects(url))
     end = time.monotonic() + seconds
     request = Request(url, headers={"User-Agent": "mlotool", "Accept": "text/plain, */*"})
     try:
@@ -118,7 +128,7 @@ class _Redirects(HTTPRedirectHandler):
             raise ConfigError(f"'{req.full_url}': redirects to '{newurl}'; expected https. Give the URL behind it.")
         if host != self.host and not _is_public(host):
             raise ConfigError(
-                f"'{req.full_url}': redirects to '{newurl}', inside a private network; expected a public place. If that "
+                f"'{req.full_url}': redirects to '{newurl}', in a private network; expected a public place. If that "
                 "is what you want, give that URL."
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)

@@ -39,6 +39,15 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Build a value; `0b_` is a number to YAML's pattern, and none to Python."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError) as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"found {node.value!r}, which is no number; put quotes around it", node.start_mark
+            ) from error
+
 
 # Written in C it is ten times as fast, but not every PyYAML has it, and OmegaConf reads with the other one.
 _FastLoader: Any = getattr(yaml, "CSafeLoader", _Loader)
@@ -64,7 +73,6 @@ def read_document(path: Path, *, is_fast: bool = False) -> Document:
         raise ConfigError(f"{path}: this is not YAML: {_place(error)}. Correct the file there.") from error
     except ConfigError:
         raise
-    # What PyYAML lets through: `0b_` is an int to its pattern, and none to Python.
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path}: found a value that YAML cannot read ({error}); expected plain texts and numbers. Put quotes "
