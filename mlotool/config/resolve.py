@@ -19,7 +19,7 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
-MAX_VALUES = 100_000
+MAX_REFERRED = 2_000
 MAX_DEPTH = 80
 
 
@@ -65,7 +65,10 @@ def limit_expansion(config: DictConfig) -> None:
 class Faults(list[str]):
     """The faults found so far, and how much was resolved: references can make a small config endless."""
 
+    num_references = 0
+    """Around the value that is looked at."""
     num_values = 0
+    """That references stand for."""
 
     def note(self, path: str) -> None:
         """Count one more value.
@@ -73,10 +76,10 @@ class Faults(list[str]):
         Raises:
             ConfigError: there are too many, or too deep inside each other.
         """
-        self.num_values += 1
-        if self.num_values > MAX_VALUES or path.count(".") + path.count("[") > MAX_DEPTH:
+        self.num_values += bool(self.num_references)
+        if self.num_values > MAX_REFERRED or path.count(".") + path.count("[") > MAX_DEPTH:
             raise ConfigError(
-                f"{path[:100]}: its references expand to more than {MAX_VALUES} values or {MAX_DEPTH} levels; expected "
+                f"{path[:100]}: its references expand to more than {MAX_REFERRED} values or {MAX_DEPTH} levels; expected "
                 "references that lead to plain values, not around themselves. Write the values out."
             )
 
@@ -125,7 +128,11 @@ def _item(node: Any, key: Any, place: str, faults: Faults) -> Any:
     except OmegaConfBaseException as error:
         faults.append(f"{place}: {str(error).splitlines()[0]}; expected a value of its type. Correct {place}.")
         return UNKNOWN
-    return _resolve(value, place, faults)
+    is_reference = OmegaConf.is_interpolation(node, key)
+    faults.num_references += is_reference
+    resolved = _resolve(value, place, faults)
+    faults.num_references -= is_reference
+    return resolved
 
 
 def _missing(place: str, node: Any) -> str:

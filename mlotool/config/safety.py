@@ -17,6 +17,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
 PACKAGE_HEADER = "# @package _global_"
+MAX_FAULTS = 20
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*", re.ASCII)
 _ARGUMENT = re.compile(r"(data|hypergradient|problems\.[^.]+\.[^.]+|analyses\.[^.]+)\.(?P<path>.+)")
 _ROLES = re.compile(r"(problems\.[^.]+\.loss|analyses\.[^.]+)\.roles\.[^.]+")
@@ -63,7 +64,8 @@ def _checked(path: Path) -> Document:
     faults = [fault for check in checks for fault in check(document)]
     faults += defaults_faults(document.data.get("defaults"))
     if faults:
-        raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
+        more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        raise ConfigError("\n".join(f"{path}: {fault}" for fault in [*faults[:MAX_FAULTS], *more]))
     return document
 
 
