@@ -72,7 +72,9 @@ def test_nothing_of_it_runs(
         assert SECRET not in text
         assert all(each.isprintable() or each in "\n\t" for each in text)
     assert not canary.exists()
-    assert _files(tmp_path) - before <= {file.with_name("copied.yaml")}
+    # Hydra makes the folder of a run before its config is checked; the run's own is taken away again.
+    outputs = file.with_name("outputs")
+    assert _files(tmp_path) - before <= {file.with_name("copied.yaml"), outputs, outputs / "plain"}
 
 
 @pytest.mark.parametrize("name", IN_A_PROCESS)
@@ -101,3 +103,24 @@ def test_the_payloads_would_run(
     node = yaml.safe_load(RECIPES["targets:os.mkdir-as-loss"][0])
     instantiate(node["problems"]["classifier"]["loss"])
     assert (tmp_path / "here").is_dir()
+
+
+@pytest.mark.parametrize("words", [["check"], ["run", "-m", "seed=0,1"], ["run", "--cfg", "job", "--resolve"]])
+@pytest.mark.parametrize("name", [*IN_A_PROCESS, "hydra:sweep-of-upload", "references:node-laughs"])
+def test_other_ways_in(
+    words: list[str],
+    name: str,
+    call: Call,
+    write: Callable[[str], Path],
+    canary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = write(name)
+    monkeypatch.chdir(file.parent)
+    code, out, err = call(*words, str(file))
+    # The jobs of a sweep fail one by one, and `--cfg` shows a target without a word on it, as `show` does.
+    allowed = {2, 1} if "-m" in words else {2, 0} if name.startswith("targets") and "--cfg" in words else {2}
+    assert code in allowed
+    assert SECRET not in out + err
+    assert not canary.exists()
+    assert not list(file.parent.rglob("here"))
