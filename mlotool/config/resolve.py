@@ -79,8 +79,8 @@ class Faults(list[str]):
         self.num_values += bool(self.num_references)
         if self.num_values > MAX_REFERRED or path.count(".") + path.count("[") > MAX_DEPTH:
             raise ConfigError(
-                f"{path[:100]}: its references expand to more than {MAX_REFERRED} values or {MAX_DEPTH} levels; expected "
-                "references that lead to plain values, not around themselves. Write the values out."
+                f"{path[:100]}: its references expand to more than {MAX_REFERRED} values or {MAX_DEPTH} levels; "
+                "expected references that lead to plain values, not around themselves. Write the values out."
             )
 
 

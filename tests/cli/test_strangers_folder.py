@@ -165,7 +165,7 @@ def test_git_runs_nothing_of_the_folder(tmp_path: Path, monkeypatch: pytest.Monk
         ("objective: ${oc.env:SECRET}", "oc.env"),
         ("seed: !!python/object/apply:os.mkdir [owned]", "os.mkdir"),
         ("hydra: {run: {dir: x}}", "hydra"),
-        ("data: {_target_: os.mkdir, path: owned}", "os.mkdir"),
+        ("data: {_target_: os.mkdir, path: owned}\nhypergradient: null", "os.mkdir"),
     ],
 )
 def test_a_run_folder_of_a_stranger(
