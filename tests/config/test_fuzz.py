@@ -178,7 +178,7 @@ def test_no_traceback(check_one: Callable[..., None], strategy: Any, num_example
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("check_one", "strategy", "num_examples"), KINDS)
 def test_no_traceback_in_many(check_one: Callable[..., None], strategy: Any, num_examples: int) -> None:
-    _few(num_examples * 40)(strategy(check_one))()
+    _few(num_examples * 20)(strategy(check_one))()
 
 
 @pytest.mark.parametrize("name", ["plain", "mwn"])
