@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlotool import config as configuration
 from mlotool.cli.show_result import nearby, show_result
 from mlotool.core.errors import RunError
+from mlotool.core.printable import printable
 
 if TYPE_CHECKING:
     from mlotool.runner import RunResult
@@ -66,7 +67,7 @@ class Job:
                 _leave(run_dir)
             else:
                 _note_failure(run_dir, overrides, error)
-                print(f"mlotool: job {run_dir.name} failed: {error}", file=sys.stderr)
+                print(f"mlotool: job {run_dir.name} failed: {printable(str(error))}", file=sys.stderr)
             return float("nan")
         if self.sweep_dir is None:
             show_result(config, result)
@@ -84,7 +85,7 @@ class Job:
 def train(config: Any, run_dir: Path, origin: configuration.Origin) -> "RunResult":
     """Check a config, run it and write its report, also that of a run that failed half-way."""
     for warning in configuration.check(config, targets=True):
-        print(f"mlotool: warning: {warning}", file=sys.stderr)
+        print(f"mlotool: warning: {printable(warning)}", file=sys.stderr)
     from mlotool import runner
 
     try:
@@ -107,7 +108,7 @@ def write_report(config: Any, run_dir: Path) -> None:
         write(run_dir)
     except Exception as error:
         text = f"the report could not be written ({type(error).__name__}: {error})"
-        print(f"mlotool: warning: {text}; try again: mlotool report {run_dir} --debug", file=sys.stderr)
+        print(f"mlotool: warning: {printable(text)}; try again: mlotool report {run_dir} --debug", file=sys.stderr)
 
 
 def _leave(run_dir: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from mlotool.cli.arguments import VerbParser
+from mlotool.core.printable import printable
 
 
 def main(words: Sequence[str]) -> int:
@@ -14,8 +15,12 @@ def main(words: Sequence[str]) -> int:
     if not recipes:
         print("no recipes: neither built in nor in ./recipes")
         return 0
-    name_width = max(len(recipe.name) for recipe in recipes)
-    source_width = max(len(recipe.source) for recipe in recipes)
-    for recipe in recipes:
-        print(f"{recipe.name:<{name_width}}  {recipe.source:<{source_width}}  {recipe.summary}".rstrip())
+    # A name and a summary are anybody's text, a line break in one of them too.
+    rows = [
+        [" ".join(printable(text).split("\n")) for text in (each.name, each.source, each.summary)] for each in recipes
+    ]
+    name_width = max(len(name) for name, _, _ in rows)
+    source_width = max(len(source) for _, source, _ in rows)
+    for name, source, summary in rows:
+        print(f"{name:<{name_width}}  {source:<{source_width}}  {summary}".rstrip())
     return 0

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TextIO
 
 from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.printable import printable
 from mlotool.core.suggest import did_you_mean
 
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
@@ -126,7 +127,7 @@ def _plain_warnings(*, debug: bool) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        print(f"mlotool: warning: {message}", file=file or sys.stderr)
+        print(f"mlotool: warning: {printable(str(message))}", file=file or sys.stderr)
 
     if not debug:
         # Not `formatwarning`, which Lightning replaces when it is imported.
@@ -142,4 +143,4 @@ def _say(text: str, *, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    print(f"mlotool: {text}", file=sys.stderr)
+    print(f"mlotool: {printable(text)}", file=sys.stderr)

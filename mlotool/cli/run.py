@@ -42,6 +42,8 @@ def main(words: Sequence[str]) -> int:
         require_recipe(request, "run")
     open_sources(request, arguments.trust)
     if shows_only:
+        if arguments.resolve:
+            _limit_expansion(request)
         call_hydra([*request.hydra_words(), *hydra_flags], never)
         return 0
     command = shlex.join(["mlotool", "run", *words])
@@ -77,6 +79,13 @@ def _hydra_flags(arguments: argparse.Namespace) -> list[str]:
         if vars(arguments)[name] is not None:
             flags += [f"--{name.replace('_', '-')}", vars(arguments)[name]]
     return flags
+
+
+def _limit_expansion(request: Request) -> None:
+    from mlotool import config
+    from mlotool.config.resolve import limit_expansion
+
+    limit_expansion(config.compose(None, request.hydra_words()))
 
 
 def _sweep_folder(request: Request) -> list[str]:

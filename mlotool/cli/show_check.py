@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from mlotool.cli.show_result import plain_console
+from mlotool.core.printable import printable
 
 if TYPE_CHECKING:
     from mlotool.hypergradient.comparison import Response, Slope
@@ -21,7 +22,8 @@ def show_check(checks: "Iterable[Check]", recipe: str) -> None:
     console = plain_console()
     for check in checks:
         console.print(
-            f"\n{recipe}: hypergradient of '{check.upper}' ({check.num_parameters} parameters), tick {check.ticks}"
+            f"\n{printable(recipe)}: "
+            f"hypergradient of '{check.upper}' ({check.num_parameters} parameters), tick {check.ticks}"
         )
         for name, algorithm in check.lowers.items():
             console.print(f"  through '{name}': {algorithm}")

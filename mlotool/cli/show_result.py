@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from mlotool.core.printable import printable
+
 if TYPE_CHECKING:
     from mlotool.runner import RunResult
 
@@ -44,7 +46,7 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("job")
     table.add_column("overrides", overflow="fold")
-    table.add_column(name, justify="right")
+    table.add_column(printable(name), justify="right")
     table.add_column("status")
     table.add_column("folder", no_wrap=True)
     overrides = [row.overrides.split() for row in rows]
@@ -52,7 +54,8 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> None:
         # Those of every job say nothing; sweep.csv has them.
         differing = [word for word in own if len(rows) == 1 or not all(word in each for each in overrides)]
         value = "" if row.value is None else f"{row.value:.4g}"
-        table.add_row(row.job, " ".join(differing), value, row.status, nearby(row.folder))
+        cells = (row.job, " ".join(differing), value, row.status)
+        table.add_row(*map(printable, cells), nearby(row.folder))
     console.print()
     console.print(table)
     console.print(f"\nsweep table  {nearby(file)}")
@@ -61,7 +64,7 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> None:
 def nearby(path: Path) -> str:
     """Return a path as seen from the working directory, where it lies below."""
     path = path.absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    return printable(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def plain_console() -> Console:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from mlotool.cli.arguments import recipe_parser
+from mlotool.core.printable import printable
 
 DESCRIPTION = """Check a recipe: keys, names, graph, roles, and the arguments of mlotool's own targets, read from
 source. No target is called. Exit code 2 where something is wrong.
@@ -24,6 +25,6 @@ def main(words: Sequence[str]) -> int:
     request, composed = compose_request(arguments.words, "validate", arguments.trust)
     warnings = config.check(composed, targets=arguments.targets)
     for warning in warnings:
-        print(f"mlotool: warning: {warning}", file=sys.stderr)
-    print(f"{request.recipe} is valid" + (f", with {len(warnings)} warning(s)" if warnings else ""))
+        print(f"mlotool: warning: {printable(warning)}", file=sys.stderr)
+    print(f"{printable(str(request.recipe))} is valid" + (f", with {len(warnings)} warning(s)" if warnings else ""))
     return 0

@@ -70,6 +70,13 @@ def _name_faults(values: Values) -> Iterator[str]:
     if not problems:
         yield "problems: found none; expected at least one. Choose a recipe: mlotool run +recipe=mwn."
     splits = (values["evaluate"] or {}).get("splits", ())
+    for key, names in (("analyses", values["analyses"]), ("evaluate.splits", splits)):
+        for each in names:
+            if not is_plain_name(each):
+                yield (
+                    f"{key}: found the name {each!r}; expected letters, digits, '-', '_' and '.', as it names files "
+                    "and metrics. Rename it."
+                )
     for problem in problems:
         if not is_identifier(problem):
             yield (

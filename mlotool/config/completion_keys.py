@@ -8,17 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mlotool.config.defaults import defaults_faults
 from mlotool.config.paths import GROUP, SUFFIX, package_dir, recipe_file, recipe_folders
+from mlotool.config.reading import read_document
 from mlotool.config.recipes import unknown_recipe
 from mlotool.config.schema import GROUPS, MISSING, defaults_at, is_container
 from mlotool.core.errors import ConfigError
 
 _CHOICE = re.compile(r"(?P<sign>[+~]?)(?P<address>(?P<group>\w+)(@[\w.]+)?)(=(?P<options>[^{]*))?", re.ASCII)
-# Written in C it is ten times as fast, but not every PyYAML has it.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MAX_FILES = 200
 
 
 def compose_keys(words: Sequence[str], folders: Sequence[Path] = ()) -> dict[str, Any]:
@@ -64,9 +62,15 @@ class _Files:
         self.folders = folders
         self.choices: dict[str, list[str]] = {}
         self.found: list[tuple[str, dict[str, Any]]] = []
+        self.num_files = 0
 
     def add(self, path: str, package: str, appended: Sequence[dict[str, list[str]]] = ()) -> None:
         """Add a file, as `group/option`, and those that its defaults list names."""
+        self.num_files += 1
+        if self.num_files > MAX_FILES:
+            raise ConfigError(
+                f"{path}: found more than {MAX_FILES} files behind it; expected fewer. Inherit from fewer."
+            )
         content = dict(self._load(path))
         defaults = content.pop("defaults", None) or []
         entries = [*defaults, *([] if "_self_" in defaults else ["_self_"]), *appended]
@@ -92,11 +96,8 @@ class _Files:
         file = next(filter(None, recipes), None) if group == GROUP else package_dir("conf") / f"{path}{SUFFIX}"
         if file is None:
             raise unknown_recipe(name)
-        try:
-            content = yaml.load(file.read_text(encoding="utf-8"), _Loader) or {}
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise ConfigError(f"{file}: cannot be read ({error}); expected a YAML text file. Correct it.") from error
-        if not isinstance(content, dict) or (group == GROUP and any(defaults_faults(content.get("defaults")))):
+        content = read_document(file, is_fast=True).data
+        if group == GROUP and any(defaults_faults(content.get("defaults"))):
             raise ConfigError(f"{file}: found no config; expected keys. See `mlotool validate {name}`.")
         return content
 

@@ -16,7 +16,9 @@ from yaml import YAMLError
 
 from mlotool.config.paths import GROUP, package_dir
 from mlotool.config.provenance import Origin
+from mlotool.config.reading import leaves, read_document
 from mlotool.config.recipes import find_recipe, recipe_argument
+from mlotool.config.safety import check_recipe_file
 from mlotool.config.schema import Config
 from mlotool.config.sources import sources
 from mlotool.config.translation import translate
@@ -47,9 +49,13 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> DictConfig:
         1
     """
     argument, folders = recipe_argument(recipe)
+    path = _recipe_path(recipe, overrides, folders)
+    with sources(folders):
+        if path is not None:
+            check_recipe_file(path)
     with sources(folders), config_errors(), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
         config = hydra_compose(CONFIG_NAME, [*argument, *overrides])
-    _keep_origin(config, Origin(_call(recipe, overrides), tuple(overrides), _recipe_path(recipe, overrides, folders)))
+    _keep_origin(config, Origin(_call(recipe, overrides), tuple(overrides), path))
     return config
 
 
@@ -91,8 +97,15 @@ def load_run_config(run_dir: Path | str) -> DictConfig:
             f"'{run_dir}' has no config.yaml; expected the folder of a run, outputs/<name>/<date>_<time>. "
             "Give the folder that `mlotool run` printed."
         )
+    data = read_document(path).data
+    for key, value in leaves(data):
+        if isinstance(value, str) and "${" in value:
+            # Every reference was resolved when it was written; what looks like one now was put there.
+            raise ConfigError(
+                f"{path}: {key}: found {value!r}; expected plain values, as a run writes them. Write the value."
+            )
     with config_errors(path):
-        config = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(path))
+        config = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(data))
     assert isinstance(config, DictConfig)
     return config
 

@@ -24,10 +24,10 @@ def defaults_faults(defaults: Any) -> Iterator[str]:
 
 
 def recipe_entries(defaults: Any) -> Iterator[str]:
-    """Yield the recipes that a defaults list inherits from, by name."""
+    """Yield the recipes that a defaults list inherits from, as they are written: `mwn`, `/recipe/mwn`."""
     for entry in defaults if isinstance(defaults, list) else []:
         if isinstance(entry, str) and entry != "_self_":
-            yield entry.partition("@")[0].removeprefix("/recipe/")
+            yield entry.partition("@")[0]
 
 
 def key_faults(where: str, group: str, package: str | None) -> Iterator[str]:
@@ -37,7 +37,10 @@ def key_faults(where: str, group: str, package: str | None) -> Iterator[str]:
             f"{where}: found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)}"
             + (" Hydra's own groups belong on the command line." if group.split("/")[0] == "hydra" else " Correct it.")
         )
-    if package is not None and not (_PACKAGE.fullmatch(package) and package.split(".")[0] in ROOT_KEYS):
+    if group == "recipe" and package is not None:
+        # Below another key its values would stand where no check of its file looked for them.
+        yield f"{where}: found the package '{package}'; expected none, as a recipe is a whole. Remove the @ and it."
+    elif package is not None and not (_PACKAGE.fullmatch(package) and package.split(".")[0] in ROOT_KEYS):
         yield (
             f"{where}: found the package '{package}'; expected a place in the recipe such as "
             "problems.classifier.module. Correct what stands behind the @."

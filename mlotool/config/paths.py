@@ -33,6 +33,11 @@ def recipe_folders() -> list[tuple[str, Path]]:
 
 
 def recipe_file(folder: Path, name: str) -> Path | None:
-    """Return the file of recipe `name` in `folder`; None where there is none, or where it would lie outside."""
+    """Return the file of recipe `name` in `folder`; None where there is none, or where it or its link leads outside."""
     path = Path(os.path.normpath(folder / (name if name.endswith(SUFFIX) else name + SUFFIX)))
-    return path if path.is_relative_to(folder) and path.is_file() else None
+    return path if path.is_relative_to(folder) and path.is_file() and is_inside(path, folder) else None
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Say whether a file lies in a folder with all links followed."""
+    return path.resolve().is_relative_to(folder.resolve())

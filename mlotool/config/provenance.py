@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ PACKAGES = (
     "numpy",
     "scikit-learn",
     "wandb",
+)
+# What a repository may set without a program of its choice being run: no filters, no monitor, no fetching.
+_HARMLESS_GIT = re.compile(
+    r"core\.(repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|precomposeunicode|symlinks|autocrlf|eol)"
+    r"|(user|branch|pull|push|gc|color|init|commit|submodule|rebase|advice)\..+"
+    r"|remote\..+\.(url|pushurl|fetch|tagopt|prune)|extensions\.(worktreeconfig|objectformat)"
 )
 
 
@@ -100,8 +107,19 @@ def _git(folder: Path) -> dict[str, Any]:
     commit = _git_output(folder, "rev-parse", "HEAD")
     if commit is None:
         return {"commit": None, "dirty": None}
-    status = _git_output(folder, "status", "--porcelain", "--untracked-files=no")
+    if _runs_programs(folder):
+        return {"commit": commit, "dirty": None}
+    status = _git_output(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
     return {"commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def _runs_programs(folder: Path) -> bool:
+    """Say whether `git status` could run what the repository's own configuration names; it may be anybody's."""
+    settings = _git_output(folder, "config", "--show-scope", "--name-only", "--list")
+    if settings is None:
+        return True
+    own = (line.partition("\t")[2].lower() for line in settings.splitlines() if line.startswith(("local", "worktree")))
+    return not all(_HARMLESS_GIT.fullmatch(name) for name in own)
 
 
 def _git_output(folder: Path, *arguments: str) -> str | None:

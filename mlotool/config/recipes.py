@@ -4,9 +4,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlotool.config.paths import GROUP, SUFFIX, recipe_file, recipe_folders
+from mlotool.config.paths import GROUP, SUFFIX, is_inside, recipe_file, recipe_folders
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
+
+_HEADER = 4_000
+"""Characters of a file that are read for its summary."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ def list_recipes() -> list[RecipeInfo]:
     for source, folder in recipe_folders():
         for path in sorted(folder.rglob(f"*{SUFFIX}")):
             name = path.relative_to(folder).with_suffix("").as_posix()
-            if not any(part.startswith((".", "_")) for part in name.split("/")):
+            is_hidden = any(part.startswith((".", "_")) for part in name.split("/"))
+            if not is_hidden and recipe_file(folder, name) is not None:
                 found.setdefault(name, RecipeInfo(name, path, source, _summary(path)))
     return sorted(found.values(), key=lambda recipe: recipe.name)
 
@@ -73,6 +77,11 @@ def recipe_argument(recipe: str | None) -> tuple[list[str], list[Path]]:
             f"recipe: found '{recipe}'; expected a file that is there and ends in {SUFFIX}."
             f"{did_you_mean(str(path), siblings)} Correct the path, or run `mlotool list` for the names of recipes."
         )
+    if not is_inside(path, path.parent):
+        raise ConfigError(
+            f"recipe: found '{recipe}', a link to {path.resolve()}; expected a recipe that lies where it is named. "
+            "Give the path of the file itself."
+        )
     return [f"+{GROUP}={quoted(path.stem)}"], [path.parent]
 
 
@@ -85,10 +94,11 @@ def quoted(value: str) -> str:
 
 def _summary(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(_HEADER).splitlines()
+    except OSError:
         return ""
-    for line in text.splitlines():
+    for line in lines:
         if not line.startswith("#"):
             return ""
         comment = line.lstrip("#").strip()

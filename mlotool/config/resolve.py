@@ -19,6 +19,8 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+MAX_REFERRED = 2_000
+MAX_DEPTH = 80
 
 
 def is_known(value: Any) -> bool:
@@ -44,14 +46,45 @@ def resolve_config(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     removed = [removed_key(key) for key in ROOT_KEYS if key not in config]
     if removed:
         raise ConfigError("\n".join(removed))
-    faults: list[str] = []
+    faults = Faults()
     values = _resolve(config, "", faults)
     if any(is_container(fault.partition(":")[0]) for fault in faults):
         raise ConfigError("\n".join(faults))
     return values, faults
 
 
-def _resolve(node: Any, path: str, faults: list[str]) -> Any:
+def limit_expansion(config: DictConfig) -> None:
+    """Refuse a config whose references expand without end, before anything else resolves it.
+
+    Raises:
+        ConfigError: it does.
+    """
+    _resolve(config, "", Faults())
+
+
+class Faults(list[str]):
+    """The faults found so far, and how much was resolved: references can make a small config endless."""
+
+    num_references = 0
+    """Around the value that is looked at."""
+    num_values = 0
+    """That references stand for."""
+
+    def note(self, path: str) -> None:
+        """Count one more value.
+
+        Raises:
+            ConfigError: there are too many, or too deep inside each other.
+        """
+        self.num_values += bool(self.num_references)
+        if self.num_values > MAX_REFERRED or path.count(".") + path.count("[") > MAX_DEPTH:
+            raise ConfigError(
+                f"{path[:100]}: its references expand to more than {MAX_REFERRED} values or {MAX_DEPTH} levels; "
+                "expected references that lead to plain values, not around themselves. Write the values out."
+            )
+
+
+def _resolve(node: Any, path: str, faults: Faults) -> Any:
     if isinstance(node, DictConfig):
         return _resolve_mapping(node, path, faults)
     if isinstance(node, ListConfig):
@@ -59,7 +92,7 @@ def _resolve(node: Any, path: str, faults: list[str]) -> Any:
     return node
 
 
-def _resolve_mapping(node: DictConfig, path: str, faults: list[str]) -> Any:
+def _resolve_mapping(node: DictConfig, path: str, faults: Faults) -> Any:
     known = keys_at(path)
     values = {}
     for name in node:
@@ -71,7 +104,8 @@ def _resolve_mapping(node: DictConfig, path: str, faults: list[str]) -> Any:
     return values
 
 
-def _item(node: Any, key: Any, place: str, faults: list[str]) -> Any:
+def _item(node: Any, key: Any, place: str, faults: Faults) -> Any:
+    faults.note(place)
     if OmegaConf.is_missing(node, key):
         faults.append(_missing(place, node))
         return UNKNOWN
@@ -86,10 +120,19 @@ def _item(node: Any, key: Any, place: str, faults: list[str]) -> Any:
             f"Correct {place}."
         )
         return UNKNOWN
+    except RecursionError:
+        faults.append(
+            f"{place}: found a reference that leads back to itself; expected one to a value. Correct {place}."
+        )
+        return UNKNOWN
     except OmegaConfBaseException as error:
         faults.append(f"{place}: {str(error).splitlines()[0]}; expected a value of its type. Correct {place}.")
         return UNKNOWN
-    return _resolve(value, place, faults)
+    is_reference = OmegaConf.is_interpolation(node, key)
+    faults.num_references += is_reference
+    resolved = _resolve(value, place, faults)
+    faults.num_references -= is_reference
+    return resolved
 
 
 def _missing(place: str, node: Any) -> str:

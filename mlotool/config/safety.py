@@ -2,36 +2,25 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mlotool.config.defaults import defaults_faults, recipe_entries
 from mlotool.config.names import is_plain_name
 from mlotool.config.paths import recipe_file, recipe_folders
+from mlotool.config.reading import Document, leaves, read_document
+from mlotool.config.references import place_faults, reference_faults
 from mlotool.config.schema import ROOT_KEYS
-from mlotool.config.sweep import DANGEROUS, sweep_faults
+from mlotool.config.sweep import DANGEROUS, OFFLINE_MODES, sweep_faults
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
-MAX_BYTES = 200_000
-MAX_NODES = 20_000
 PACKAGE_HEADER = "# @package _global_"
-RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values")
+MAX_FAULTS = 20
+_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*", re.ASCII)
 _ARGUMENT = re.compile(r"(data|hypergradient|problems\.[^.]+\.[^.]+|analyses\.[^.]+)\.(?P<path>.+)")
 _ROLES = re.compile(r"(problems\.[^.]+\.loss|analyses\.[^.]+)\.roles\.[^.]+")
-
-
-@dataclass(frozen=True)
-class Document:
-    """A recipe file, parsed but not interpreted."""
-
-    path: Path
-    text: str
-    data: dict[Any, Any]
 
 
 def check_recipe_file(path: Path | str) -> None:
@@ -45,7 +34,11 @@ def check_recipe_file(path: Path | str) -> None:
     while waiting:
         file = waiting.pop()
         if file in seen:
-            continue
+            # Hydra would follow a circle for ever, and a tree of such that doubles at each step for very long.
+            raise ConfigError(
+                f"{path}: found '{file.stem}' twice among what it inherits; expected each recipe once. Remove it from "
+                "one of the defaults lists."
+            )
         seen.add(file)
         document = _checked(file)
         for name in recipe_entries(document.data.get("defaults") or []):
@@ -60,88 +53,20 @@ def check_text(path: Path) -> str:
 
 
 def _checked(path: Path) -> Document:
-    document = _read(path)
+    document = read_document(path)
     checks: Iterable[Callable[[Document], Iterator[str]]] = (
         _header_faults,
         _hydra_faults,
         _name_faults,
+        _key_faults,
         _value_faults,
     )
     faults = [fault for check in checks for fault in check(document)]
     faults += defaults_faults(document.data.get("defaults"))
     if faults:
-        raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
+        more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        raise ConfigError("\n".join(f"{path}: {fault}" for fault in [*faults[:MAX_FAULTS], *more]))
     return document
-
-
-def _read(path: Path) -> Document:
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ConfigError(
-                f"{path}: found {size} bytes; expected a recipe of at most {MAX_BYTES}. Keep data in files of its own."
-            )
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _check_nodes(path, root)
-        data = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); expected a YAML text file. Correct the file.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: this is not YAML: {_place(error)}. Correct the file there.") from error
-    if data is not None and not isinstance(data, dict):
-        raise ConfigError(
-            f"{path}: found a {type(data).__name__} at the top; expected keys such as problems and graph. "
-            "Write `key: value` lines; see `mlotool show mwn`."
-        )
-    return Document(path, text, data or {})
-
-
-def _place(error: yaml.YAMLError) -> str:
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-    return problem if mark is None else f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
-
-
-def _check_nodes(path: Path, root: yaml.Node | None) -> None:
-    """Refuse tags, and aliases that blow a small file up."""
-    sizes: dict[int, int] = {}
-
-    def size(node: yaml.Node, above: frozenset[int]) -> int:
-        if id(node) in above:
-            raise ConfigError(f"{path}: an alias contains itself{_line(node)}; expected a tree. Write the value out.")
-        if id(node) not in sizes:
-            if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
-                raise ConfigError(
-                    f"{path}: found the YAML tag '{node.tag}'{_line(node)}; expected plain values. Remove the tag."
-                )
-            _check_keys(path, node)
-            below = above | {id(node)}
-            sizes[id(node)] = 1 + sum(size(child, below) for child in _children(node))
-        return sizes[id(node)]
-
-    if root is not None and size(root, frozenset()) > MAX_NODES:
-        raise ConfigError(
-            f"{path}: its aliases expand to {sizes[id(root)]} values; expected at most {MAX_NODES}. Write less, or "
-            "keep data in files of its own."
-        )
-
-
-def _check_keys(path: Path, node: yaml.Node) -> None:
-    names = [key.value for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-    for index, name in enumerate(names):
-        if isinstance(name, str) and name != "<<" and name in names[:index]:
-            line = _line(node.value[index][0])
-            raise ConfigError(f"{path}: found the key '{name}' twice, again{line}; expected it once. Remove one.")
-
-
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    if isinstance(node, yaml.MappingNode):
-        return [child for pair in node.value for child in pair]
-    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
-
-
-def _line(node: yaml.Node) -> str:
-    return f" in line {node.start_mark.line + 1}"
 
 
 def _header_faults(document: Document) -> Iterator[str]:
@@ -195,8 +120,23 @@ def _name_faults(document: Document) -> Iterator[str]:
                 yield f"found the key {key!r}; expected one of {', '.join(ROOT_KEYS)}.{hint} Remove it."
 
 
+def _key_faults(document: Document) -> Iterator[str]:
+    waiting: list[tuple[str, Any]] = [("", _own(document))]
+    while waiting:
+        place, node = waiting.pop()
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            inner = f"{place}[{key}]" if isinstance(node, list) else f"{place}.{key}".lstrip(".")
+            if isinstance(node, dict) and not _KEY.fullmatch(str(key)):
+                yield (
+                    f"{place or 'top'}: found the key '{key}'; expected letters, digits, '_' and '-', in ASCII. "
+                    "Correct the key."
+                )
+            if isinstance(value, dict | list):
+                waiting.append((inner, value))
+
+
 def _value_faults(document: Document) -> Iterator[str]:
-    for key, value in _leaves({k: v for k, v in document.data.items() if k not in ("defaults", "hydra")}):
+    for key, value in leaves(_own(document)):
         name = key.rpartition(".")[2]
         # A role may be called `weights`; it only names a problem.
         is_argument = name in DANGEROUS and not _ROLES.fullmatch(key)
@@ -206,13 +146,19 @@ def _value_faults(document: Document) -> Iterator[str]:
                 f"{key}: found {value!r}; a recipe may not download, unpickle or choose where files go. "
                 f"Remove it; for data.download write data.download=true on the command line."
             )
-        if isinstance(value, str) and "${" in value:
-            yield from (
-                f"{key}: found the resolver '{resolver}' in {value!r}; expected references such as "
-                "${data.num_classes}. Write the value, or give it on the command line."
-                for resolver in _resolvers(value)
-                if resolver not in RESOLVERS
+        if key == "logger.mode" and value not in OFFLINE_MODES:
+            yield (
+                f"logger.mode: found {value!r}; expected {' or '.join(OFFLINE_MODES)}, as a recipe may not send a run "
+                "to an account. Remove it; to upload yours write logger.mode=online on the command line."
             )
+        if isinstance(value, str):
+            yield from reference_faults(key, value)
+            yield from place_faults(key, value)
+
+
+def _own(document: Document) -> dict[Any, Any]:
+    """Return what a recipe sets itself; its defaults and its sweep have checks of their own."""
+    return {key: value for key, value in document.data.items() if key not in ("defaults", "hydra")}
 
 
 def _is_inside_dangerous(key: str) -> bool:
@@ -224,36 +170,7 @@ def _is_inside_dangerous(key: str) -> bool:
     return not DANGEROUS.keys().isdisjoint(each.partition("[")[0] for each in (*above, last if "[" in last else ""))
 
 
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict):
-        for key, value in node.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-            if isinstance(key, str) and "${" in key:
-                yield f"{prefix}.<key>", key
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from _leaves(value, f"{prefix}[{index}]")
-    else:
-        yield prefix, node
-
-
-def _resolvers(text: str) -> Iterator[str]:
-    """Yield the names of the resolvers that OmegaConf would call."""
-    from omegaconf.errors import GrammarParseError
-    from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
-    from omegaconf.grammar_parser import parse
-
-    try:
-        waiting = [parse(text)]
-    except GrammarParseError:
-        return  # OmegaConf refuses it as well, with the key
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, OmegaConfGrammarParser.InterpolationResolverContext):
-            yield node.resolverName().getText()
-        waiting.extend(getattr(node, "children", None) or [])
-
-
 def _find(name: str, beside: Path) -> Path | None:
-    folders = [beside.parent, *(folder for _, folder in recipe_folders())]
+    is_absolute, name = name.startswith("/recipe/"), name.removeprefix("/recipe/")
+    folders = [*([] if is_absolute else [beside.parent]), *(folder for _, folder in recipe_folders())]
     return next((file for folder in folders if (file := recipe_file(folder, name)) is not None), None)

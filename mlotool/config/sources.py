@@ -20,6 +20,7 @@ from mlotool.config import paths
 from mlotool.config.paths import GROUP, SUFFIX, package_dir, recipe_file, recipe_folders
 from mlotool.config.safety import check_text
 from mlotool.config.schema import Config
+from mlotool.core.printable import printable
 
 SCHEMA = "mlotool_schema"
 
@@ -121,7 +122,7 @@ class RecipesSource(ConfigSource):
         hidden = built_in / file.relative_to(self.path)
         if Path(self.path) != built_in and hidden.is_file() and file not in _announced:
             _announced.add(file)
-            _log.warning("Using %s, which hides the built-in recipe '%s'.", file, file.stem)
+            _log.warning("Using %s, which hides the built-in recipe '%s'.", printable(str(file)), file.stem)
 
 
 class RecipesSearchPath(SearchPathPlugin):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlotool.config.defaults import key_faults
+from mlotool.config.references import place_faults
 from mlotool.config.schema import GROUPS, ROOT_KEYS
 
 # Arguments that write, download or unpickle, and the values that do nothing.
@@ -16,6 +17,9 @@ DANGEROUS: dict[str, tuple[Any, ...]] = {
     "download": (False, None),
     "pickle_module": (None,),
 }
+# A recipe may not send a run anywhere.
+OFFLINE_MODES = ("offline", "disabled")
+_WORDS = re.compile(r"[\s,\[\]()'\"=]+")
 _KEY = re.compile(r"(?P<prefix>\+{0,2}|~)(?P<path>[A-Za-z_][\w.]*)(?:@(?P<package>[\w.]+))?", re.ASCII)
 
 
@@ -34,6 +38,8 @@ def sweep_faults(params: Any) -> Iterator[str]:
             yield f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name. Correct it."
         elif match["path"].rpartition(".")[2] in DANGEROUS:
             yield f"{where}: expected no key that downloads, unpickles or chooses where files go. Remove it."
+        elif root == "logger" and "." in match["path"]:
+            yield f"{where}: expected no setting of the logger, which may send a run away. Remove it."
         elif match["package"]:
             yield from key_faults(where, match["path"], match["package"])
         if not isinstance(value, str | int | float):
@@ -43,3 +49,6 @@ def sweep_faults(params: Any) -> Iterator[str]:
             yield f"{where}: found {value!r}; expected values or options of a group, no mappings. Sweep each key."
         elif isinstance(value, str) and "${" in value:
             yield f"{where}: found {value!r}; expected no reference. Write the choices out."
+        elif isinstance(value, str):
+            faults = (fault for word in _WORDS.split(value) for fault in place_faults(where, word))
+            yield from list(faults)[:1]

@@ -108,8 +108,10 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
     if is_of_user(name):
         return None
     options = trusted_names(kind)
-    if name in options:
+    if isinstance(name, str) and name in options:
         return None
+    # One that only looks like another shows itself: a Cyrillic o is '\\u043e'.
+    name = name if not isinstance(name, str) or (name.isascii() and name.isprintable()) else ascii(name)[1:-1]
     hint = "" if kind is None else _hint(str(name), options)
     if kind == "nothing":
         return f"{key}._target_: found '{name}'; expected plain values in this place, no node to build. Remove it."

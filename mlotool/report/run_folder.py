@@ -135,7 +135,7 @@ def _parsed(run: RunFolder, name: str, text: str, parse: Callable[[str], Any]) -
         return {}
     try:
         value = parse(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, yaml.YAMLError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         run.notes.append(f"{name} could not be read: {first_line}")
         return {}

@@ -63,8 +63,14 @@ def write_sweep_summary(sweep_dir: Path) -> Path:
     with file.open("w", encoding="utf-8", newline="") as out:
         writer = csv.writer(out)
         writer.writerow([field.name for field in fields(SweepRow)])
-        writer.writerows(["" if value is None else value for value in astuple(row)] for row in rows)
+        writer.writerows([_cell(value) for value in astuple(row)] for row in rows)
     return file
+
+
+def _cell(value: object) -> object:
+    """Return a value as spreadsheets show it: they would compute a text that begins as a formula does."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else "" if value is None else value
 
 
 def _is_job(path: Path) -> bool:

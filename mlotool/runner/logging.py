@@ -109,7 +109,8 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
                 config=plain(config),
                 # A run that the user's own code has open is left alone.
                 reinit="create_new",
-                settings=wandb.Settings(silent=True, console="off"),
+                # Neither W&B's git, which runs what a repository's configuration names, nor the user's code in a run.
+                settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
             )
     # Its settings are checked by pydantic, whose errors are ValueErrors.
     except (wandb.Error, ValueError) as error:

@@ -27,7 +27,8 @@ REFUSED = {
     "name: ../../outside": "../../outside",
     "name: ${seed}": "name",
     "seed: !!python/object/apply:os.system [ls]": "python/object",
-    "seed: !!binary aGk=\nname: !mine x": "!mine",
+    "seed: !!binary aGk=": "binary",
+    "name: !mine x": "!mine",
     "a: &a [1]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b, *b]\n"
     "d: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c, *c]\ne: [*d, *d, *d, *d, *d, *d, *d, *d, *d, *d]": "aliases",
     "a: &a [*a]": "alias",
@@ -120,7 +121,7 @@ defaults:
   - override /debug: off
 hydra: {sweeper: {params: {seed: "0,1", model@problems.classifier.module: "mlp,linear", +recipe: "a,b"}}}
 x_: &lr 0.5
-problems: {classifier: {optimizer: {lr: *lr, momentum: "${oc.select:nothing,0.5}"}}}
+problems: {classifier: {optimizer: {lr: *lr, momentum: "${oc.select:evaluate.nothing,0.5}"}}}
 data: {download: false}
 """.replace("x_: &lr 0.5\n", "").replace("*lr", "0.5")
     check_recipe_file(write_recipe(body))

@@ -65,3 +65,13 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, exists: bool) -> None:
         path.mkdir()
     with pytest.raises(ConfigError, match=r"found .*; expected .* Give the folder"):
         write_sweep_summary(path)
+
+
+def test_no_cell_is_a_formula(tmp_path: Path) -> None:
+    write_job(tmp_path / "0", "=1+1", 0.5, "+problems.classifier.x==HYPERLINK(1)\n")
+    write_job(tmp_path / "1", "@x", -0.5, "-1\n")
+    with write_sweep_summary(tmp_path).open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["overrides"] for row in rows] == ["'+problems.classifier.x==HYPERLINK(1)", "'-1"]
+    assert [row["status"] for row in rows] == ["'=1+1", "'@x"]
+    assert [row["value"] for row in rows] == ["0.5", "-0.5"]

@@ -254,3 +254,14 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "line", ["a: !!bool x", "a: !!timestamp x", "a: !!int x", "a: !!python/object/apply:os.mkdir [x]"]
+)
+def test_a_config_of_a_stranger_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = write_run(tmp_path / "run")
+    (run / "config.yaml").write_text(line)
+    assert "config.yaml could not be read" in read_page(write_report(run)).text
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,142 @@
+"""A recipe's text from the web: http and https only, small, soon, and no detour into a private network."""
+
+import ipaddress
+import re
+import socket
+import time
+from http.client import HTTPException, HTTPMessage
+from typing import IO
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit, urlunsplit
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+)
+
+from mlotool.config.reading import MAX_BYTES
+from mlotool.core.errors import ConfigError
+
+SCHEMES = ("http", "https")
+MAX_REDIRECTS = 3
+SECONDS_TO_ANSWER = 10.0
+SECONDS_IN_ALL = 30.0
+_URL = re.compile(r"[!-~]+")
+_CHUNK = 16_384
+
+
+def is_url(text: str) -> bool:
+    """Say whether a word is meant as a URL, of whatever scheme."""
+    return "://" in text
+
+
+def without_query(url: str) -> str:
+    """Return a URL without what often holds a token."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+
+
+def fetch(url: str, *, seconds: float = SECONDS_IN_ALL) -> str:
+    """Return the text at a URL.
+
+    The user named the URL, so it may be one of their own network. Where a server sends us on, it may not.
+
+    Args:
+        url: http or https.
+        seconds: for all of it.
+
+    Raises:
+        ConfigError: another scheme, an address that a redirect may not lead to, too large, too slow, no text.
+    """
+    _check_url(url)
+    opener = OpenerDirector()
+    # Not build_opener, which knows file:, ftp: and data: as well.
+    for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
+        opener.add_handler(handler)
+    opener.add_handler(_Redirects(url))
+    end = time.monotonic() + seconds
+    request = Request(url, headers={"User-Agent": "mlotool", "Accept": "text/plain, */*"})
+    try:
+        with opener.open(request, timeout=min(SECONDS_TO_ANSWER, seconds)) as response:
+            content = _read(url, response, end, seconds)
+    except (HTTPError, URLError, HTTPException, OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = getattr(error, "reason", None) or error
+        code = f"{error.code} " if isinstance(error, HTTPError) else ""
+        raise ConfigError(
+            f"'{url}': cannot be fetched ({code}{reason}); expected a recipe's text. Correct the URL, or save the file "
+            "and give its path."
+        ) from error
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"'{url}': found no text ({error}); expected UTF-8. Give the URL of a recipe.") from error
+
+
+def _read(url: str, response: IO[bytes], end: float, seconds: float) -> bytes:
+    content = b""
+    # A server that sends a byte a second never runs into the socket's timeout; `read1` returns what there is.
+    while chunk := response.read1(_CHUNK):  # type: ignore[attr-defined]
+        content += chunk
+        if len(content) > MAX_BYTES:
+            raise ConfigError(
+                f"'{url}': found more than {MAX_BYTES} bytes; expected a recipe, which has fewer. Give a recipe's URL."
+            )
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"'{url}': not there after {seconds:g} s; expected a faster answer. Try again, or save the file and "
+                "give its path."
+            )
+    return content
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url) if _URL.fullmatch(url) else None
+    if parts is None or parts.scheme.lower() not in SCHEMES or not parts.hostname:
+        raise ConfigError(
+            f"found the URL '{url}'; expected one of {' or '.join(f'{each}://' for each in SCHEMES)}, in ASCII. Give "
+            "one, or the path of a file."
+        )
+    if parts.username is not None:
+        raise ConfigError(
+            "found a URL with a user or password in it; expected none, as it would be written into the copy. Save the "
+            "file and give its path."
+        )
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Follows a few redirects, from http to https but not back, and never from elsewhere into a private network."""
+
+    max_redirections = MAX_REDIRECTS
+
+    def __init__(self, url: str) -> None:
+        self.host = urlsplit(url).hostname
+
+    def redirect_request(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> Request | None:
+        """Return the next request, or raise ConfigError."""
+        _check_url(newurl)
+        host = urlsplit(newurl).hostname or ""
+        if req.type == "https" and not newurl.lower().startswith("https:"):
+            raise ConfigError(f"'{req.full_url}': redirects to '{newurl}'; expected https. Give the URL behind it.")
+        if host != self.host and not _is_public(host):
+            raise ConfigError(
+                f"'{req.full_url}': redirects to '{newurl}', in a private network; expected a public place. If that "
+                "is what you want, give that URL."
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _is_public(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global for *_, address in found)

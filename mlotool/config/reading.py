@@ -1,0 +1,247 @@
+"""YAML files of anybody's: read within limits, as plain text, numbers, lists and mappings.
+
+The limits are checked on the parser's events, before anything is built: no tag is ever constructed, no alias expanded.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mlotool.core.errors import ConfigError
+
+MAX_BYTES = 100_000
+MAX_NODES = 20_000
+MAX_DEPTH = 40
+MAX_TEXT = 2_000
+MAX_KEY = 200
+# A text counts as one value more for every so many characters, so that aliases do not multiply long ones either.
+_CHARACTERS_A_NODE = 100
+_CUT = 60
+
+
+@dataclass(frozen=True)
+class Document:
+    """A YAML file, parsed but not interpreted."""
+
+    path: Path
+    text: str
+    data: dict[Any, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads a date as the text that it is, as OmegaConf does."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Build a value; `0b_` is a number to YAML's pattern, and none to Python."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError) as error:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"found {node.value!r}, which is no number; put quotes around it", node.start_mark
+            ) from error
+
+
+# Written in C it is ten times as fast, but not every PyYAML has it, and OmegaConf reads with the other one.
+_FastLoader: Any = getattr(yaml, "CSafeLoader", _Loader)
+
+
+def read_document(path: Path, *, is_fast: bool = False) -> Document:
+    """Read a YAML file whose top is a mapping.
+
+    Args:
+        path: the file.
+        is_fast: read it with PyYAML's C parser; for completion, whose result nothing is run from.
+
+    Raises:
+        ConfigError: it is no such file, or larger, deeper or stranger than a config has to be.
+    """
+    text = read_text(path)
+    loader = _FastLoader if is_fast else _Loader
+    try:
+        _check_events(path, text, loader)
+        data = yaml.load(text, loader)
+        _check_keys(path, data)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: this is not YAML: {_place(error)}. Correct the file there.") from error
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path}: found a value that YAML cannot read ({error}); expected plain texts and numbers. Put quotes "
+            "around it."
+        ) from error
+    if data is not None and not isinstance(data, dict):
+        raise ConfigError(
+            f"{path}: found a {type(data).__name__} at the top; expected keys such as problems and graph. "
+            "Write `key: value` lines; see `mlotool show mwn`."
+        )
+    return Document(path, text, data or {})
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, which is a regular one, in UTF-8, and no larger than a config needs.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: found no regular file; expected a YAML text file. Correct the path.")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(
+                f"{path}: found more than {MAX_BYTES} bytes; expected a recipe of at most {MAX_BYTES}. Keep data in "
+                "files of its own."
+            )
+        text = content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); expected a YAML text file. Correct the file.") from error
+    if text.startswith("\N{BYTE ORDER MARK}"):
+        raise ConfigError(f"{path}: found a byte order mark; expected UTF-8 without one. Save the file without it.")
+    return text.replace("\r\n", "\n")
+
+
+def leaves(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the texts, numbers and nulls of a tree with their dotted keys; empty mappings and lists have none."""
+    if isinstance(node, dict):
+        return [leaf for key, each in node.items() for leaf in leaves(each, f"{prefix}.{key}" if prefix else str(key))]
+    if isinstance(node, list):
+        return [leaf for index, each in enumerate(node) for leaf in leaves(each, f"{prefix}[{index}]")]
+    return [(prefix, node)]
+
+
+def is_printable(text: str) -> bool:
+    """Say whether a text shows as what it is: no control characters, none that turn or hide what is beside them."""
+    return text.replace("\n", "").replace("\t", "").isprintable()
+
+
+@dataclass
+class _Open:
+    """A list or mapping that has begun: its anchor, and the values in it so far, with the depth that they have."""
+
+    anchor: str | None
+    is_mapping: bool
+    num_nodes: int = 1
+    height: int = 1
+    num_children: int = 0
+    keys: set[str] = field(default_factory=set)
+
+    def add(self, num_nodes: int, height: int) -> None:
+        self.num_nodes += num_nodes
+        self.height = max(self.height, height + 1)
+        self.num_children += 1
+
+
+def _check_events(path: Path, text: str, loader: Any) -> None:
+    """Refuse tags, unprintable and long texts, depth, and aliases that blow a small file up."""
+    anchors: dict[str, tuple[int, int] | None] = {}
+    above = [_Open(None, is_mapping=False)]
+
+    def close(anchor: str | None, num_nodes: int, height: int) -> None:
+        if anchor is not None:
+            anchors[anchor] = (num_nodes, height)
+        above[-1].add(num_nodes, height)
+        if len(above) - 1 + height > MAX_DEPTH:
+            raise ConfigError(
+                f"{path}: found more than {MAX_DEPTH} levels{_line(event)}; expected at most {MAX_DEPTH} lists and "
+                "mappings inside each other. Write less deeply."
+            )
+        if above[-1].num_nodes > MAX_NODES:
+            raise ConfigError(
+                f"{path}: its aliases and lists expand to more than {MAX_NODES} values; expected at most {MAX_NODES}. "
+                "Write less, or keep data in files of its own."
+            )
+
+    for event in yaml.parse(text, loader):
+        _check_tag(path, event)
+        if isinstance(event, yaml.CollectionStartEvent):
+            if event.anchor is not None:
+                anchors[event.anchor] = None
+            above.append(_Open(event.anchor, isinstance(event, yaml.MappingStartEvent)))
+            if len(above) > MAX_DEPTH + 1:
+                close(None, 0, 1)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            done = above.pop()
+            close(done.anchor, done.num_nodes, done.height)
+        elif isinstance(event, yaml.ScalarEvent):
+            is_key = above[-1].is_mapping and above[-1].num_children % 2 == 0
+            _check_scalar(path, event, is_key=is_key)
+            if is_key and event.value in above[-1].keys and event.value != "<<":
+                raise ConfigError(
+                    f"{path}: found the key '{_shown(event.value)}' twice, again{_line(event)}; expected it once. "
+                    "Remove one."
+                )
+            if is_key:
+                above[-1].keys.add(event.value)
+            close(event.anchor, 1 + len(event.value) // _CHARACTERS_A_NODE, 0)
+        elif isinstance(event, yaml.AliasEvent):
+            size = anchors.get(event.anchor, (1, 0))
+            if size is None:
+                raise ConfigError(
+                    f"{path}: the alias '{_shown(event.anchor)}' contains itself{_line(event)}; expected a tree. Write "
+                    "the value out."
+                )
+            close(None, *size)
+
+
+def _check_tag(path: Path, event: yaml.Event) -> None:
+    tag = getattr(event, "tag", None)
+    if tag is not None:
+        raise ConfigError(
+            f"{path}: found the YAML tag '{_shown(tag)}'{_line(event)}; expected plain values. Remove the tag."
+        )
+
+
+def _check_scalar(path: Path, event: yaml.ScalarEvent, *, is_key: bool) -> None:
+    what, limit = ("key", MAX_KEY) if is_key else ("text", MAX_TEXT)
+    if len(event.value) > limit:
+        raise ConfigError(
+            f"{path}: found the {what} '{_shown(event.value)}' of {len(event.value)} characters{_line(event)}; "
+            f"expected at most {limit}. Shorten it."
+        )
+    if not is_printable(event.value):
+        raise ConfigError(
+            f"{path}: found the {what} '{_shown(event.value)}' with characters that do not print{_line(event)}; "
+            "expected letters, digits and signs. Remove them."
+        )
+
+
+def _check_keys(path: Path, data: Any) -> None:
+    """Refuse keys that are no texts: nothing that mlotool builds has such."""
+    waiting, seen = [data], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, dict):
+            for key in node:
+                if not isinstance(key, str | int) or isinstance(key, bool):
+                    raise ConfigError(f"{path}: found the key {key!r}; expected a text. Put quotes around it.")
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+
+
+def _place(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+    return problem if mark is None else f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _line(event: yaml.Event) -> str:
+    return f" in line {event.start_mark.line + 1}"
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of a text, with what does not print as escapes."""
+    cut = text if len(text) <= _CUT else f"{text[:_CUT]}..."
+    return re.sub(r"[^ -~]", lambda found: ascii(found[0])[1:-1], cut) if not is_printable(cut) else cut

@@ -1,0 +1,202 @@
+"""A folder from a stranger as the working directory: its recipes, links, pipes and git configuration."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlotool.cli.main import main
+from mlotool.config import Origin, compose, load_run_config, write_provenance
+from mlotool.core.errors import ConfigError
+from mlotool.core.printable import printable
+from tests.cli.conftest import Result
+
+Call = Callable[..., Result]
+HEADER = "# @package _global_\n# A test's recipe.\ndefaults: [plain, _self_]\n"
+SECONDS = 60
+"""More than enough for what must not hang; without the limits none of these would end."""
+
+
+@pytest.fixture
+def recipes(tmp_path: Path) -> Path:
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    return folder
+
+
+def _is_plain(text: str) -> bool:
+    return all(each.isprintable() or each in "\n\t" for each in text)
+
+
+def test_names_and_summaries_are_no_commands_to_the_terminal(call: Call, recipes: Path) -> None:
+    (recipes / "a\x1b]0;owned\x07\nb.yaml").write_text(HEADER)
+    (recipes / "mine.yaml").write_text("# @package _global_\n# Nice\x1b[2J \u202eone.\n", encoding="utf-8")
+    code, out, err = call("list")
+    assert code == 0
+    assert _is_plain(out + err)
+    assert r"Nice\x1b[2J \u202eone." in out
+    assert len(out.splitlines()) == len(call("list")[1].splitlines())
+    assert [line for line in out.splitlines() if line.startswith("b.yaml")] == []
+
+
+def test_messages_are_no_commands_to_the_terminal(call: Call, recipes: Path) -> None:
+    file = recipes / "x\x1b[2J.yaml"
+    file.write_text(HEADER + "sede: 1\n")
+    for verb in ("run", "validate", "show", "copy"):
+        code, out, err = call(verb, str(file), *(["there.yaml"] if verb == "copy" else []))
+        assert code == (0 if verb == "copy" else 2)
+        assert _is_plain(out + err)
+    assert r"x\x1b[2J" in err + out
+
+
+def test_printable_keeps_what_prints() -> None:
+    assert printable("ä b\tc\nd ✓") == "ä b\tc\nd ✓"
+    assert printable("\x1b\x07\x9b\u202e\u2028\x7f") == r"\x1b\x07\x9b\u202e\u2028\x7f"
+
+
+def test_pipes_and_links_are_no_recipes(call: Call, recipes: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.yaml"
+    secret.write_text("a-secret-line\n")
+    os.mkfifo(recipes / "pipe.yaml")
+    (recipes / "link.yaml").symlink_to(secret)
+    (recipes / "far").symlink_to("/")
+    (recipes / "mine.yaml").write_text(HEADER.replace("plain", "link"))
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "named.yaml"
+    link.symlink_to(secret)
+    started = time.monotonic()
+    out = call("list")[1]
+    assert "pipe" not in out
+    assert "link" not in out
+    for word in ("link", "pipe", "mine", str(link), "far/etc/x"):
+        code, out, err = call("validate", word)
+        assert code == 2
+        assert "a-secret-line" not in out + err
+    assert time.monotonic() - started < SECONDS
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../x", "..", "/etc/hostname", "a/../../x", "plain/../../x", "plain\0", "a\nb", "", "~", "${oc.env:HOME}"],
+)
+@pytest.mark.parametrize("verb", ["run", "validate", "show", "copy"])
+def test_names_that_lead_elsewhere(call: Call, tmp_path: Path, verb: str, name: str) -> None:
+    (tmp_path.parent / "x.yaml").write_text(HEADER)
+    code, out, err = call(verb, f"+recipe={name}")
+    assert code == 2
+    assert "expected" in err
+    assert os.environ["HOME"] not in out + err or os.environ["HOME"] in str(tmp_path)
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_tree_of_recipes_that_doubles(call: Call, recipes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for level in range(30):
+        for side in "ab":
+            defaults = f"[r{level + 1}a, r{level + 1}b]" if level < 29 else "[plain]"
+            (recipes / f"r{level}{side}.yaml").write_text(f"# @package _global_\ndefaults: {defaults}\n")
+    started = time.monotonic()
+    for verb in ("run", "validate", "show", "copy"):
+        code, _, err = call(verb, "r0a", *(["x.yaml"] if verb == "copy" else []))
+        assert code == 2
+        assert "twice" in err
+    monkeypatch.setenv("COMP_LINE", "mlotool run r0a se")
+    assert call("-sc", "query=bash")[0] == 0
+    assert time.monotonic() - started < SECONDS
+
+
+def test_completion_offers_nothing_that_a_shell_runs(
+    call: Call, recipes: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (recipes / "a$(touch owned).yaml").write_text(HEADER)
+    (recipes / "a`touch owned`.yaml").write_text(HEADER)
+    (recipes / "a\x1b[2J.yaml").write_text(HEADER)
+    laughs = "".join(f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]\n" for i in range(1, 12))
+    (recipes / "abomb.yaml").write_text(HEADER + "k0: &k0 [x]\n" + laughs)
+    (recipes / "atag.yaml").write_text(HEADER + "seed: !!python/object/apply:os.mkdir [owned]\n")
+    started = time.monotonic()
+    for line in ("mlotool run a", "mlotool run +recipe=a", "mlotool run abomb k", "mlotool run atag se"):
+        monkeypatch.setenv("COMP_LINE", line)
+        code, out, _ = call("-sc", "query=bash")
+        assert code == 0
+        assert not set("$`;|&<>\\\x1b") & set(out)
+    assert time.monotonic() - started < SECONDS
+    assert not (tmp_path / "owned").exists()
+
+
+GIT_SETTINGS = {
+    "core.fsmonitor": "touch owned; false",
+    "filter.x.clean": "touch owned; cat",
+    "core.sshcommand": "touch owned",
+}
+
+
+@pytest.mark.parametrize("setting", GIT_SETTINGS)
+def test_git_runs_nothing_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words], check=True, capture_output=True)
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", ".")
+    git("commit", "-qm", "x")
+    (tmp_path / "file").write_text("2")
+    (tmp_path / ".git" / "info" / "attributes").write_text("* filter=x\n")
+    git("config", setting, GIT_SETTINGS[setting])
+    write_provenance(tmp_path, compose("plain"), Origin("mlotool run plain", (), None))
+    record = json.loads((tmp_path / "provenance.json").read_text())
+    assert record["git"]["commit"] is not None
+    assert record["git"]["dirty"] is None
+    assert not (tmp_path / "owned").exists()
+    if setting != "core.sshcommand":
+        # Make sure of the canary: git itself does run it.
+        subprocess.run(["git", "status", "--porcelain"], check=False, capture_output=True)
+        assert (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("objective: ${oc.env:SECRET}", "oc.env"),
+        ("seed: !!python/object/apply:os.mkdir [owned]", "os.mkdir"),
+        ("hydra: {run: {dir: x}}", "hydra"),
+        ("data: {_target_: os.mkdir, path: owned}\nhypergradient: null", "os.mkdir"),
+    ],
+)
+def test_a_run_folder_of_a_stranger(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, word: str
+) -> None:
+    monkeypatch.setenv("SECRET", "a-secret")
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "best.ckpt").write_bytes(b"")
+    (run / "config.yaml").write_text(f"name: x\n{line}\n")
+    code, out, err = call("evaluate", str(run), "--split", "val")
+    assert code == 2
+    assert word in err
+    assert "a-secret" not in out + err
+    assert not (tmp_path / "owned").exists()
+
+
+def test_no_reference_in_a_run_folder_is_resolved(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: ${oc.env:HOME}\n")
+    with pytest.raises(ConfigError, match=r"name: found '\$\{oc.env:HOME\}'"):
+        load_run_config(tmp_path)
+
+
+def test_mermaid_text_holds_names_alone(call: Call, recipes: Path) -> None:
+    (recipes / "mine.yaml").write_text(HEADER + "graph: {upper_to_lower: {'x[<b>]': [classifier]}}\n")
+    for words in (["show", "mine"], ["show", "mine", "--graph"]):
+        code, out, err = call(*words)
+        assert (code, out) == (2, "")
+        assert "x[<b>]" in err
+
+
+def test_words_of_the_process_are_no_recipe(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "\x1b[2J"]) == 2
+    assert _is_plain(capfd.readouterr().err)
