@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser, recipe_parser
@@ -20,6 +21,9 @@ DESCRIPTION = """Train what a recipe describes. All of Hydra's command line work
   mlotool run path/to/mine.yaml                 a recipe of yours; ./recipes/NAME.yaml is found by its name
   mlotool run mwn seed=1 data=mnist             values, and options of the config groups
   mlotool run -m mwn seed=0,1,2                 a sweep: a folder a job, a table at the end, sweep.csv
+  mlotool run -m mwn seed=0,1,2 sweep.workers=2 two jobs at a time, each in a process of its own
+  mlotool run -m mwn sweep=optuna sweep.num_trials=20 'problems.classifier.optimizer.lr=tag(log, interval(1e-3, 1e-1))'
+  mlotool run -m mwn seed=0,1,2 sweep.workers=2 resume=auto    go on with a sweep that was killed
   mlotool run mwn --cfg job                     the config, not run
   mlotool run mwn --trust mypackage             a recipe that uses classes of your own package
 
@@ -44,6 +48,14 @@ def main(words: Sequence[str]) -> int:
     if shows_only:
         call_hydra([*request.hydra_words(), *hydra_flags], never)
         return 0
+    if arguments.multirun:
+        from mlotool.cli.sweep import run_sweep
+        from mlotool.config.sweep_plan import read_sweep
+
+        request, resume = _split_resume(request)
+        plan = read_sweep([*request.hydra_words(), *_sweep_folder(request)], arguments.config_dir)
+        if plan.needs_processes or resume is not None:
+            return run_sweep(plan, request, words, arguments.trust, resume)
     command = shlex.join(["mlotool", "run", *words])
     job = Job(command, request.file, tuple(arguments.trust))
     try:
@@ -77,6 +89,13 @@ def _hydra_flags(arguments: argparse.Namespace) -> list[str]:
         if vars(arguments)[name] is not None:
             flags += [f"--{name.replace('_', '-')}", vars(arguments)[name]]
     return flags
+
+
+def _split_resume(request: Request) -> tuple[Request, str | None]:
+    """Take `resume=..` out of a sweep's overrides: it means the sweep, not its jobs."""
+    found = [word for word in request.overrides if word.startswith("resume=")]
+    rest = tuple(word for word in request.overrides if word not in found)
+    return replace(request, overrides=rest), found[-1].partition("=")[2].strip("'\"") if found else None
 
 
 def _sweep_folder(request: Request) -> list[str]:

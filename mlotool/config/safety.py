@@ -13,7 +13,7 @@ from mlotool.config.defaults import defaults_faults, recipe_entries
 from mlotool.config.names import is_plain_name
 from mlotool.config.paths import recipe_file, recipe_folders
 from mlotool.config.schema import ROOT_KEYS
-from mlotool.config.sweep import DANGEROUS, sweep_faults
+from mlotool.config.sweep import DANGEROUS, node_faults, sweep_faults
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
@@ -68,7 +68,7 @@ def _checked(path: Path) -> Document:
         _value_faults,
     )
     faults = [fault for check in checks for fault in check(document)]
-    faults += defaults_faults(document.data.get("defaults"))
+    faults += [*defaults_faults(document.data.get("defaults")), *node_faults(document.data.get("sweep"))]
     if faults:
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
     return document
