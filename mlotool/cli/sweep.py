@@ -1,4 +1,4 @@
-"""`mlotool run -m` with jobs in processes of their own: several workers, Optuna, a cluster, or to go on with a sweep."""
+"""`mlotool run -m` with jobs in processes of their own: several workers, Optuna, a cluster, a sweep gone on with."""
 
 import shlex
 import sys

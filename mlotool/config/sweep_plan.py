@@ -10,10 +10,9 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
-from omegaconf import OmegaConf
 
 from mlotool.config.check_sweep import sweep_node_faults
-from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors
+from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors, plain
 from mlotool.config.paths import package_dir
 from mlotool.core.errors import ConfigError
 
@@ -97,8 +96,7 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
         fixed = [each.input_line or "" for each in parsed if not each.is_sweep_override()]
         found = [] if config_dir is None else [f"hydra.searchpath=['{Path(config_dir).absolute()}']"]
         config = hydra_compose(CONFIG_NAME, [*fixed, *found], return_hydra_config=True)
-        settings = OmegaConf.to_container(config.sweep, resolve=True)
-        assert isinstance(settings, dict)
+        settings: dict[str, Any] = dict(plain(config.sweep))
         listed = {**(config.hydra.sweeper.get("params") or {}), **(settings["params"] or {})}
         given = {each.get_key_element() for each in parsed}
         lines = [f"{key}={value}" for key, value in listed.items() if str(key) not in given]

@@ -52,7 +52,7 @@ def run_jobs(
             for worker, (point, handle) in list(running.items()):
                 if handle.is_done():
                     del running[worker]
-                    outcome = _outcome(folder / str(point.number), handle)
+                    outcome = _outcome(folder / str(point.number), handle, (*shared.words, *point.words))
                     points.finish(point, outcome)
                     announce(point, outcome)
     finally:
@@ -83,10 +83,10 @@ def worker_environments(plan: SweepPlan, environment: Mapping[str, str] = os.env
     return [{**threads, **({VARIABLE: ",".join(share)} if share else {})} for share in shares]
 
 
-def _outcome(folder: Path, handle: AbstractHandle) -> JobOutcome:
+def _outcome(folder: Path, handle: AbstractHandle, words: tuple[str, ...]) -> JobOutcome:
     outcome = read_outcome(folder)
     if outcome.status == "unfinished":
-        note_failure(folder, (), f"The job left no summary: {handle.ending()}. Read {folder / 'log.txt'}.")
+        note_failure(folder, words, f"The job left no summary: {handle.ending()}. Read {folder / 'log.txt'}.")
         return read_outcome(folder)
     return outcome
 

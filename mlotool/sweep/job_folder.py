@@ -73,7 +73,7 @@ def note_failure(folder: Path, words: tuple[str, ...], error: str) -> None:
     """Leave what a table of the sweep reads, for a job that was refused or died; what the run wrote stays."""
     summary, listing = folder / "summary.json", folder / "overrides.txt"
     if not summary.exists():
-        content = {"status": "failed", "objective": None, "metrics": {}, "best": None, "error": error}
+        content: dict[str, Any] = {"status": "failed", "objective": None, "metrics": {}, "best": None, "error": error}
         summary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if not listing.exists():
         listing.write_text("".join(f"{line}\n" for line in words), encoding="utf-8")
