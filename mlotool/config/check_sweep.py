@@ -21,5 +21,11 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
     for key in ("workers", "jobs_per_device", "num_trials"):
         if is_known(sweep[key]) and sweep[key] < 1:
             yield f"sweep.{key}: found {sweep[key]}; expected a whole number of at least 1. Correct sweep.{key}."
+    for key in ("launcher_options", "sampler_options", "pruner_options"):
+        if is_known(sweep[key]) and not isinstance(sweep[key], Mapping | None):
+            yield (
+                f"sweep.{key}: found {sweep[key]!r}; expected names with values. Write 'sweep.{key}={{name: value}}' on the "
+                "command line."
+            )
     if is_known(sweep["seed"]) and sweep["seed"] < 0:
         yield f"sweep.seed: found {sweep['seed']}; expected a whole number of at least 0. Correct sweep.seed."

@@ -157,13 +157,13 @@ class SweepConfig:
     devices: list[str] | None = None
     jobs_per_device: int = 1
     launcher: str = "local"
-    launcher_options: dict[str, Any] = field(default_factory=dict)
+    launcher_options: Any = None
     num_trials: int = 20
     seed: int = 0
     sampler: str = "tpe"
-    sampler_options: dict[str, Any] = field(default_factory=dict)
+    sampler_options: Any = None
     pruner: str = "median"
-    pruner_options: dict[str, Any] = field(default_factory=dict)
+    pruner_options: Any = None
     storage: str | None = None
 
 

@@ -97,6 +97,7 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
         found = [] if config_dir is None else [f"hydra.searchpath=['{Path(config_dir).absolute()}']"]
         config = hydra_compose(CONFIG_NAME, [*fixed, *found], return_hydra_config=True)
         settings: dict[str, Any] = dict(plain(config.sweep))
+        settings |= {key: settings[key] or {} for key in settings if key.endswith("_options")}
         listed = {**(config.hydra.sweeper.get("params") or {}), **(settings["params"] or {})}
         given = {each.get_key_element() for each in parsed}
         lines = [f"{key}={value}" for key, value in listed.items() if str(key) not in given]

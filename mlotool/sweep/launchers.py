@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.core.errors import ConfigError
+from mlotool.sweep import process
 from mlotool.sweep.extras import import_extra
-from mlotool.sweep.process import STOP, run_process, start_process
 
 PATIENCE_S = 30.0
 
@@ -48,12 +48,12 @@ class LocalLauncher(AbstractLauncher):
 
     def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
         """Start a process."""
-        return _ProcessHandle(start_process(folder, environment))
+        return _ProcessHandle(process.start_process(folder, environment, process.MODULE))
 
 
 class _ProcessHandle(AbstractHandle):
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
+    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
+        self._process = child
 
     def is_done(self) -> bool:
         return self._process.poll() is not None
@@ -61,7 +61,7 @@ class _ProcessHandle(AbstractHandle):
     def stop(self) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.write(STOP)
+            self._process.stdin.write(process.STOP)
             self._process.stdin.flush()
 
     def ending(self) -> str:
@@ -94,7 +94,7 @@ class SlurmLauncher(AbstractLauncher):
 
     def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a job."""
-        return _SlurmHandle(self._executor.submit(run_process, str(folder), dict(environment)))
+        return _SlurmHandle(self._executor.submit(process.run_process, str(folder), dict(environment), process.MODULE))
 
 
 class _SlurmHandle(AbstractHandle):
@@ -125,7 +125,7 @@ class RayLauncher(AbstractLauncher):
         try:
             if not self._ray.is_initialized():
                 self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
-            self._run = self._ray.remote(max_retries=0, **parameters)(run_process)
+            self._run = self._ray.remote(max_retries=0, **parameters)(process.run_process)
         except (ConnectionError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"sweep.launcher_options: found {dict(options)} ({error}); expected the options of ray.remote, and the "
@@ -134,7 +134,7 @@ class RayLauncher(AbstractLauncher):
 
     def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a task."""
-        return _RayHandle(self._ray, self._run.remote(str(folder), dict(environment)))
+        return _RayHandle(self._ray, self._run.remote(str(folder), dict(environment), process.MODULE))
 
 
 class _RayHandle(AbstractHandle):

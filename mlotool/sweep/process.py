@@ -12,16 +12,17 @@ MODULE = "mlotool.cli.sweep_job"
 STOP = b"s"
 
 
-def start_process(folder: Path, environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def start_process(folder: Path, environment: Mapping[str, str], module: str) -> "subprocess.Popen[bytes]":
     """Start the job that a folder describes; it ends when this process dies, or when STOP is written to its input.
 
     Args:
         folder: the job's.
         environment: variables that it gets beside those of this process.
+        module: what `python -m` runs, MODULE but in tests.
     """
     with (folder / LOG).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(folder)],
+            [sys.executable, "-m", module, str(folder)],
             # A pipe of which nobody else has the other end: the job sees it close, however this process dies.
             stdin=subprocess.PIPE,
             stdout=log,
@@ -32,6 +33,6 @@ def start_process(folder: Path, environment: Mapping[str, str]) -> "subprocess.P
         )
 
 
-def run_process(folder: str, environment: Mapping[str, str]) -> int:
+def run_process(folder: str, environment: Mapping[str, str], module: str) -> int:
     """Run a job to its end, on the machine where a cluster calls this; return its exit code."""
-    return start_process(Path(folder), environment).wait()
+    return start_process(Path(folder), environment, module).wait()
