@@ -24,8 +24,8 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
     for key in ("launcher_options", "sampler_options", "pruner_options"):
         if is_known(sweep[key]) and not isinstance(sweep[key], Mapping | None):
             yield (
-                f"sweep.{key}: found {sweep[key]!r}; expected names with values. Write 'sweep.{key}={{name: value}}' on the "
-                "command line."
+                f"sweep.{key}: found {sweep[key]!r}; expected names with values. Write 'sweep.{key}={{name: value}}' "
+                "on the command line."
             )
     if is_known(sweep["seed"]) and sweep["seed"] < 0:
         yield f"sweep.seed: found {sweep['seed']}; expected a whole number of at least 0. Correct sweep.seed."
