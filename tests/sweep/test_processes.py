@@ -87,6 +87,7 @@ def test_failing_jobs_do_not_end_the_others(start: Start, tmp_path: Path) -> Non
     assert "failed" in out
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_leaves_no_jobs_and_is_finished_with_as_many_trials(start: Start, tmp_path: Path) -> None:
     words = ["sweep=optuna", "sweep.num_trials=6", "sweep.workers=2", "sweep.pruner=none", "seed=interval(1,9)"]
     words += ["runner.max_ticks=60", "resume=auto"]
@@ -123,6 +124,7 @@ def test_a_killed_sweep_leaves_no_jobs_and_is_finished_with_as_many_trials(start
     assert len(trials(folder)) == 7
 
 
+@pytest.mark.slow
 def test_pruning_ends_jobs_that_do_worse(start: Start, tmp_path: Path) -> None:
     words = ["sweep=optuna", "sweep.num_trials=6", "sweep.sampler=random", "seed=interval(1,9)", "sweep.seed=3"]
     words += ["sweep.pruner_options={n_startup_trials: 2}"]
