@@ -63,7 +63,7 @@ def _parallel_card(book: Sketchbook, jobs: Jobs) -> Card:
     scales = [*(_Scale.of(column) for column in columns), _Scale.of_objective(jobs)]
     heights = np.stack([scale.heights for scale in scales], axis=1)
     places = np.arange(len(scales))
-    # The better a job, the darker its line.
+    # The better a job, the stronger its line.
     order = np.argsort(np.argsort(jobs.values))
     shade = order / max(1, len(order) - 1)
     for index in np.argsort(shade if jobs.mode == "max" else -shade):
@@ -80,7 +80,7 @@ def _parallel_card(book: Sketchbook, jobs: Jobs) -> Card:
         )
     _draw_scales(axes, scales)
     handles = [Line2D([], [], color=light("problem-1"), linewidth=2.2), Line2D([], [], color=light("problem-0"))]
-    labels = [f"best: job {jobs.names[jobs.best]}" if jobs.best is not None else "best", "others, better ones darker"]
+    labels = [f"best: job {jobs.names[jobs.best]}" if jobs.best is not None else "best", "others, better ones stronger"]
     if not all(jobs.is_finished):
         handles.append(Line2D([], [], color=light("problem-0"), linestyle=(0, (2, 2))))
         labels.append("not finished")
