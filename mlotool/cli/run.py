@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser, recipe_parser
 from mlotool.cli.request import Request, read_request
-from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlotool.cli.job import Job
@@ -115,10 +115,10 @@ def _show_sweep(job: "Job") -> None:
 def _exit_code(job: "Job", *, is_sweep: bool) -> int:
     if job.errors and job.sweep_dir is None:
         raise job.errors[0]
-    if job.errors:
-        raise RunError(f"{len(job.errors)} job(s) of the sweep failed; the first one: {job.errors[0]}") from job.errors[
-            0
-        ]
+    if job.errors and job.sweep_dir is not None:
+        from mlotool.cli.sweep import exit_code
+
+        return exit_code(job.sweep_dir)
     if is_sweep and job.sweep_dir is None:
         # A launcher ran the jobs in processes of its own.
         print("mlotool: `mlotool report <the sweep's folder>` makes the table of its jobs.", file=sys.stderr)

@@ -52,7 +52,7 @@ def run_sweep(
             _say(f"go on with it: the same command with resume={nearby(folder)}")
             raise
         _show(folder)
-    return _exit_code(folder)
+    return exit_code(folder)
 
 
 def _points(plan: SweepPlan, folder: Path) -> AbstractPoints:
@@ -68,7 +68,8 @@ def _show(folder: Path) -> None:
         show_sweep(folder)
 
 
-def _exit_code(folder: Path) -> int:
+def exit_code(folder: Path) -> int:
+    """Return 0 where all jobs of a sweep finished; a RunError names those that did not."""
     from mlotool.report import sweep_rows
 
     rows = sweep_rows(folder)
