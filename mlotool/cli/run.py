@@ -56,6 +56,11 @@ def main(words: Sequence[str]) -> int:
         plan = read_sweep([*request.hydra_words(), *_sweep_folder(request)], arguments.config_dir)
         if plan.needs_processes or resume is not None:
             return run_sweep(plan, request, words, arguments.trust, resume)
+    elif any(word.startswith(("sweep=", "sweep.")) for word in request.overrides):
+        print(
+            "mlotool: warning: found sweep settings, which act in a sweep only; add -m, or leave them out.",
+            file=sys.stderr,
+        )
     command = shlex.join(["mlotool", "run", *words])
     job = Job(command, request.file, tuple(arguments.trust))
     try:

@@ -8,9 +8,9 @@ from pathlib import Path
 from mlotool.cli.request import Request
 from mlotool.cli.show_result import nearby, show_sweep
 from mlotool.config.sweep_plan import SweepPlan
-from mlotool.core.errors import RunError
+from mlotool.core.errors import ConfigError, RunError
 from mlotool.sweep.driver import run_jobs, worker_environments
-from mlotool.sweep.folder import choose_folder, locked
+from mlotool.sweep.folder import choose_folder, discard, locked
 from mlotool.sweep.job_folder import JobOutcome, JobSpec
 from mlotool.sweep.launchers import make_launcher
 from mlotool.sweep.points import AbstractPoints, GridPoints, Point
@@ -31,8 +31,13 @@ def run_sweep(
     workers = worker_environments(plan)
     folder, is_resumed = choose_folder(plan, resume)
     with locked(folder):
-        points = _points(plan, folder)
-        launcher = make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
+        try:
+            points = _points(plan, folder)
+            launcher = make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
+        except ConfigError:
+            if not is_resumed:
+                discard(folder)
+            raise
         _say(f"sweep {nearby(folder)}: {points.num_ended} of {points.total} jobs done" if is_resumed else
              f"sweep {nearby(folder)}: {points.total} jobs, {len(workers)} at a time")  # fmt: skip
         group = f"{plan.name}/{folder.name}"

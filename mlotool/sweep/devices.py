@@ -47,8 +47,8 @@ def worker_devices(devices: Sequence[str], num_workers: int, *, per_job: int, jo
         share = -(-num_workers // len(groups)) if groups else None
         advice = f"sweep.workers={possible}" if possible else f"runner.devices={len(devices)}"
         raise ConfigError(
-            f"sweep.workers: found {num_workers} with the devices {', '.join(devices)}, {per_job} for each job; "
-            f"expected at most {possible} workers, as others would share a device. Set {advice}"
+            f"sweep.workers: found {num_workers} with the devices {', '.join(devices)}, of which a job takes "
+            f"{per_job}; expected at most {possible} workers, as others would share a device. Set {advice}"
             + (f", or sweep.jobs_per_device={share} if they may share." if share else ".")
         )
     return [groups[index % len(groups)] for index in range(num_workers)]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
 
 FILE = "sweep.json"
+LOCK = ".lock"
+STUDY_FILE = "study.db"
 AUTO = "auto"
 
 
@@ -44,6 +46,15 @@ def choose_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
     return _made(plan), False
 
 
+def discard(folder: Path) -> None:
+    """Remove what was written for a sweep that cannot start."""
+    for name in (FILE, LOCK, STUDY_FILE):
+        (folder / name).unlink(missing_ok=True)
+    # The user may have chosen a folder that holds other files.
+    with suppress(OSError):
+        folder.rmdir()
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold a sweep's folder, so that no second process runs its jobs; a process that dies lets go of it.
@@ -54,7 +65,7 @@ def locked(folder: Path) -> Iterator[None]:
     # Not on Windows.
     import fcntl
 
-    with (folder / ".lock").open("w") as file:
+    with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,10 +11,10 @@ from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.sweep.extras import import_extra
+from mlotool.sweep.folder import STUDY_FILE
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 from mlotool.sweep.points import AbstractPoints, Point
 
-STUDY_FILE = "study.db"
 # Workers write at the same time; SQLite waits this long for another one's lock.
 SECONDS_TO_LOCK = 60
 
