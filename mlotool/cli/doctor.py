@@ -13,7 +13,12 @@ from mlotool.cli.arguments import VerbParser
 
 REQUIRED = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "hydra-core", "omegaconf", "wandb", "rich",
             "scikit-learn", "matplotlib")  # fmt: skip
-OPTIONAL = {"tensorboard": "logger=tensorboard; pip install mlotool[tensorboard]"}
+OPTIONAL = {
+    "tensorboard": "logger=tensorboard; pip install mlotool[tensorboard]",
+    "optuna": "sweep=optuna; pip install mlotool[optuna]",
+    "submitit": "sweep.launcher=slurm; pip install mlotool[slurm]",
+    "ray": "sweep.launcher=ray; pip install mlotool[ray]",
+}
 GOOD, NOTE, BAD = "ok", "note", "FAULT"
 Finding = tuple[str, str, str]
 

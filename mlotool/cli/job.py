@@ -1,6 +1,5 @@
 """One job of `mlotool run`: check, train, report. Hydra calls it, once or for every job of a sweep."""
 
-import json
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,9 +10,11 @@ from mlotool import config as configuration
 from mlotool.cli.show_result import nearby, show_result
 from mlotool.core.errors import RunError
 from mlotool.core.printable import printable
+from mlotool.sweep.job_folder import note_failure
 
 if TYPE_CHECKING:
     from mlotool.runner import RunResult
+    from mlotool.runner.objective import Watch
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Job:
         command: the command line, for provenance.json.
         recipe_file: of a recipe that was given by its path.
         trusted: packages of the user's that recipes may use.
+        watch: sees the objective at each evaluation, and may end the run as pruned.
 
     Attributes:
         errors: those of all jobs, in order.
@@ -37,6 +39,7 @@ class Job:
     trusted: tuple[str, ...] = ()
     errors: list[Exception] = field(default_factory=list)
     sweep_dir: Path | None = None
+    watch: "Watch | None" = None
 
     def __call__(self, config: Any) -> float | None:
         """Run one job; return its objective, or NaN where it failed."""
@@ -56,7 +59,7 @@ class Job:
             if self.sweep_dir is None and recipe is not None:
                 print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)
             origin = configuration.Origin(self.command, overrides, recipe)
-            result = train(config, run_dir, origin)
+            result = train(config, run_dir, origin, self.watch)
         except KeyboardInterrupt:
             _leave(run_dir)
             raise
@@ -66,7 +69,7 @@ class Job:
             if self.sweep_dir is None:
                 _leave(run_dir)
             else:
-                _note_failure(run_dir, overrides, error)
+                note_failure(run_dir, overrides, str(error))
                 print(f"mlotool: job {run_dir.name} failed: {printable(str(error))}", file=sys.stderr)
             return float("nan")
         if self.sweep_dir is None:
@@ -82,14 +85,15 @@ class Job:
         return configuration.find_recipe(recipe)
 
 
-def train(config: Any, run_dir: Path, origin: configuration.Origin) -> "RunResult":
+def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watch | None" = None) -> "RunResult":
     """Check a config, run it and write its report, also that of a run that failed half-way."""
     for warning in configuration.check(config, targets=True):
         print(f"mlotool: warning: {printable(warning)}", file=sys.stderr)
     from mlotool import runner
 
     try:
-        result = runner.run(config, output_dir=run_dir, origin=origin)
+        watched = {} if watch is None else {"watch": watch}
+        result = runner.run(config, output_dir=run_dir, origin=origin, **watched)
     except RunError as error:
         write_report(config, error.run_dir or run_dir)
         raise
@@ -119,19 +123,3 @@ def _leave(run_dir: Path) -> None:
             print(f"mlotool: run folder {nearby(run_dir)}", file=sys.stderr)
         else:
             run_dir.rmdir()
-
-
-def _note_failure(run_dir: Path, overrides: tuple[str, ...], error: Exception) -> None:
-    # The table of a sweep is read from the folders; a job that was refused has none of the runner's files.
-    summary, listing = run_dir / "summary.json", run_dir / "overrides.txt"
-    if not summary.exists():
-        content: dict[str, Any] = {
-            "status": "failed",
-            "objective": None,
-            "metrics": {},
-            "best": None,
-            "error": str(error),
-        }
-        summary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    if not listing.exists():
-        listing.write_text("".join(f"{line}\n" for line in overrides), encoding="utf-8")

@@ -14,7 +14,8 @@ def main(words: Sequence[str]) -> int:
     from mlotool.cli.show_result import nearby, show_sweep
     from mlotool.report.run_folder import is_run_folder
 
-    if (arguments.run / "multirun.yaml").is_file() and not is_run_folder(arguments.run):
+    is_sweep = any((arguments.run / name).is_file() for name in ("multirun.yaml", "sweep.json"))
+    if is_sweep and not is_run_folder(arguments.run):
         show_sweep(arguments.run)
         return 0
     from mlotool.report import write_report

@@ -5,11 +5,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser, recipe_parser
 from mlotool.cli.request import Request, read_request
-from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlotool.cli.job import Job
@@ -20,6 +21,9 @@ DESCRIPTION = """Train what a recipe describes. All of Hydra's command line work
   mlotool run path/to/mine.yaml                 a recipe of yours; ./recipes/NAME.yaml is found by its name
   mlotool run mwn seed=1 data=mnist             values, and options of the config groups
   mlotool run -m mwn seed=0,1,2                 a sweep: a folder a job, a table at the end, sweep.csv
+  mlotool run -m mwn seed=0,1,2 sweep.workers=2 two jobs at a time, each in a process of its own
+  mlotool run -m mwn sweep=optuna sweep.num_trials=20 'problems.classifier.optimizer.lr=tag(log, interval(1e-3, 1e-1))'
+  mlotool run -m mwn seed=0,1,2 sweep.workers=2 resume=auto    go on with a sweep that was killed
   mlotool run mwn --cfg job                     the config, not run
   mlotool run mwn --trust mypackage             a recipe that uses classes of your own package
 
@@ -46,6 +50,19 @@ def main(words: Sequence[str]) -> int:
             _limit_expansion(request)
         call_hydra([*request.hydra_words(), *hydra_flags], never)
         return 0
+    if arguments.multirun:
+        from mlotool.cli.sweep import run_sweep
+        from mlotool.config.sweep_plan import read_sweep
+
+        request, resume = _split_resume(request)
+        plan = read_sweep([*request.hydra_words(), *_sweep_folder(request)], arguments.config_dir)
+        if plan.needs_processes or resume is not None:
+            return run_sweep(plan, request, words, arguments.trust, resume)
+    elif any(word.startswith(("sweep=", "sweep.")) for word in request.overrides):
+        print(
+            "mlotool: warning: found sweep settings, which act in a sweep only; add -m, or leave them out.",
+            file=sys.stderr,
+        )
     command = shlex.join(["mlotool", "run", *words])
     job = Job(command, request.file, tuple(arguments.trust))
     try:
@@ -88,6 +105,13 @@ def _limit_expansion(request: Request) -> None:
     limit_expansion(config.compose(None, request.hydra_words()))
 
 
+def _split_resume(request: Request) -> tuple[Request, str | None]:
+    """Take `resume=..` out of a sweep's overrides: it means the sweep, not its jobs."""
+    found = [word for word in request.overrides if word.startswith("resume=")]
+    rest = tuple(word for word in request.overrides if word not in found)
+    return replace(request, overrides=rest), found[-1].partition("=")[2].strip("'\"") if found else None
+
+
 def _sweep_folder(request: Request) -> list[str]:
     # Several recipes in one sweep have no common `name`, of which the default folder is made.
     if len(request.recipe_names()) == 1 or any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
@@ -105,10 +129,10 @@ def _show_sweep(job: "Job") -> None:
 def _exit_code(job: "Job", *, is_sweep: bool) -> int:
     if job.errors and job.sweep_dir is None:
         raise job.errors[0]
-    if job.errors:
-        raise RunError(f"{len(job.errors)} job(s) of the sweep failed; the first one: {job.errors[0]}") from job.errors[
-            0
-        ]
+    if job.errors and job.sweep_dir is not None:
+        from mlotool.cli.sweep import exit_code
+
+        return exit_code(job.sweep_dir)
     if is_sweep and job.sweep_dir is None:
         # A launcher ran the jobs in processes of its own.
         print("mlotool: `mlotool report <the sweep's folder>` makes the table of its jobs.", file=sys.stderr)

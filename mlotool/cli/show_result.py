@@ -1,5 +1,6 @@
 """What a run and a sweep say at their end."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,8 @@ def show_result(config: Any, result: "RunResult", console: Console | None = None
 
 
 def show_sweep(sweep_dir: Path, console: Console | None = None) -> None:
-    """Print one row a job, failed ones included, and write sweep.csv."""
-    from mlotool.report import sweep_rows, write_sweep_summary
+    """Print one row a job, failed ones included, and write sweep.csv and sweep.html."""
+    from mlotool.report import sweep_rows, write_sweep_page, write_sweep_summary
 
     console = console or plain_console()
     rows = sweep_rows(sweep_dir)
@@ -58,7 +59,16 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> None:
         table.add_row(*map(printable, cells), nearby(row.folder))
     console.print()
     console.print(table)
+    for row in rows:
+        if row.error:
+            console.print(f"job {row.job} failed: {row.error}")
     console.print(f"\nsweep table  {nearby(file)}")
+    # The jobs are done: a page that cannot be written must not hide their table.
+    try:
+        console.print(f"sweep page   {nearby(write_sweep_page(sweep_dir))}")
+    except Exception as error:
+        text = f"the page could not be written ({type(error).__name__}: {error})"
+        print(f"mlotool: warning: {text}; try again: mlotool report {nearby(sweep_dir)}", file=sys.stderr)
 
 
 def nearby(path: Path) -> str:

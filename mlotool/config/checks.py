@@ -6,6 +6,7 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from mlotool.config.check_evaluation import evaluation_faults, evaluation_warnings
+from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.check_targets import target_faults
 from mlotool.config.names import is_identifier, is_plain_name
 from mlotool.config.optimizer_roles import optimizer_roles
@@ -55,6 +56,7 @@ def checked(config: Any, *, targets: bool) -> tuple[dict[str, Any], list[str]]:
         _graph_faults,
         _stream_faults,
         evaluation_faults,
+        sweep_node_faults,
         lambda values: target_faults(values, targets=targets),
     )
     faults += [fault for each in checks for fault in each(values)]

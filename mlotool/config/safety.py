@@ -12,7 +12,7 @@ from mlotool.config.paths import recipe_file, recipe_folders
 from mlotool.config.reading import Document, leaves, read_document
 from mlotool.config.references import place_faults, reference_faults
 from mlotool.config.schema import ROOT_KEYS
-from mlotool.config.sweep import DANGEROUS, OFFLINE_MODES, sweep_faults
+from mlotool.config.sweep import DANGEROUS, OFFLINE_MODES, node_faults, sweep_faults
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
@@ -62,7 +62,7 @@ def _checked(path: Path) -> Document:
         _value_faults,
     )
     faults = [fault for check in checks for fault in check(document)]
-    faults += defaults_faults(document.data.get("defaults"))
+    faults += [*defaults_faults(document.data.get("defaults")), *node_faults(document.data.get("sweep"))]
     if faults:
         more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in [*faults[:MAX_FAULTS], *more]))

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 # As omegaconf has it, whose import completion cannot wait for.
 MISSING: Any = "???"
 
-GROUPS = ("data", "model", "optimizer", "hypergradient", "runner", "logger", "debug", "recipe")
+GROUPS = ("data", "model", "optimizer", "hypergradient", "runner", "logger", "debug", "sweep", "recipe")
 """The config groups that recipes and command lines choose from; `recipe` lives in recipes/, the others in conf/."""
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -18,6 +18,27 @@ ACCELERATORS = ("auto", "cpu", "gpu")
 SCHEDULER_INTERVALS = ("step", "evaluation")
 OBJECTIVE_MODES = ("min", "max")
 LOGGER_MODES = ("offline", "online", "disabled")
+SWEEP_METHODS = ("grid", "optuna")
+SWEEP_LAUNCHERS = ("local", "slurm", "ray")
+SAMPLERS = {
+    "tpe": "TPESampler",
+    "random": "RandomSampler",
+    "gp": "GPSampler",
+    "cmaes": "CmaEsSampler",
+    "nsga2": "NSGAIISampler",
+    "qmc": "QMCSampler",
+    "brute_force": "BruteForceSampler",
+}
+PRUNERS = {
+    "none": "NopPruner",
+    "median": "MedianPruner",
+    "percentile": "PercentilePruner",
+    "successive_halving": "SuccessiveHalvingPruner",
+    "hyperband": "HyperbandPruner",
+    "threshold": "ThresholdPruner",
+}
+"""What `sweep.sampler` and `sweep.pruner` may name, with Optuna's class: a name and plain options call nothing else."""
+
 METRIC_NAMES = (
     "accuracy",
     "balanced_accuracy",
@@ -131,6 +152,26 @@ class DebugConfig:
 
 
 @dataclass
+class SweepConfig:
+    """How `mlotool run -m` goes through its jobs; conf/sweep/ says what each key means."""
+
+    method: str = "grid"
+    params: dict[str, Any] = field(default_factory=dict)
+    workers: int = 1
+    devices: list[str] | None = None
+    jobs_per_device: int = 1
+    launcher: str = "local"
+    launcher_options: Any = None
+    num_trials: int = 20
+    seed: int = 0
+    sampler: str = "tpe"
+    sampler_options: Any = None
+    pruner: str = "median"
+    pruner_options: Any = None
+    storage: str | None = None
+
+
+@dataclass
 class Config:
     """The root."""
 
@@ -147,6 +188,7 @@ class Config:
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
 ROOT_KEYS = tuple(each.name for each in fields(Config))

@@ -1,4 +1,4 @@
-"""`hydra.sweeper.params` of a recipe: each entry becomes an override of the command line, so it may be no other."""
+"""What a recipe says of sweeps: `sweep`, and `hydra.sweeper.params`, whose entries become overrides."""
 
 import re
 from collections.abc import Iterator
@@ -20,22 +20,40 @@ DANGEROUS: dict[str, tuple[Any, ...]] = {
 # A recipe may not send a run anywhere.
 OFFLINE_MODES = ("offline", "disabled")
 _WORDS = re.compile(r"[\s,\[\]()'\"=]+")
+# Where files and jobs go is the command line's: a launcher's options are commands to a cluster.
+NOT_IN_RECIPES = ("devices", "launcher", "launcher_options", "storage")
 _KEY = re.compile(r"(?P<prefix>\+{0,2}|~)(?P<path>[A-Za-z_][\w.]*)(?:@(?P<package>[\w.]+))?", re.ASCII)
 
 
-def sweep_faults(params: Any) -> Iterator[str]:
-    """Yield what is wrong with a recipe's sweep."""
+def node_faults(node: Any) -> Iterator[str]:
+    """Yield what is wrong with a recipe's `sweep`."""
+    if node is None:
+        return
+    if not isinstance(node, dict):
+        yield f"sweep: found {node!r}; expected keys such as params and num_trials. Write them out."
+        return
+    for key, value in node.items():
+        if key in NOT_IN_RECIPES:
+            yield f"sweep.{key}: found {value!r}; expected it on the command line alone: sweep.{key}=... Remove it."
+    yield from sweep_faults(node.get("params"), "sweep.params")
+
+
+def sweep_faults(params: Any, place: str = "hydra.sweeper.params") -> Iterator[str]:
+    """Yield what is wrong with the choices that a recipe's sweep lists."""
     if params is None:
         return
     if not isinstance(params, dict):
-        yield f"hydra.sweeper.params: found {params!r}; expected keys with choices. Write `seed: 0,1,2`."
+        yield f"{place}: found {params!r}; expected keys with choices. Write `seed: 0,1,2`."
         return
     for key, value in params.items():
-        where = f"hydra.sweeper.params, '{key}'"
+        where = f"{place}, '{key}'"
         match = _KEY.fullmatch(str(key))
         root = match["path"].split(".")[0] if match else ""
-        if match is None or root not in (*ROOT_KEYS, *GROUPS) or root == "name":
-            yield f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name. Correct it."
+        if match is None or root not in (*ROOT_KEYS, *GROUPS) or root in ("name", "sweep"):
+            yield (
+                f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name and not sweep. "
+                "Correct it."
+            )
         elif match["path"].rpartition(".")[2] in DANGEROUS:
             yield f"{where}: expected no key that downloads, unpickles or chooses where files go. Remove it."
         elif root == "logger" and "." in match["path"]:

@@ -29,6 +29,10 @@ class RunError(MlotoolError, RuntimeError):
         self.args = (f"{self} {sentence}",)
 
 
+class PrunedError(MlotoolError):
+    """A job of a sweep was stopped because others do better; that is no failure, and no caller of `run` sees it."""
+
+
 class NonFiniteLossError(RunError):
     """A loss became NaN or infinite.
 

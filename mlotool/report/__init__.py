@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlotool.report.sweep import SweepRow, sweep_rows, write_sweep_summary
+    from mlotool.report.sweep_page import write_sweep_page
     from mlotool.report.write import write_report
 
 _HOME_OF = {
     "SweepRow": "sweep",
     "sweep_rows": "sweep",
+    "write_sweep_page": "sweep_page",
     "write_sweep_summary": "sweep",
     "write_report": "write",
 }
-__all__ = ["SweepRow", "sweep_rows", "write_report", "write_sweep_summary"]
+__all__ = ["SweepRow", "sweep_rows", "write_report", "write_sweep_page", "write_sweep_summary"]
 
 
 def __getattr__(name: str) -> Any:

@@ -52,9 +52,9 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """finished, failed, interrupted, or unknown where there is no summary."""
+        """finished, pruned, failed, interrupted, or unknown where there is no summary."""
         status = self.summary.get("status")
-        return status if status in ("finished", "failed", "interrupted") else "unknown"
+        return status if status in ("finished", "pruned", "failed", "interrupted") else "unknown"
 
     @property
     def objective(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from mlotool.report.run_folder import RunFolder, as_dict
 
 BADGES = {
     "finished": ("✓", "finished"),
+    "pruned": ("✂", "pruned: stopped early, as other jobs of the sweep did better"),
     "failed": ("✕", "failed"),
     "interrupted": ("❙❙", "interrupted"),
     "unknown": ("?", "no summary: still running, or killed"),

@@ -18,10 +18,11 @@ class SweepRow:
     Args:
         job: the name of its folder.
         overrides: of its command line, separated by spaces.
-        status: finished, failed, interrupted, or unfinished where it left no summary.
+        status: finished, pruned, failed, interrupted, or unfinished where it left no summary.
         objective: the key; empty where it is not known.
         value: of the objective; None where there is none.
         folder: of the job.
+        error: why it failed; empty where it did not.
     """
 
     job: str
@@ -30,6 +31,7 @@ class SweepRow:
     objective: str
     value: float | None
     folder: Path
+    error: str = ""
 
 
 def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
@@ -50,7 +52,7 @@ def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
 
 
 def write_sweep_summary(sweep_dir: Path) -> Path:
-    """Write sweep.csv beside the jobs, one row a job: job, overrides, status, objective, value, folder.
+    """Write sweep.csv beside the jobs, one row a job: job, overrides, status, objective, value, folder, error.
 
     Returns:
         the file.
@@ -97,6 +99,7 @@ def _row(path: Path) -> SweepRow:
         objective=str(objective.get("key") or ""),
         value=float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None,
         folder=path,
+        error=str(summary.get("error") or ""),
     )
 
 

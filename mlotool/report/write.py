@@ -41,9 +41,9 @@ def write_report(run_dir: Path) -> Path:
     book = Sketchbook(run.path / "report")
     with report_style():
         body = _body(run, book)
-    page = run.path / "report.html"
-    page.write_text(_page(run.name, body), encoding="utf-8", errors="xmlcharrefreplace")
-    return page
+    file = run.path / "report.html"
+    file.write_text(page(run.name, body), encoding="utf-8", errors="xmlcharrefreplace")
+    return file
 
 
 def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
@@ -67,11 +67,11 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
         for weighting in weightings
         for card in weighting_cards(book, weighting, run.metrics, _weigher(run, weighting.name, colours))
     ]
-    parts = [header(run), *_graph(run, colours), _section("Curves", _grid(curves) if curves else _no_curves())]
+    parts = [header(run), *_graph(run, colours), section("Curves", grid(curves) if curves else _no_curves())]
     if learned:
-        parts.append(_section("What the weighting learned", _grid(learned)))
-    parts.append(_section("Final metrics", final_table(run, colours)))
-    parts.append(_section("How to get this again", origin(run)))
+        parts.append(section("What the weighting learned", grid(learned)))
+    parts.append(section("Final metrics", final_table(run, colours)))
+    parts.append(section("How to get this again", origin(run)))
     return parts
 
 
@@ -98,10 +98,11 @@ def _graph(run: RunFolder, colours: Mapping[str, str]) -> list[Markup]:
         text = "its solution is read above, with the hypergradient on its tab"
         key.append(element("span", element("i", class_="dashed"), text))
     parts = [element("div", picture, class_="graph"), *([element("p", *key, class_="key muted")] if key else [])]
-    return [_section("Problems", element("div", *parts, class_="card"))]
+    return [section("Problems", element("div", *parts, class_="card"))]
 
 
-def _section(title: str, *children: Markup) -> Markup:
+def section(title: str, *children: Markup) -> Markup:
+    """Return a section of the page."""
     return element("section", element("h2", title), *children)
 
 
@@ -109,7 +110,8 @@ def _no_curves() -> Markup:
     return element("p", "metrics.csv holds no values: nothing was logged before the run ended.", class_="muted card")
 
 
-def _grid(cards: Sequence[Card]) -> Markup:
+def grid(cards: Sequence[Card]) -> Markup:
+    """Return figures side by side."""
     figures = []
     for card in cards:
         note = [element("figcaption", card.note)] if card.note else []
@@ -117,7 +119,8 @@ def _grid(cards: Sequence[Card]) -> Markup:
     return element("div", *figures, class_="cards")
 
 
-def _page(title: str, body: Sequence[Markup]) -> str:
+def page(title: str, body: Sequence[Markup]) -> str:
+    """Return a whole page, with its style in it."""
     style = Markup(css_variables() + "\n" + files("mlotool.report").joinpath("page.css").read_text(encoding="utf-8"))
     head = element(
         "head",

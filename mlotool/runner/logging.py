@@ -103,7 +103,8 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
             run = wandb.init(
                 project=config.logger.project,
                 name=f"{config.name}/{run_dir.name}",
-                group=config.name,
+                # The jobs of a sweep are one group.
+                group=os.environ.get("WANDB_RUN_GROUP") or config.name,
                 dir=str(run_dir),
                 mode=mode,
                 config=plain(config),

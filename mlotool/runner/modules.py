@@ -12,7 +12,7 @@ from mlotool.runner.checkpoint import STATE_KEY
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.logging import MetricLog
-from mlotool.runner.objective import Objective
+from mlotool.runner.objective import Objective, Watch
 from mlotool.runner.plan import ChunkLoader, TickPlan
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import random_state, restore_random_state
@@ -79,6 +79,7 @@ class ProgramModule(LightningModule):
         evaluator: evaluates the splits of the plan; None where there are none.
         display: shows progress.
         interrupt: set from outside to stop after the tick at hand.
+        watch: sees the objective at each evaluation, and may end the run.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ProgramModule(LightningModule):
         evaluator: Evaluator | None = None,
         display: ProgressDisplay | None = None,
         interrupt: Interrupt | None = None,
+        watch: Watch | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -103,6 +105,8 @@ class ProgramModule(LightningModule):
         self.evaluator = evaluator
         self.display = display or ProgressDisplay(program.problems, plan.max_ticks, enabled=False)
         self.interrupt = interrupt or Interrupt()
+        self.watch = watch
+        self.is_pruned = False
         self.window = Window(schedule.num_ticks)
         self._random_state: dict[str, Any] | None = None
         self._checked_tick = -1
@@ -163,7 +167,9 @@ class ProgramModule(LightningModule):
         if self.objective.monitor is not None and value is not None:
             # What `self.log` leads to; its own bookkeeping costs half a millisecond.
             self.trainer.callback_metrics[self.objective.monitor] = torch.tensor(value)
-        if self.schedule.num_ticks >= self.plan.max_ticks:
+            wants_end = self.watch is not None and self.watch(self.schedule.num_ticks, value)
+            self.is_pruned = wants_end and self.schedule.num_ticks < self.plan.max_ticks
+        if self.is_pruned or self.schedule.num_ticks >= self.plan.max_ticks:
             self.trainer.should_stop = True
 
     def on_train_end(self) -> None:

@@ -1,12 +1,15 @@
 """The number that a run is judged by, and where it comes from."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.runner.plan import CHUNKS_PER_ROUND, TickPlan
+
+Watch = Callable[[int, float], bool]
+"""Called with tick and objective at each evaluation; true ends the run as pruned."""
 
 
 @dataclass(frozen=True)

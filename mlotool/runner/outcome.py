@@ -16,7 +16,7 @@ class Outcome:
         objective: the run's objective.
 
     Attributes:
-        status: "finished", "failed" or "interrupted".
+        status: "finished", "pruned", "failed" or "interrupted".
         error: the error's text.
         metrics: the last value of every key.
         best: tick and metrics of the best checkpoint.

@@ -11,6 +11,7 @@ from mlotool.config.composition import origin_of
 from mlotool.core.errors import RunError
 from mlotool.runner.device import find_device
 from mlotool.runner.folder import RunFolder
+from mlotool.runner.objective import Watch
 from mlotool.runner.session import Session
 from mlotool.runner.surroundings import quiet_lightning, torch_settings
 
@@ -32,13 +33,16 @@ class RunResult:
     objective: float | None
 
 
-def run(config: Any, *, output_dir: Path | None = None, origin: Origin | None = None) -> RunResult:
+def run(
+    config: Any, *, output_dir: Path | None = None, origin: Origin | None = None, watch: Watch | None = None
+) -> RunResult:
     """Train what a config describes.
 
     Args:
         config: a composed config.
         output_dir: the run folder; None makes `outputs/<name>/<date>_<time>`.
         origin: where the config came from, for provenance.json; None takes what `compose` knows of it.
+        watch: called with tick and objective at each evaluation of the objective; true ends the run as pruned.
 
     Returns:
         Metrics, run folder, checkpoint and objective.
@@ -60,7 +64,7 @@ def run(config: Any, *, output_dir: Path | None = None, origin: Origin | None = 
         seed_everything(config.seed, workers=True, verbose=False)
         built = build(config)
         # Everything that can be wrong with the config is found before a folder is made.
-        session = Session(config, built, device)
+        session = Session(config, built, device, watch)
         folder = RunFolder.create(config, output_dir)
         folder.write_inputs(config, origin or origin_of(config), built.program.graph)
         try:

@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
-from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
+from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError, PrunedError
 from mlotool.program import Schedule
 from mlotool.runner.analysis import run_analyses
 from mlotool.runner.checkpoint import checkpoint_callbacks, early_stopping, load_program, read_checkpoint
@@ -21,7 +21,7 @@ from mlotool.runner.folder import RunFolder
 from mlotool.runner.loading import make_evaluator
 from mlotool.runner.logging import MetricLog, open_loggers
 from mlotool.runner.modules import ProgramModule
-from mlotool.runner.objective import Objective, make_plan
+from mlotool.runner.objective import Objective, Watch, make_plan
 from mlotool.runner.outcome import Outcome
 from mlotool.runner.progress import ProgressDisplay
 from mlotool.runner.surroundings import Interrupt, graceful_interrupt, untracked_past
@@ -34,12 +34,14 @@ class Session:
         config: the config it was built from.
         built: `program`, `data`, `analyses`.
         device: where it computes.
+        watch: sees the objective at each evaluation, and may end the run as pruned.
 
     Raises:
         ConfigError: the config cannot run; nothing has been written.
     """
 
-    def __init__(self, config: Any, built: Any, device: torch.device) -> None:
+    def __init__(self, config: Any, built: Any, device: torch.device, watch: Watch | None = None) -> None:
+        self._watch = watch
         self._config = config
         self._built = built
         self._device = device
@@ -93,6 +95,7 @@ class Session:
             evaluator=self._evaluator,
             display=display,
             interrupt=interrupt,
+            watch=self._watch,
         )
         trainer = self._trainer(folder, loggers)
         began = time.perf_counter()
@@ -108,6 +111,8 @@ class Session:
             display.stop()
         if interrupt.requested:
             raise KeyboardInterrupt
+        if module.is_pruned:
+            raise PrunedError(f"pruned after tick {self._schedule.num_ticks}")
 
     def _trainer(self, folder: RunFolder, loggers: list[Logger]) -> Trainer:
         runner = self._config.runner
@@ -173,6 +178,9 @@ def _what_is_kept(folder: RunFolder) -> str:
 def _outcome_of_errors(outcome: Outcome) -> Iterator[None]:
     try:
         yield
+    except PrunedError:
+        outcome.status = "pruned"
+        return
     except KeyboardInterrupt:
         outcome.status = "interrupted"
         raise

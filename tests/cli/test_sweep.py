@@ -4,11 +4,13 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import mlotool
+from tests.cli.conftest import Result
 
 
 @pytest.mark.slow
@@ -44,3 +46,30 @@ def test_six_jobs_are_six_runs_and_one_table(tmp_path: Path) -> None:
     assert printed[-1].strip() == ""
     for row, choice, line in zip(rows, choices, printed[:-1], strict=True):
         assert line.split()[:4] == [row["job"], *choice.split(), f"{float(row['value']):.4g}"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep=optuna", "seed=interval(1,9)", "sweep.sampler_options={n_trails: 3}"], "sampler_options.n_trails"),
+        (["sweep=optuna", "seed=interval(1,9)", "objective=null"], "objective: found null"),
+        (["seed=1,2", "sweep.workers=2", "sweep.launcher_options={a: 1}"], "sweep.launcher_options: found {'a': 1}"),
+        (["seed=1,2", "sweep.workers=2", "resume=nowhere"], "resume: found 'nowhere'"),
+        (["seed=1,2", "sweep.workers=3", "sweep.devices=[0,1]"], "sweep.workers: found 3 with the devices 0, 1"),
+    ],
+)
+def test_a_sweep_that_cannot_start_leaves_nothing(
+    call: Callable[..., Result], tmp_path: Path, words: list[str], message: str
+) -> None:
+    if "sweep=optuna" in words:
+        pytest.importorskip("optuna")
+    code, _, err = call("run", "-m", "+recipe=plain", *words)
+    assert code == 2
+    assert message in err
+    assert not list(tmp_path.glob("outputs/*/multirun/*"))
+
+
+def test_sweep_settings_without_a_sweep_warn(call: Callable[..., Result]) -> None:
+    code, _, err = call("run", "+recipe=plain", "seed=-1", "sweep.workers=2")
+    assert code == 2
+    assert "found sweep settings, which act in a sweep only; add -m" in err

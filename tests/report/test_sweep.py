@@ -48,7 +48,7 @@ def test_the_summary_is_a_csv_file_beside_the_jobs(sweep: Path) -> None:
     assert file == sweep / "sweep.csv"
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    assert list(rows[0]) == ["job", "overrides", "status", "objective", "value", "folder"]
+    assert list(rows[0]) == ["job", "overrides", "status", "objective", "value", "folder", "error"]
     assert [row["value"] for row in rows] == ["0.9371", "", "", "", "0.5"]
     assert write_sweep_summary(sweep).read_text() == file.read_text()
 

@@ -14,7 +14,7 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     """Run the tiny program: `tiny_run({"runner.max_ticks": 5}, scheduler=...)`; the run folder is tmp_path/run."""
 
     def run(changes: dict[str, Any] | None = None, *, folder: str = "run", **settings: Any) -> RunResult:
-        analyses = settings.pop("analyses", {})
+        analyses, watch = settings.pop("analyses", {}), settings.pop("watch", None)
 
         def build(config: Any) -> Any:
             built = make_built(**settings)
@@ -23,6 +23,6 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
 
         monkeypatch.setattr(running, "build", build)
         monkeypatch.setattr(loading, "build", build)
-        return mlotool.runner.run(make_config(**(changes or {})), output_dir=tmp_path / folder)
+        return mlotool.runner.run(make_config(**(changes or {})), output_dir=tmp_path / folder, watch=watch)
 
     return run

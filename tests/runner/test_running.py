@@ -251,6 +251,29 @@ def test_early_stopping_counts_evaluations(tiny_run: Run) -> None:
     assert summary["best"]["tick"] == 10
 
 
+def test_a_watcher_sees_each_evaluation_and_may_end_the_run(tiny_run: Run) -> None:
+    seen: list[tuple[int, float]] = []
+
+    def watch(tick: int, value: float) -> bool:
+        seen.append((tick, value))
+        return tick == 20
+
+    result = tiny_run({"runner.max_ticks": 50, "runner.ticks_per_chunk": 4}, watch=watch)
+    summary = read_summary(result.output_dir)
+    assert (summary["status"], summary["num_ticks"], summary["error"]) == ("pruned", 20, None)
+    key = summary["objective"]["key"]
+    assert seen == [
+        (tick, pytest.approx(value)) for tick, name, value in read_metrics(result.output_dir) if name == key
+    ]
+    assert [tick for tick, _ in seen] == [10, 20]
+    assert read_checkpoint(result.output_dir / "checkpoints" / "last.ckpt")["tick"] == 20
+
+
+def test_a_run_that_is_complete_is_not_pruned(tiny_run: Run) -> None:
+    result = tiny_run({"runner.max_ticks": 20}, watch=lambda tick, value: tick == 20)
+    assert read_summary(result.output_dir)["status"] == "finished"
+
+
 def test_a_run_without_evaluation_and_objective(tiny_run: Run) -> None:
     result = tiny_run({"evaluate": None, "objective": None})
     assert result.objective is None

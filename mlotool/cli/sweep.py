@@ -1,0 +1,91 @@
+"""`mlotool run -m` with jobs in processes of their own: several workers, Optuna, a cluster, a sweep gone on with."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlotool.cli.request import Request
+from mlotool.cli.show_result import nearby, show_sweep
+from mlotool.config.sweep_plan import SweepPlan
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.sweep.driver import run_jobs, worker_environments
+from mlotool.sweep.folder import choose_folder, discard, locked
+from mlotool.sweep.job_folder import JobOutcome, JobSpec
+from mlotool.sweep.launchers import make_launcher
+from mlotool.sweep.points import AbstractPoints, GridPoints, Point
+
+
+def run_sweep(
+    plan: SweepPlan, request: Request, words: Sequence[str], trusted: Sequence[str], resume: str | None
+) -> int:
+    """Run a sweep's jobs, and show what became of them; 0 where none failed.
+
+    Args:
+        plan: the sweep.
+        request: its recipe and overrides.
+        words: of the command line, for provenance.json.
+        trusted: packages of the user's that recipes may use.
+        resume: `auto`, the folder of the sweep to go on with, or None.
+    """
+    workers = worker_environments(plan)
+    folder, is_resumed = choose_folder(plan, resume)
+    with locked(folder):
+        try:
+            points = _points(plan, folder)
+            launcher = make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
+        except ConfigError:
+            if not is_resumed:
+                discard(folder)
+            raise
+        _say(f"sweep {nearby(folder)}: {points.num_ended} of {points.total} jobs done" if is_resumed else
+             f"sweep {nearby(folder)}: {points.total} jobs, {len(workers)} at a time")  # fmt: skip
+        group = f"{plan.name}/{folder.name}"
+        environments = [{"WANDB_RUN_GROUP": group, **each} for each in workers]
+        file = None if request.file is None else str(request.file)
+        shared = JobSpec(shlex.join(["mlotool", "run", *words]), plan.fixed, file, tuple(trusted))
+
+        def announce(point: Point, outcome: JobOutcome) -> None:
+            value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
+            error = f": {outcome.error}" if outcome.status == "failed" else ""
+            _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
+
+        try:
+            run_jobs(points, launcher, environments, folder, shared, announce)
+        except KeyboardInterrupt:
+            _show(folder)
+            _say(f"go on with it: the same command with resume={nearby(folder)}")
+            raise
+        _show(folder)
+    return exit_code(folder)
+
+
+def _points(plan: SweepPlan, folder: Path) -> AbstractPoints:
+    if plan.settings["method"] == "grid":
+        return GridPoints(plan, folder)
+    from mlotool.sweep.study import StudyPoints
+
+    return StudyPoints(plan, folder)
+
+
+def _show(folder: Path) -> None:
+    if any(each.name.isdigit() for each in folder.iterdir()):
+        show_sweep(folder)
+
+
+def exit_code(folder: Path) -> int:
+    """Return 0 where all jobs of a sweep finished; a RunError names those that did not."""
+    from mlotool.report import sweep_rows
+
+    rows = sweep_rows(folder)
+    failed = [row for row in rows if row.status not in ("finished", "pruned")]
+    if failed:
+        names = ", ".join(row.job for row in failed)
+        raise RunError(
+            f"{len(failed)} of {len(rows)} jobs of the sweep failed: {names}; the first one: {failed[0].error}"
+        )
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"mlotool: {text}", file=sys.stderr, flush=True)

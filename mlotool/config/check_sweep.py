@@ -1,0 +1,31 @@
+"""The `sweep` node of a config: names and numbers."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlotool.config.resolve import is_known
+from mlotool.config.schema import PRUNERS, SAMPLERS, SWEEP_LAUNCHERS, SWEEP_METHODS
+from mlotool.core.suggest import did_you_mean
+
+
+def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with `sweep`; Optuna's own options are checked where Optuna is there."""
+    sweep = values["sweep"]
+    choices = {"method": SWEEP_METHODS, "launcher": SWEEP_LAUNCHERS, "sampler": SAMPLERS, "pruner": PRUNERS}
+    for key, options in choices.items():
+        if is_known(sweep[key]) and sweep[key] not in options:
+            yield (
+                f"sweep.{key}: found '{sweep[key]}'; expected one of {', '.join(options)}."
+                f"{did_you_mean(sweep[key], options)} Correct sweep.{key}."
+            )
+    for key in ("workers", "jobs_per_device", "num_trials"):
+        if is_known(sweep[key]) and sweep[key] < 1:
+            yield f"sweep.{key}: found {sweep[key]}; expected a whole number of at least 1. Correct sweep.{key}."
+    for key in ("launcher_options", "sampler_options", "pruner_options"):
+        if is_known(sweep[key]) and not isinstance(sweep[key], Mapping | None):
+            yield (
+                f"sweep.{key}: found {sweep[key]!r}; expected names with values. Write 'sweep.{key}={{name: value}}' "
+                "on the command line."
+            )
+    if is_known(sweep["seed"]) and sweep["seed"] < 0:
+        yield f"sweep.seed: found {sweep['seed']}; expected a whole number of at least 0. Correct sweep.seed."

@@ -1,0 +1,155 @@
+"""What a command line with -m asks for: fixed overrides, and the choices and ranges to go through."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+
+from mlotool.config.check_sweep import sweep_node_faults
+from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors, plain
+from mlotool.config.paths import package_dir
+from mlotool.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One key of a sweep.
+
+    Args:
+        key: as it stands before the `=` of an override.
+        choices: its values, as they stand behind it; none where there is only a range.
+        low: the lower end of a range, both ends included; None where there are only choices.
+        high: the upper end.
+        step: between the values of a range; None: all values in between.
+        log: whether small and large values of a range are equally likely by their logarithm.
+        whole: whether a range is one of whole numbers.
+    """
+
+    key: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    step: float | None = None
+    log: bool = False
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep as it was asked for.
+
+    Args:
+        fixed: overrides that all jobs share.
+        dimensions: what differs, in the order of the command line.
+        settings: the config's `sweep`.
+        folder: `hydra.sweep.dir`.
+        name: of the recipe.
+        objective: the key that Optuna looks at; None where the recipe has none.
+        mode: "min" or "max".
+        accelerator: `runner.accelerator`.
+        devices_per_job: `runner.devices`.
+    """
+
+    fixed: tuple[str, ...]
+    dimensions: tuple[Dimension, ...]
+    settings: Mapping[str, Any]
+    folder: Path
+    name: str
+    objective: str | None
+    mode: str
+    accelerator: str
+    devices_per_job: int
+
+    @property
+    def needs_processes(self) -> bool:
+        """Whether Hydra's own sweeper, which runs one job after the other in this process, is not enough."""
+        settings = self.settings
+        return settings["method"] != "grid" or settings["workers"] > 1 or settings["launcher"] != "local"
+
+    def identity(self) -> dict[str, Any]:
+        """Return what a sweep that is gone on with must have in common with this one, as JSON has it."""
+        dimensions = [{**asdict(each), "choices": list(each.choices)} for each in self.dimensions]
+        keys = ("method", "seed", "sampler", "pruner") if self.settings["method"] == "optuna" else ("method",)
+        fixed = sorted(word for word in self.fixed if not word.startswith("hydra."))
+        return {"fixed": fixed, "dimensions": dimensions, **{key: self.settings[key] for key in keys}}
+
+
+def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan:
+    """Read the overrides of a sweep with Hydra's grammar; recipes must be registered.
+
+    Args:
+        words: Hydra's command line, without flags.
+        config_dir: what `--config-dir` says.
+
+    Raises:
+        ConfigError: they do not compose, or a range stands in a grid.
+    """
+    with config_errors(), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        parsed = parser.parse_overrides(list(words))
+        fixed = [each.input_line or "" for each in parsed if not each.is_sweep_override()]
+        found = [] if config_dir is None else [f"hydra.searchpath=['{Path(config_dir).absolute()}']"]
+        config = hydra_compose(CONFIG_NAME, [*fixed, *found], return_hydra_config=True)
+        settings: dict[str, Any] = dict(plain(config.sweep))
+        settings |= {key: settings[key] or {} for key in settings if key.endswith("_options")}
+        listed = {**(config.hydra.sweeper.get("params") or {}), **(settings["params"] or {})}
+        given = {each.get_key_element() for each in parsed}
+        lines = [f"{key}={value}" for key, value in listed.items() if str(key) not in given]
+        swept = [*parser.parse_overrides(lines), *(each for each in parsed if each.is_sweep_override())]
+        faults = list(sweep_node_faults({"sweep": settings}))
+        if faults:
+            raise ConfigError("\n".join(faults))
+        dimensions = tuple(_dimension(each, settings["method"]) for each in swept)
+        return SweepPlan(
+            # A job is a run: what describes the sweep is none of its overrides.
+            fixed=(*(word for word in fixed if not word.startswith(("sweep=", "sweep."))), *found),
+            dimensions=dimensions,
+            settings=settings,
+            folder=Path(config.hydra.sweep.dir).absolute(),
+            name=config.name,
+            objective=config.objective,
+            mode=config.objective_mode,
+            accelerator=config.runner.accelerator,
+            devices_per_job=config.runner.devices,
+        )
+
+
+def _dimension(override: Override, method: str) -> Dimension:
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        # `seed: 3` in a recipe's params: one choice.
+        return Dimension(key, (override.get_value_element_as_str(),))
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        if method == "grid":
+            raise ConfigError(
+                f"{key}: found {override.input_line} in a grid; expected choices such as "
+                f"{key}=0.01,0.1 or a range. Write them, or add sweep=optuna, which draws from intervals."
+            )
+        return _interval(key, override, value)
+    choices = tuple(override.sweep_string_iterator())
+    if isinstance(value, RangeSweep) and not value.shuffle and "log" not in value.tags and len(choices) > 1:
+        first, second, *_ = numbers = sorted(float(each) for each in choices)
+        whole = all(isinstance(each, int) for each in (value.start, value.stop, value.step))
+        return Dimension(key, choices, first, numbers[-1], second - first, whole=whole)
+    return Dimension(key, choices)
+
+
+def _interval(key: str, override: Override, value: IntervalSweep) -> Dimension:
+    assert value.start is not None and value.end is not None
+    low, high = float(value.start), float(value.end)
+    log = "log" in value.tags
+    if low >= high or (log and low <= 0):
+        raise ConfigError(
+            f"{key}: found {override.input_line}; expected an interval from a smaller to a larger "
+            f"number{', both positive, as it is tagged log' if log else ''}. Write {key}=interval(0.001,0.1)."
+        )
+    # `int(interval(1, 10))` makes the ends whole numbers; `tag(int, ...)` says the same.
+    whole = "int" in value.tags or (isinstance(value.start, int) and isinstance(value.end, int))
+    return Dimension(key, (), low, high, log=log, whole=whole)

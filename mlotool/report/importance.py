@@ -1,0 +1,76 @@
+"""How much each hyperparameter of a sweep matters for its objective."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlotool.report.sweep_columns import Column
+
+MIN_JOBS = 4
+FANOVA = "share of the objective's variance, by fANOVA of Optuna"
+CORRELATION = "absolute rank correlation with the objective; of names, the correlation ratio of ranks"
+
+
+def importances(columns: Sequence[Column], objective: Sequence[float]) -> tuple[str, list[tuple[str, float]]]:
+    """Return how importance was measured, and each column's, the largest first; empty where it cannot be told.
+
+    Args:
+        columns: of the jobs that finished.
+        objective: theirs.
+    """
+    if len(objective) < MIN_JOBS or len(set(objective)) < 2 or not columns:
+        return "", []
+    try:
+        found = _fanova(import_module("optuna"), columns, objective)
+        method = FANOVA
+    except ImportError:
+        found = [_correlation(column, np.asarray(objective)) for column in columns]
+        method = CORRELATION
+    labelled = [(column.label, value) for column, value in zip(columns, found, strict=True) if math.isfinite(value)]
+    return method, sorted(labelled, key=lambda pair: -pair[1])
+
+
+def _fanova(optuna: Any, columns: Sequence[Column], objective: Sequence[float]) -> list[float]:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # Made anew from the table, so that a grid has importances too.
+    study = optuna.create_study()
+    distributions = {column.key: _distribution(optuna.distributions, column) for column in columns}
+    for index, value in enumerate(objective):
+        params = {
+            column.key: str(column.texts[index]) if column.numbers is None else column.numbers[index]
+            for column in columns
+        }
+        study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return [float(found.get(column.key, 0.0)) for column in columns]
+
+
+def _distribution(kinds: Any, column: Column) -> Any:
+    if column.numbers is None:
+        return kinds.CategoricalDistribution(sorted({str(text) for text in column.texts}))
+    return kinds.FloatDistribution(min(column.numbers), max(column.numbers), log=column.is_log)
+
+
+def _correlation(column: Column, objective: NDArray[np.float64]) -> float:
+    ranks = _ranks(objective)
+    if column.numbers is not None:
+        own = _ranks(np.asarray(column.numbers))
+        return abs(float(np.corrcoef(own, ranks)[0, 1])) if np.ptp(own) > 0 else 0.0
+    groups = [ranks[[text == name for text in column.texts]] for name in set(column.texts)]
+    between = sum(len(group) * (group.mean() - ranks.mean()) ** 2 for group in groups)
+    return float(np.sqrt(between / ((ranks - ranks.mean()) ** 2).sum()))
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ranks; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    means: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return means[inverse]

@@ -1,0 +1,111 @@
+"""The folder of a sweep: made, or found again to go on with."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from mlotool.config.sweep_plan import SweepPlan
+from mlotool.core.errors import ConfigError
+
+FILE = "sweep.json"
+LOCK = ".lock"
+STUDY_FILE = "study.db"
+AUTO = "auto"
+
+
+def choose_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
+    """Return the folder of a sweep, and whether it is gone on with.
+
+    Args:
+        plan: the sweep.
+        resume: `auto` takes the newest folder of the same sweep beside `hydra.sweep.dir`, if there is one; a folder is
+            taken as it is; None makes a new one.
+
+    Raises:
+        ConfigError: the folder is none of a sweep, or of another one; without `resume`, it holds a sweep already.
+    """
+    if resume == AUTO:
+        found = [path for path in _sweeps(plan.folder.parent) if _read(path)["identity"] == plan.identity()]
+        return (found[-1], True) if found else (_made(plan), False)
+    if resume is not None:
+        path = Path(resume).absolute()
+        if not (path / FILE).is_file():
+            raise ConfigError(
+                f"resume: found '{resume}', which has no {FILE}; expected the folder of a sweep that ran in processes "
+                "of its own, outputs/<name>/multirun/<date>_<time>. Correct it, or write resume=auto."
+            )
+        _check_same(path, plan)
+        return path, True
+    if (plan.folder / FILE).is_file():
+        raise ConfigError(
+            f"hydra.sweep.dir: found {plan.folder}, which holds a sweep already; expected a new folder. Name another "
+            f"one, or go on with that sweep: resume={plan.folder}."
+        )
+    return _made(plan), False
+
+
+def discard(folder: Path) -> None:
+    """Remove what was written for a sweep that cannot start."""
+    for name in (FILE, LOCK, STUDY_FILE):
+        (folder / name).unlink(missing_ok=True)
+    # The user may have chosen a folder that holds other files.
+    with suppress(OSError):
+        folder.rmdir()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a sweep's folder, so that no second process runs its jobs; a process that dies lets go of it.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    # Not on Windows.
+    import fcntl
+
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"resume: found {folder}, whose sweep is still running; expected one that has ended. Wait for it, or "
+                "end that process."
+            ) from None
+        yield
+
+
+def _made(plan: SweepPlan) -> Path:
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    content = {"name": plan.name, "identity": plan.identity()}
+    (plan.folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return plan.folder
+
+
+def _sweeps(parent: Path) -> list[Path]:
+    """Return the sweeps in a folder, the newest last."""
+    return sorted((file.parent for file in parent.glob(f"*/{FILE}")), key=lambda path: path.name)
+
+
+def _read(folder: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except ValueError:
+        return {"identity": None}
+    return content if isinstance(content, dict) and "identity" in content else {"identity": None}
+
+
+def _check_same(folder: Path, plan: SweepPlan) -> None:
+    before, now = _read(folder)["identity"] or {}, plan.identity()
+    for key, value in now.items():
+        if before.get(key) != value:
+            raise ConfigError(
+                f"resume: found {key} = {_short(value)}, while {folder} has {_short(before.get(key))}; expected the "
+                "command that began that sweep. Repeat it with resume=.., or leave resume out."
+            )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 300 else f"{text[:299]}…"

@@ -1,0 +1,173 @@
+"""Where a sweep's jobs run: processes of this machine, SLURM, or Ray."""
+
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mlotool.core.errors import ConfigError
+from mlotool.sweep import process
+from mlotool.sweep.extras import import_extra
+
+PATIENCE_S = 30.0
+
+
+class AbstractHandle(ABC):
+    """A job that was started."""
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Say whether it has ended; what became of it stands in its folder."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ask it to end."""
+
+    @abstractmethod
+    def ending(self) -> str:
+        """Return in words how it ended, for a job that left no summary."""
+
+
+class AbstractLauncher(ABC):
+    """Starts jobs."""
+
+    @abstractmethod
+    def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
+        """Start the job of a folder.
+
+        Args:
+            folder: the job's, with its job.json.
+            environment: variables of the worker: its devices, its threads.
+        """
+
+
+class LocalLauncher(AbstractLauncher):
+    """One process of this machine a job."""
+
+    def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
+        """Start a process."""
+        return _ProcessHandle(process.start_process(folder, environment, process.MODULE))
+
+
+class _ProcessHandle(AbstractHandle):
+    def __init__(self, child: "subprocess.Popen[bytes]") -> None:
+        self._process = child
+
+    def is_done(self) -> bool:
+        return self._process.poll() is not None
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(process.STOP)
+            self._process.stdin.flush()
+
+    def ending(self) -> str:
+        code = self._process.returncode
+        return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
+
+
+class SlurmLauncher(AbstractLauncher):
+    """One SLURM job a job, by submitit.
+
+    Args:
+        folder: takes submitit's files.
+        options: submitit's parameters (`timeout_min`, `slurm_partition`, `gpus_per_node`); `cluster` is `slurm`, or
+            `local` for processes of this machine.
+    """
+
+    def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
+        submitit = import_extra("submitit", "sweep.launcher=slurm", "slurm")
+        parameters = {"timeout_min": 24 * 60, **options}
+        cluster = parameters.pop("cluster", "slurm")
+        try:
+            self._executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
+            self._executor.update_parameters(**parameters)
+        except (RuntimeError, TypeError, NameError, ValueError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise ConfigError(
+                f"sweep.launcher_options: found {dict(options)} ({reason}); expected SLURM on this machine and "
+                "submitit's parameters. Correct them, or try it here with 'sweep.launcher_options={{cluster: local}}'."
+            ) from error
+
+    def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
+        """Submit a job."""
+        return _SlurmHandle(self._executor.submit(process.run_process, str(folder), dict(environment), process.MODULE))
+
+
+class _SlurmHandle(AbstractHandle):
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def is_done(self) -> bool:
+        return bool(self._job.done())
+
+    def stop(self) -> None:
+        self._job.cancel()
+
+    def ending(self) -> str:
+        return f"SLURM job {self._job.job_id} ended as {self._job.state}; see {self._job.paths.stderr}"
+
+
+class RayLauncher(AbstractLauncher):
+    """One Ray task a job.
+
+    Args:
+        options: of `ray.remote` (`num_cpus`, `num_gpus`); `address` is that of a cluster, or `local` for this machine.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._ray = import_extra("ray", "sweep.launcher=ray", "ray")
+        parameters = {"num_cpus": 1, **options}
+        address = parameters.pop("address", "local")
+        try:
+            if not self._ray.is_initialized():
+                self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
+            self._run = self._ray.remote(max_retries=0, **parameters)(process.run_process)
+        except (ConnectionError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"sweep.launcher_options: found {dict(options)} ({error}); expected the options of ray.remote, and the "
+                "address of a cluster that answers. Correct them."
+            ) from error
+
+    def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
+        """Submit a task."""
+        return _RayHandle(self._ray, self._run.remote(str(folder), dict(environment), process.MODULE))
+
+
+class _RayHandle(AbstractHandle):
+    def __init__(self, ray: Any, task: Any) -> None:
+        self._ray, self._task = ray, task
+
+    def is_done(self) -> bool:
+        return bool(self._ray.wait([self._task], timeout=0)[0])
+
+    def stop(self) -> None:
+        self._ray.cancel(self._task, force=True)
+
+    def ending(self) -> str:
+        try:
+            return f"its process ended with exit code {self._ray.get(self._task)}"
+        except Exception as error:
+            return f"its Ray task ended with {type(error).__name__}"
+
+
+def make_launcher(name: str, folder: Path, options: Mapping[str, Any]) -> AbstractLauncher:
+    """Return the launcher that `sweep.launcher` names.
+
+    Raises:
+        ConfigError: its package is missing, or does not take the options.
+    """
+    makers: dict[str, Callable[[], AbstractLauncher]] = {
+        "local": LocalLauncher,
+        "slurm": lambda: SlurmLauncher(folder, options),
+        "ray": lambda: RayLauncher(options),
+    }
+    if name == "local" and options:
+        raise ConfigError(
+            f"sweep.launcher_options: found {dict(options)} with sweep.launcher=local, which has none; expected "
+            "sweep.launcher=slurm or ray. Choose one, or leave the options out."
+        )
+    return makers[name]()

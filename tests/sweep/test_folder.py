@@ -1,0 +1,72 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mlotool.config.sweep_plan import Dimension
+from mlotool.core.errors import ConfigError
+from mlotool.sweep.driver import run_jobs, worker_environments
+from mlotool.sweep.folder import choose_folder, locked
+from mlotool.sweep.points import GridPoints
+from tests.sweep.plans import SHARED, HereAndNow, make_plan
+
+SEED = Dimension("seed", ("1", "2"))
+
+
+def test_auto_takes_the_newest_folder_of_the_same_sweep(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert choose_folder(make_plan(tmp_path / name, SEED), None) == (tmp_path / name, False)
+    choose_folder(make_plan(tmp_path / "c", Dimension("seed", ("1", "3"))), None)
+    again = make_plan(tmp_path / "d", SEED, workers=2)
+    assert choose_folder(again, "auto") == (tmp_path / "b", True)
+    assert choose_folder(make_plan(tmp_path / "e", Dimension("seed", ("7",))), "auto") == (tmp_path / "e", False)
+
+
+def test_another_sweep_is_not_gone_on_with(tmp_path: Path) -> None:
+    choose_folder(make_plan(tmp_path / "a", SEED), None)
+    plan = make_plan(tmp_path / "b", SEED)
+    with pytest.raises(ConfigError, match=r"resume: found fixed = .*seed=9.*Repeat it with resume"):
+        choose_folder(replace(plan, fixed=("+recipe=plain", "seed=9")), str(tmp_path / "a"))
+    with pytest.raises(ConfigError, match=r"resume: found '.*', which has no sweep.json; expected .*resume=auto"):
+        choose_folder(plan, str(tmp_path))
+    with pytest.raises(ConfigError, match="holds a sweep already"):
+        choose_folder(make_plan(tmp_path / "a", SEED), None)
+
+
+def test_a_broken_file_is_another_sweep(tmp_path: Path) -> None:
+    choose_folder(make_plan(tmp_path / "a", SEED), None)
+    (tmp_path / "a" / "sweep.json").write_text('{"identity": {"fix')
+    assert choose_folder(make_plan(tmp_path / "b", SEED), "auto") == (tmp_path / "b", False)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ConfigError, match="still running"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_grid_runs_what_has_not_ended(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, SEED, Dimension("lr", ("0.1", "0.2")))
+    for number, status in (("0", "finished"), ("2", "interrupted")):
+        (tmp_path / number).mkdir()
+        (tmp_path / number / "summary.json").write_text(json.dumps({"status": status}))
+    points = GridPoints(plan, tmp_path)
+    assert (points.num_ended, points.total) == (1, 4)
+    launcher = HereAndNow(lambda folder, spec: ("finished", 1.0))
+    run_jobs(points, launcher, [{}, {}], tmp_path, SHARED, lambda point, outcome: None)
+    assert launcher.started == ["1", "2", "3"]
+    assert (tmp_path / "3" / "overrides.txt").read_text().splitlines() == ["+recipe=plain", "seed=2", "lr=0.2"]
+
+
+def test_workers_get_devices_and_threads(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, SEED, workers=2)
+    found = worker_environments(plan, {"CUDA_VISIBLE_DEVICES": "3,4", "OMP_NUM_THREADS": "1"})
+    assert found == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "4"}]
+    found = worker_environments(make_plan(tmp_path, SEED, workers=2, devices=["0", "1"]), {"OMP_NUM_THREADS": "1"})
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["0", "1"]
+    on_cpu = worker_environments(replace(plan, accelerator="cpu"), {"CUDA_VISIBLE_DEVICES": "3"})
+    assert [list(each) for each in on_cpu] == [["OMP_NUM_THREADS"]] * 2
+    with pytest.raises(ConfigError, match=r"sweep\.workers: found 2 with the devices 3"):
+        worker_environments(plan, {"CUDA_VISIBLE_DEVICES": "3"})

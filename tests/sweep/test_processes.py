@@ -1,0 +1,184 @@
+"""Sweeps as they are typed, with real processes whose jobs train nothing."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlotool
+from tests.report.html_check import read_page
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    def begin(*words: str, **variables: str) -> "subprocess.Popen[str]":
+        environment = {**os.environ, "PYTHONPATH": str(Path(mlotool.__file__).parents[1]), **variables}
+        command = [sys.executable, "-m", "tests.sweep.tiny_driver", "run", "-m", "+recipe=plain", *words]
+        return subprocess.Popen(
+            command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    return begin
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in out + err
+    return process.returncode, out, err
+
+
+def sweep_folder(tmp_path: Path) -> Path:
+    [folder] = (tmp_path / "outputs" / "plain" / "multirun").iterdir()
+    return folder
+
+
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
+
+
+def trials(folder: Path) -> list[Any]:
+    optuna = pytest.importorskip("optuna")
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study.db'}")
+    found: list[Any] = study.trials
+    return found
+
+
+def test_two_workers_run_side_by_side_on_devices_of_their_own(start: Start, tmp_path: Path) -> None:
+    words = ["seed=1,2,3,4", "runner.max_ticks=100", "sweep.workers=2"]
+    code, out, _ = finish(start(*words, CUDA_VISIBLE_DEVICES="5,7"))
+    assert code == 0
+    folder = sweep_folder(tmp_path)
+    began = [read(folder / str(number), "began.json") for number in range(4)]
+    ended = [read(folder / str(number), "ended.json")["at"] for number in range(4)]
+    assert len({each["pid"] for each in began}) == 4
+    assert {each["devices"] for each in began} == {"5", "7"}
+    assert began[0]["devices"] != began[1]["devices"]
+    spans = [(each["at"], end, each["devices"]) for each, end in zip(began, ended, strict=True)]
+    assert spans[0][0] < spans[1][1]
+    assert spans[1][0] < spans[0][1]
+    for first in spans:
+        for second in spans:
+            if first is not second and first[2] == second[2]:
+                assert first[1] <= second[0] or second[1] <= first[0]
+    assert "seed=4" in out
+
+
+def test_failing_jobs_do_not_end_the_others(start: Start, tmp_path: Path) -> None:
+    code, out, err = finish(start("seed=13,1,14,2", "sweep.workers=2", CUDA_VISIBLE_DEVICES=""))
+    assert code == 1
+    folder = sweep_folder(tmp_path)
+    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    assert [row["status"] for row in rows] == ["failed", "finished", "failed", "finished"]
+    assert rows[0]["error"] == "thirteen is refused"
+    assert "killed by signal 11" in rows[2]["error"]
+    assert "seed=14" in rows[2]["overrides"]
+    assert "2 of 4 jobs of the sweep failed: 0, 2" in err
+    assert "thirteen is refused" in read_page(folder / "sweep.html").text
+    assert "failed" in out
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_leaves_no_jobs_and_is_finished_with_as_many_trials(start: Start, tmp_path: Path) -> None:
+    words = ["sweep=optuna", "sweep.num_trials=6", "sweep.workers=2", "sweep.pruner=none", "seed=interval(1,9)"]
+    words += ["runner.max_ticks=60", "resume=auto"]
+    first = start(*words, CUDA_VISIBLE_DEVICES="")
+    multirun = tmp_path / "outputs" / "plain" / "multirun"
+    until = time.monotonic() + 60
+    while len(list(multirun.glob("*/*/summary.json"))) < 3 or not _running(multirun):
+        assert first.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    folder = sweep_folder(tmp_path)
+    before = {trial.number: trial for trial in trials(folder)}
+    assert any(trial.state.name == "RUNNING" for trial in before.values())
+    pids = [read(each, "began.json")["pid"] for each in _running(multirun)]
+    until = time.monotonic() + 5
+    while any(map(_is_alive, pids)):
+        assert time.monotonic() < until, "a job outlived its sweep"
+        time.sleep(0.01)
+
+    code, _, err = finish(start(*words, CUDA_VISIBLE_DEVICES=""))
+    assert code == 0, err
+    assert sweep_folder(tmp_path) == folder
+    after = trials(folder)
+    assert [trial.number for trial in after] == list(range(6))
+    assert {trial.state.name for trial in after} == {"COMPLETE"}
+    assert len({trial.params["seed"] for trial in after}) == 6
+    for number, trial in before.items():
+        assert after[number].params == trial.params
+    # All done: nothing is left to run, and more may be asked for.
+    more = [word.replace("num_trials=6", "num_trials=7") for word in words]
+    assert finish(start(*more, CUDA_VISIBLE_DEVICES=""))[0] == 0
+    assert len(trials(folder)) == 7
+
+
+@pytest.mark.slow
+def test_pruning_ends_jobs_that_do_worse(start: Start, tmp_path: Path) -> None:
+    words = ["sweep=optuna", "sweep.num_trials=6", "sweep.sampler=random", "seed=interval(1,9)", "sweep.seed=3"]
+    words += ["sweep.pruner_options={n_startup_trials: 2}"]
+    code, out, _ = finish(start(*words))
+    assert code == 0
+    folder = sweep_folder(tmp_path)
+    found = trials(folder)
+    pruned = [trial.number for trial in found if trial.state.name == "PRUNED"]
+    assert pruned
+    assert len(pruned) < 6
+    assert all(len(found[number].intermediate_values) < 5 for number in pruned)
+    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    assert [int(row["job"]) for row in rows if row["status"] == "pruned"] == pruned
+    assert "pruned" in out
+
+
+def test_ctrl_c_stops_the_jobs_and_says_how_to_go_on(start: Start, tmp_path: Path) -> None:
+    process = start("seed=1,2", "runner.max_ticks=20000", "sweep.workers=2", CUDA_VISIBLE_DEVICES="")
+    multirun = tmp_path / "outputs" / "plain" / "multirun"
+    until = time.monotonic() + 60
+    while len(_running(multirun)) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "resume=outputs/plain/multirun/" in err
+    assert not any(_is_alive(read(each, "began.json")["pid"]) for each in _running(multirun))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "package", "options"),
+    [
+        ("slurm", "submitit", "{cluster: local, timeout_min: 5}"),
+        pytest.param("ray", "ray", "{num_cpus: 1}", marks=pytest.mark.slow),
+    ],
+)
+def test_a_cluster_launcher_in_its_local_mode(
+    start: Start, tmp_path: Path, launcher: str, package: str, options: str
+) -> None:
+    pytest.importorskip(package)
+    words = ["seed=1,13,2", "sweep.workers=2", f"sweep.launcher={launcher}", f"sweep.launcher_options={options}"]
+    code, _, err = finish(start(*words))
+    assert code == 1, err
+    rows = list(csv.DictReader((sweep_folder(tmp_path) / "sweep.csv").read_text().splitlines()))
+    assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
+
+
+def _running(multirun: Path) -> list[Path]:
+    return [file.parent for file in multirun.glob("*/*/began.json") if not (file.parent / "summary.json").exists()]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False

@@ -1,0 +1,168 @@
+"""An Optuna study as the points of a sweep; jobs run in this process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlotool.config.sweep_plan import Dimension
+from mlotool.core.errors import ConfigError
+from mlotool.sweep.driver import run_jobs
+from mlotool.sweep.job_folder import JobSpec, read_job
+from mlotool.sweep.study import StudyPoints, Watcher
+from tests.sweep.plans import SHARED, HereAndNow, make_plan
+
+optuna = pytest.importorskip("optuna")
+
+RATE = Dimension("lr", low=1e-3, high=1e-1, log=True)
+SOLVER = Dimension("hypergradient", ("cg", "neumann"))
+WIDTH = Dimension("width", ("2", "4", "6"), low=2, high=6, step=2, whole=True)
+
+
+def rate(spec: JobSpec) -> float:
+    return float(dict(word.split("=") for word in spec.words)["lr"])
+
+
+def run(points: StudyPoints, folder: Path, job: Callable[[Path, JobSpec], Any]) -> HereAndNow:
+    launcher = HereAndNow(job)
+    run_jobs(points, launcher, [{}], folder, SHARED, lambda point, outcome: None)
+    return launcher
+
+
+def trials(folder: Path) -> list[Any]:
+    found: list[Any] = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study.db'}").trials
+    return found
+
+
+def test_every_trial_is_a_job_with_its_values(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, RATE, SOLVER, WIDTH, num_trials=4)
+    points = StudyPoints(plan, tmp_path)
+    assert run(points, tmp_path, lambda folder, spec: ("finished", rate(spec))).started == ["0", "1", "2", "3"]
+    assert (points.num_ended, points.total) == (4, 4)
+    for trial in trials(tmp_path):
+        words = dict(word.split("=") for word in read_job(tmp_path / str(trial.number)).words)
+        assert float(words["lr"]) == trial.params["lr"] == trial.value
+        assert words["hypergradient"] in SOLVER.choices
+        assert words["width"] in WIDTH.choices
+        assert 1e-3 <= trial.value <= 1e-1
+
+
+def test_the_same_seed_draws_the_same_points(tmp_path: Path) -> None:
+    found = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / name).mkdir()
+        plan = make_plan(tmp_path / name, RATE, num_trials=3, seed=seed)
+        run(StudyPoints(plan, tmp_path / name), tmp_path / name, lambda folder, spec: ("finished", rate(spec)))
+        found.append([trial.params["lr"] for trial in trials(tmp_path / name)])
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+def test_the_objective_is_reported_and_a_bad_job_is_pruned(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, RATE, num_trials=3, pruner_options={"n_startup_trials": 2})
+    seen = []
+
+    def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        # The third job does worse than the median of the others.
+        value = {"0": 1.0, "1": 2.0, "2": 0.5}[folder.name]
+        assert spec.study is not None
+        watch = Watcher(**spec.study)
+        for tick in (10, 20, 30):
+            seen.append((folder.name, tick))
+            if watch(tick, value * tick):
+                return "pruned", value * tick
+        return "finished", value * 30
+
+    run(StudyPoints(plan, tmp_path), tmp_path, job)
+    found = trials(tmp_path)
+    assert [trial.state.name for trial in found] == ["COMPLETE", "COMPLETE", "PRUNED"]
+    assert found[0].intermediate_values == {10: 10.0, 20: 20.0, 30: 30.0}
+    assert found[2].intermediate_values == {10: 5.0}
+    assert seen[-1] == ("2", 10)
+
+
+def test_failed_and_dead_jobs_count_and_say_why(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, RATE, num_trials=3)
+    results = {"0": ("failed", 0.0), "1": None, "2": ("finished", 1.0)}
+    run(StudyPoints(plan, tmp_path), tmp_path, lambda folder, spec: results[folder.name])
+    assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL", "FAIL", "COMPLETE"]
+    assert "it was made to die" in json.loads((tmp_path / "1" / "summary.json").read_text())["error"]
+
+
+def test_a_sweep_that_died_is_gone_on_with_under_the_same_numbers(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, RATE, num_trials=5)
+
+    def die_in_the_third(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        if folder.name == "2":
+            (folder / "config.yaml").write_text("half-way")
+            raise RuntimeError("the power went out")
+        return "finished", rate(spec)
+
+    with pytest.raises(RuntimeError):
+        run(StudyPoints(plan, tmp_path), tmp_path, die_in_the_third)
+    before = trials(tmp_path)
+    assert [trial.state.name for trial in before] == ["COMPLETE", "COMPLETE", "RUNNING"]
+    # Its process was killed while Optuna drew its values: it never was a job.
+    optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}").ask()
+
+    points = StudyPoints(plan, tmp_path)
+    assert points.num_ended == 2
+    launcher = run(points, tmp_path, lambda folder, spec: ("finished", rate(spec)))
+    assert launcher.started == ["2", "4", "5"]
+    after = trials(tmp_path)
+    assert [trial.state.name for trial in after] == ["COMPLETE", "COMPLETE", "COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert after[2].params == before[2].params
+    assert not (tmp_path / "2" / "config.yaml").exists()
+    drawn = [trial.params["lr"] for trial in after if trial.params]
+    assert len(set(drawn)) == 5
+
+
+def test_a_job_that_ended_before_the_sweep_took_note_is_not_run_again(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, RATE, num_trials=2)
+    points = StudyPoints(plan, tmp_path)
+    point = points.next()
+    assert point is not None
+    (tmp_path / "0").mkdir()
+    summary = {"status": "finished", "objective": {"key": "val/accuracy", "value": 0.5}}
+    (tmp_path / "0" / "summary.json").write_text(json.dumps(summary))
+    assert run(StudyPoints(plan, tmp_path), tmp_path, lambda *_: ("finished", 0.1)).started == ["1"]
+    assert [trial.value for trial in trials(tmp_path)] == [0.5, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampler_options": {"n_startup_trails": 3}}, "Did you mean 'n_startup_trials'"),
+        ({"sampler_options": {"seed": 3}}, "sampler_options.seed: found an option"),
+        ({"pruner": "percentile"}, "'percentile' does not start"),
+        ({"pruner_options": {"n_warmup": 3}}, "n_warmup_steps"),
+        ({"storage": "sqlite:////no/such/folder/study.db"}, "sweep.storage: found"),
+        ({"objective": None}, "objective: found null"),
+    ],
+)
+def test_what_optuna_does_not_take_is_told(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        StudyPoints(make_plan(tmp_path, RATE, **settings), tmp_path)
+
+
+def test_nothing_to_search_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sweep\.params: found nothing to search"):
+        StudyPoints(make_plan(tmp_path), tmp_path)
+
+
+def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r"sweep=optuna: the package optuna is not installed.*mlotool\[optuna\]"):
+        StudyPoints(make_plan(tmp_path, RATE), tmp_path)
+
+
+def test_all_samplers_and_pruners_start(tmp_path: Path) -> None:
+    from mlotool.config.schema import PRUNERS, SAMPLERS
+    from mlotool.sweep.study import make_pruner
+
+    needed: dict[str, dict[str, Any]] = {"percentile": {"percentile": 25.0}, "threshold": {"upper": 1.0}}
+    for name in PRUNERS:
+        assert type(make_pruner(name, needed.get(name, {}))).__name__ == PRUNERS[name]
+    assert all(hasattr(optuna.samplers, kind) for kind in SAMPLERS.values())

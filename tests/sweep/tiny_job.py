@@ -1,0 +1,48 @@
+"""Stands in for a job's process: writes what a run of mlotool writes, and trains nothing."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from mlotool.cli.sweep_job import _end_with_parent
+from mlotool.sweep.job_folder import note_failure, read_job
+from mlotool.sweep.process import STOP
+
+
+def main(folder: Path) -> int:
+    assert STOP
+    _end_with_parent()
+    spec = read_job(folder)
+    values = dict(word.split("=", 1) for word in spec.words)
+    number = float(values.get("seed", 0))
+    (folder / "overrides.txt").write_text("\n".join(spec.words))
+    (folder / "began.json").write_text(
+        json.dumps({"at": time.time(), "devices": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid()})
+    )
+    if number == 13:
+        note_failure(folder, spec.words, "thirteen is refused")
+        return 1
+    if number == 14:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    watch = None
+    if spec.study is not None:
+        from mlotool.sweep.study import Watcher
+
+        watch = Watcher(**spec.study)
+    status = "finished"
+    for tick in range(1, 6):
+        time.sleep(float(values.get("runner.max_ticks", 10)) / 1000)
+        if watch is not None and watch(tick, number * tick) and tick < 5:
+            status = "pruned"
+            break
+    (folder / "ended.json").write_text(json.dumps({"at": time.time()}))
+    objective = {"key": "val/accuracy", "value": number * tick, "mode": "max"}
+    (folder / "summary.json").write_text(json.dumps({"status": status, "objective": objective, "error": None}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
