@@ -132,6 +132,8 @@ CONFIG: dict[str, Any] = {
         "deterministic": True,
         "num_threads": None,
         "checkpoint": True,
+        "checkpoint_seconds": 30.0,
+        "keep_checkpoints": 1,
         "early_stopping_patience": None,
         "progress_bar": False,
         "report": False,
