@@ -21,6 +21,7 @@ DESCRIPTION = """Train what a recipe describes. All of Hydra's command line work
   mlotool run mwn seed=1 data=mnist             values, and options of the config groups
   mlotool run -m mwn seed=0,1,2                 a sweep: a folder a job, a table at the end, sweep.csv
   mlotool run mwn --cfg job                     the config, not run
+  mlotool run mwn resume=auto                   go on with the newest unfinished run of this config; also resume=FOLDER
   mlotool run mwn --trust mypackage             a recipe that uses classes of your own package
 
 A run lies in outputs/<name>/<date>_<time>, a sweep in outputs/<name>/multirun/<date>_<time>/<job>.
@@ -47,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     command = shlex.join(["mlotool", "run", *words])
     job = Job(command, request.file, tuple(arguments.trust))
     try:
-        call_hydra([*request.hydra_words(), *_sweep_folder(request), *hydra_flags], job)
+        call_hydra([*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun), *hydra_flags], job)
     except KeyboardInterrupt:
         with suppress(ConfigError):  # no job had begun
             _show_sweep(job)
@@ -79,7 +80,13 @@ def _hydra_flags(arguments: argparse.Namespace) -> list[str]:
     return flags
 
 
-def _sweep_folder(request: Request) -> list[str]:
+def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
+    if is_sweep:
+        from mlotool.cli.sweep_resuming import resumed_sweep
+
+        words = resumed_sweep(request)
+        if words:
+            return words
     # Several recipes in one sweep have no common `name`, of which the default folder is made.
     if len(request.recipe_names()) == 1 or any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
         return []

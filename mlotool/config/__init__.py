@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from mlotool.config.building import Analysis, Built, build, derived_seed, hypergradient_options
     from mlotool.config.checks import check
     from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, compose, config_errors, load_run_config
-    from mlotool.config.paths import package_dir
     from mlotool.config.difference import differences
+    from mlotool.config.paths import package_dir
     from mlotool.config.provenance import Origin, finish_provenance, note_resume, write_provenance
     from mlotool.config.recipes import RecipeInfo, find_recipe, list_recipes
     from mlotool.config.safety import check_recipe_file

@@ -145,12 +145,13 @@ class EvolutionStrategies(AbstractZerothOrder):
         return dict(self.last)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the directions' generator."""
-        return {"generator": self.generator.get_state()}
+        """Return the state of the directions' generator, and what is reported."""
+        return {"generator": self.generator.get_state(), "last": dict(self.last)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the state back."""
         self.generator.set_state(state["generator"].cpu())
+        self.last = dict(state["last"])
 
     def _draw(self, theta: Vector) -> list[list[Tensor]]:
         """Return directions on the parameters' devices; the numbers are drawn on the CPU, so they are the same."""

@@ -54,7 +54,9 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
         raise
     # Of bytes at random it may be any error.
     except Exception as error:
-        raise CheckpointError(_unreadable(path, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")) from error
+        raise CheckpointError(
+            _unreadable(path, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        ) from error
     if torn:
         raise CheckpointError(_unreadable(path, f"its part {torn} has another checksum than when it was written"))
     if STATE_KEY not in checkpoint:

@@ -81,9 +81,7 @@ class Session:
         with ExitStack() as stack:
             try:
                 with _outcome_of_errors(outcome):
-                    loggers = stack.enter_context(
-                        open_loggers(config, folder.path, self._built.program.problems, tick)
-                    )
+                    loggers = stack.enter_context(open_loggers(config, folder.path, self._built.program.problems, tick))
                     log.send_to(loggers)
                     self._fit(folder, log, loggers, outcome, checkpoint)
                     self._finish(folder, log)
@@ -198,9 +196,7 @@ class Session:
         log.log(tick, run_analyses(built.analyses, program, built.data, folder.artifacts, self._device))
 
 
-def _restore(
-    module: ProgramModule, trainer: Trainer, callbacks: list[Callback], checkpoint: dict[str, Any]
-) -> bool:
+def _restore(module: ProgramModule, trainer: Trainer, callbacks: list[Callback], checkpoint: dict[str, Any]) -> bool:
     """Put everything back as it was; return whether training had ended.
 
     Not by Lightning's `ckpt_path`, whose loops count epochs and batches: what a round has left to do follows from the
