@@ -7,7 +7,7 @@ import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -54,9 +54,8 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
         raise
     # Of bytes at random it may be any error.
     except Exception as error:
-        raise CheckpointError(
-            _unreadable(path, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        ) from error
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise CheckpointError(_unreadable(path, reason)) from error
     if torn:
         raise CheckpointError(_unreadable(path, f"its part {torn} has another checksum than when it was written"))
     if STATE_KEY not in checkpoint:
@@ -163,7 +162,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write after a round, if it is time or the run has been told to stop."""
-        is_asked = self._is_first_round or pl_module.interrupt.requested
+        is_asked = self._is_first_round or _program_module(pl_module).interrupt.requested
         if not _is_cut(pl_module) and (is_asked or time.monotonic() >= self.due_at):
             self._write_round(trainer)
 
@@ -244,10 +243,13 @@ def restore_callbacks(callbacks: list[Callback], checkpoint: Mapping[str, Any]) 
     )
 
 
+def _program_module(module: LightningModule) -> "ProgramModule":
+    return cast("ProgramModule", module)
+
+
 def _is_cut(module: LightningModule) -> bool:
     """Say whether the round has ended before its last evaluation, so that it has no objective."""
-    program: ProgramModule = module  # type: ignore[assignment]
-    return program.is_cut
+    return _program_module(module).is_cut
 
 
 def _unreadable(path: Path, reason: str) -> str:

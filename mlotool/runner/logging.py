@@ -196,7 +196,7 @@ def _tensorboard_logger(run_dir: Path, resumed_at: int | None) -> Logger:
 
     try:
         # What was logged after the checkpoint is hidden: it comes again.
-        purge = {} if resumed_at is None else {"purge_step": resumed_at + 1}
+        purge: dict[str, Any] = {} if resumed_at is None else {"purge_step": resumed_at + 1}
         return TensorBoardLogger(run_dir, name="tensorboard", version="", **purge)
     except ModuleNotFoundError as error:
         raise ConfigError(

@@ -58,11 +58,9 @@ def _find_named(new: Mapping[str, Any], path: Path) -> Found:
     run_dir = path.parent.parent if is_checkpoint else path
     old = _config_of(run_dir)
     if old is None:
-        found = (
-            "does not exist" if not path.exists() else "has no config.yaml" if path.is_dir() else "is in no run folder"
-        )
+        what = "has no config.yaml" if path.is_dir() else "is in no run folder" if path.exists() else "does not exist"
         raise ConfigError(
-            f"resume: found '{path}', which {found}; expected auto, a run folder (outputs/<name>/<date>_<time>) or a "
+            f"resume: found '{path}', which {what}; expected auto, a run folder (outputs/<name>/<date>_<time>) or a "
             f"checkpoint in one.{did_you_mean(str(path), [AUTO])} Give the folder that `mlotool run` printed."
         )
     different = differences(old, new)

@@ -12,7 +12,7 @@ PATIENCE_S = 8.0
 
 @contextmanager
 def run_lock(folder: Path, patience_s: float = 0.0) -> Iterator[bool]:
-    """Hold a folder, and yield whether it could be had; the system gives it back when the process ends, however that is.
+    """Hold a folder, and yield whether it could be had; the system gives it back however the process ends.
 
     Args:
         folder: the run folder.
