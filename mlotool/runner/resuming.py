@@ -84,6 +84,8 @@ def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> Found | None:
     for run_dir in _candidates(new, output_dir):
         old = _config_of(run_dir)
         if old is None:
+            if run_dir == output_dir:
+                _free_if_never_begun(run_dir)
             continue
         different = differences(old, new)
         if different:
@@ -111,6 +113,16 @@ def _candidates(new: Mapping[str, Any], output_dir: Path | None) -> Iterator[Pat
     root = Path("outputs") / str(new["name"]) if output_dir is None else output_dir.parent
     folders = [each for each in root.glob("*") if each != output_dir and each.is_dir()]
     yield from sorted(folders, key=_by_time, reverse=True)
+
+
+def _free_if_never_begun(run_dir: Path) -> None:
+    # A run that was killed when it had taken the folder and not yet written a word.
+    config = run_dir / "config.yaml"
+    if not config.is_file():
+        return
+    with run_lock(run_dir) as is_free:
+        if is_free and config.stat().st_size == 0:
+            config.unlink()
 
 
 def choose_checkpoint(found: Found) -> Path | None:

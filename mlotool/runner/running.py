@@ -87,6 +87,9 @@ def run(
         else:
             folder = found.folder
             _lock(folder, stack)
+            if not (folder.path / "provenance.json").exists():
+                # It was killed while it wrote them; provenance.json is the last.
+                folder.write_inputs(config, origin, built.program.graph)
             checkpoint = _go_on(found, config, origin)
         try:
             outcome = session.run(folder, checkpoint)
