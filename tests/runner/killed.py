@@ -22,11 +22,12 @@ CHANGES = {
 }
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, has_begun: Any) -> None:
     """Run in `folder`, or go on there; a checkpoint is written after every tick, in two halves."""
     running.build = lambda config: make_built(scheduler=_scheduler)
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
     _slow_down()
+    has_begun.set()
     with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
         run(make_config(**CHANGES), output_dir=folder, resume="auto")
 
