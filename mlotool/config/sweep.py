@@ -30,8 +30,8 @@ def sweep_faults(params: Any) -> Iterator[str]:
         where = f"hydra.sweeper.params, '{key}'"
         match = _KEY.fullmatch(str(key))
         root = match["path"].split(".")[0] if match else ""
-        if match is None or root not in (*ROOT_KEYS, *GROUPS) or root == "name":
-            yield f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name. Correct it."
+        if match is None or root not in (*ROOT_KEYS, *GROUPS) or root in ("name", "resume"):
+            yield f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name or resume. Correct it."
         elif match["path"].rpartition(".")[2] in DANGEROUS:
             yield f"{where}: expected no key that downloads, unpickles or chooses where files go. Remove it."
         elif match["package"]:

@@ -42,6 +42,12 @@ def test_a_recipe_may_not_say_where_to_go_on(call: Callable[..., Result], recipe
     assert "found the key 'resume'; expected it on the command line alone" in err
 
 
+def test_a_recipes_sweep_may_not_either(call: Callable[..., Result], recipe: Callable[..., Path]) -> None:
+    code, _, err = call("run", str(recipe("hydra: {sweeper: {params: {resume: /somewhere}}}")))
+    assert code == 2
+    assert "hydra.sweeper.params, 'resume': expected a key of the recipe" in err
+
+
 @pytest.mark.parametrize("seconds", ["0", "-1"])
 def test_settings_of_checkpoints_are_checked(call: Callable[..., Result], seconds: str) -> None:
     code, _, err = call("run", *WORDS, f"runner.checkpoint_seconds={seconds}", "runner.keep_checkpoints=0")

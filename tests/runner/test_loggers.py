@@ -119,6 +119,19 @@ def test_a_disabled_logger_starts_nothing(tiny_run: Run, fake_wandb: tuple[FakeR
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_hides_what_a_resumed_run_logs_again(tiny_run: Run) -> None:
+    pytest.importorskip("tensorboard")
+    first = tiny_run({"logger.tensorboard": True}).output_dir
+    (first / "summary.json").unlink()
+    best = first / "checkpoints/best.ckpt"
+    tiny_run({"logger.tensorboard": True, "resume": str(best)})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(first / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("classifier/loss")] == [5, 10, 15, 20, 25, 30]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_by_choice(tiny_run: Run) -> None:
     pytest.importorskip("tensorboard")
     result = tiny_run({**SHORT, "logger.tensorboard": True})
