@@ -1,5 +1,6 @@
 """One job of `mlotool run`: check, train, report. Hydra calls it, once or for every job of a sweep."""
 
+import shlex
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -60,12 +61,15 @@ class Job:
                 print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)
             origin = configuration.Origin(self.command, overrides, recipe)
             result = train(config, run_dir, origin, self.watch)
-        except KeyboardInterrupt:
-            _leave(run_dir)
+        except KeyboardInterrupt as interrupted:
+            self._say_how_to_go_on(getattr(interrupted, "run_dir", None), run_dir)
             raise
         except Exception as error:
             self.errors.append(error)
-            run_dir = getattr(error, "run_dir", None) or run_dir
+            own = getattr(error, "run_dir", None)
+            if own is not None:
+                _remove_if_empty(run_dir)
+                run_dir = own
             if self.sweep_dir is None:
                 _leave(run_dir)
             else:
@@ -75,6 +79,14 @@ class Job:
         if self.sweep_dir is None:
             show_result(config, result)
         return result.objective
+
+    def _say_how_to_go_on(self, run_dir: Path | None, made_by_hydra: Path) -> None:
+        _remove_if_empty(made_by_hydra)
+        if run_dir is None:
+            return
+        words = [word for word in shlex.split(self.command) if not word.startswith("resume=")]
+        where = "auto" if self.sweep_dir is not None else nearby(run_dir)
+        print(f"mlotool: go on with: {shlex.join([*words, f'resume={where}'])}", file=sys.stderr)
 
     def _recipe_path(self, choices: Any) -> Path | None:
         recipe = choices.get("recipe")
@@ -92,13 +104,15 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watc
     from mlotool import runner
 
     try:
-        watched = {} if watch is None else {"watch": watch}
-        result = runner.run(config, output_dir=run_dir, origin=origin, **watched)
+        result = runner.run(config, output_dir=run_dir, origin=origin, watch=watch)
     except RunError as error:
         write_report(config, error.run_dir or run_dir)
         raise
-    # Not run_dir: where another run of the same second had it, the runner took the folder beside it.
-    write_report(config, result.output_dir)
+    # Not run_dir: a run goes on in its own folder, or another run of the same second had it.
+    if result.output_dir != run_dir:
+        _remove_if_empty(run_dir)
+    if not result.had_finished:
+        write_report(config, result.output_dir)
     return result
 
 
@@ -117,9 +131,14 @@ def write_report(config: Any, run_dir: Path) -> None:
 
 def _leave(run_dir: Path) -> None:
     """Say what there is of a run that did not finish; Hydra makes the folder of one that never began as well."""
+    if not _remove_if_empty(run_dir):
+        print(f"mlotool: run folder {nearby(run_dir)}", file=sys.stderr)
+
+
+def _remove_if_empty(run_dir: Path) -> bool:
     # Another run of this second may have been given the same folder, and have taken it away.
     with suppress(OSError):
         if any(run_dir.iterdir()):
-            print(f"mlotool: run folder {nearby(run_dir)}", file=sys.stderr)
-        else:
-            run_dir.rmdir()
+            return False
+        run_dir.rmdir()
+    return True

@@ -44,7 +44,7 @@ examples:
   mlotool run -m +recipe=mwn seed=0,1,2                    a sweep, one folder a job
   mlotool copy mwn && mlotool run recipes/mwn.yaml         your own recipe
 
-exit codes: 0 done, 1 a run failed, 2 wrong usage or configuration, 130 Ctrl-C
+exit codes: 0 done, 1 a run failed, 2 wrong usage or configuration, 130 Ctrl-C, 143 SIGTERM
 completion: eval "$(mlotool -sc install=bash)"
 """
 
@@ -67,9 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except SystemExit as exit_:  # argparse, after --help
         return exit_.code if isinstance(exit_.code, int) else EXIT_FAILURE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupted:
         _say("interrupted.", debug=debug)
-        return EXIT_INTERRUPTED
+        # SIGTERM comes as a KeyboardInterrupt too, with a code of its own.
+        code = getattr(interrupted, "exit_code", EXIT_INTERRUPTED)
+        return int(code)
     except BrokenPipeError:
         # The reader (`| head`) has gone. Python would complain again when it flushes stdout at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -25,6 +25,7 @@ DESCRIPTION = """Train what a recipe describes. All of Hydra's command line work
   mlotool run -m mwn sweep=optuna sweep.num_trials=20 'problems.classifier.optimizer.lr=tag(log, interval(1e-3, 1e-1))'
   mlotool run -m mwn seed=0,1,2 sweep.workers=2 resume=auto    go on with a sweep that was killed
   mlotool run mwn --cfg job                     the config, not run
+  mlotool run mwn resume=auto                   go on with the newest unfinished run of this config; also resume=FOLDER
   mlotool run mwn --trust mypackage             a recipe that uses classes of your own package
 
 A run lies in outputs/<name>/<date>_<time>, a sweep in outputs/<name>/multirun/<date>_<time>/<job>.
@@ -54,10 +55,10 @@ def main(words: Sequence[str]) -> int:
         from mlotool.cli.sweep import run_sweep
         from mlotool.config.sweep_plan import read_sweep
 
-        request, resume = _split_resume(request)
-        plan = read_sweep([*request.hydra_words(), *_sweep_folder(request)], arguments.config_dir)
-        if plan.needs_processes or resume is not None:
-            return run_sweep(plan, request, words, arguments.trust, resume)
+        plain, resume = _split_resume(request)
+        plan = read_sweep([*plain.hydra_words(), *_sweep_folder(plain, is_sweep=False)], arguments.config_dir)
+        if plan.needs_processes:
+            return run_sweep(plan, plain, words, arguments.trust, resume)
     elif any(word.startswith(("sweep=", "sweep.")) for word in request.overrides):
         print(
             "mlotool: warning: found sweep settings, which act in a sweep only; add -m, or leave them out.",
@@ -66,7 +67,7 @@ def main(words: Sequence[str]) -> int:
     command = shlex.join(["mlotool", "run", *words])
     job = Job(command, request.file, tuple(arguments.trust))
     try:
-        call_hydra([*request.hydra_words(), *_sweep_folder(request), *hydra_flags], job)
+        call_hydra([*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun), *hydra_flags], job)
     except KeyboardInterrupt:
         with suppress(ConfigError):  # no job had begun
             _show_sweep(job)
@@ -112,7 +113,13 @@ def _split_resume(request: Request) -> tuple[Request, str | None]:
     return replace(request, overrides=rest), found[-1].partition("=")[2].strip("'\"") if found else None
 
 
-def _sweep_folder(request: Request) -> list[str]:
+def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
+    if is_sweep:
+        from mlotool.cli.sweep_resuming import resumed_sweep
+
+        words = resumed_sweep(request)
+        if words:
+            return words
     # Several recipes in one sweep have no common `name`, of which the default folder is made.
     if len(request.recipe_names()) == 1 or any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
         return []

@@ -7,8 +7,9 @@ if TYPE_CHECKING:
     from mlotool.config.building import Analysis, Built, build, derived_seed, hypergradient_options
     from mlotool.config.checks import check
     from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, compose, config_errors, load_run_config
+    from mlotool.config.difference import differences
     from mlotool.config.paths import package_dir
-    from mlotool.config.provenance import Origin, finish_provenance, write_provenance
+    from mlotool.config.provenance import Origin, finish_provenance, note_resume, write_provenance
     from mlotool.config.recipes import RecipeInfo, find_recipe, list_recipes
     from mlotool.config.safety import check_recipe_file
     from mlotool.config.sources import register_sources
@@ -20,7 +21,8 @@ _HOMES = {
     "mlotool.config.checks": ("check",),
     "mlotool.config.composition": ("CONFIG_NAME", "VERSION_KEYWORDS", "compose", "config_errors", "load_run_config"),
     "mlotool.config.paths": ("package_dir",),
-    "mlotool.config.provenance": ("Origin", "finish_provenance", "write_provenance"),
+    "mlotool.config.difference": ("differences",),
+    "mlotool.config.provenance": ("Origin", "finish_provenance", "note_resume", "write_provenance"),
     "mlotool.config.recipes": ("RecipeInfo", "find_recipe", "list_recipes"),
     "mlotool.config.safety": ("check_recipe_file",),
     "mlotool.config.sources": ("register_sources",),
@@ -41,11 +43,13 @@ __all__ = [
     "compose",
     "config_errors",
     "derived_seed",
+    "differences",
     "find_recipe",
     "finish_provenance",
     "hypergradient_options",
     "list_recipes",
     "load_run_config",
+    "note_resume",
     "package_dir",
     "register_sources",
     "translate",

@@ -112,6 +112,8 @@ def _choice_faults(values: Values) -> Iterator[str]:
                 f"{key}: found '{value}'; expected one of {', '.join(options)}.{did_you_mean(value, options)} "
                 f"Correct {key}."
             )
+    if values["resume"] == "":
+        yield "resume: found ''; expected auto, a run folder or a checkpoint of one, or null. Correct resume."
     devices = values["runner"]["devices"]
     if devices != 1:
         yield (
@@ -122,7 +124,7 @@ def _choice_faults(values: Values) -> Iterator[str]:
 
 def _range_faults(values: Values) -> Iterator[str]:
     at_least_one = [
-        *(f"runner.{key}" for key in ("max_ticks", "ticks_per_chunk", "log_every", "num_threads")),
+        *(f"runner.{key}" for key in ("max_ticks", "ticks_per_chunk", "log_every", "num_threads", "keep_checkpoints")),
         *("runner.early_stopping_patience", "debug.limit_ticks", "debug.limit_samples", "evaluate.batch_size"),
         "debug.limit_unroll_steps",
     ]
@@ -138,6 +140,12 @@ def _range_faults(values: Values) -> Iterator[str]:
             value = _at(values, key)
             if isinstance(value, int) and value < low:
                 yield f"{key}: found {value}; expected a whole number of at least {low}. Correct {key}."
+    seconds = values["runner"]["checkpoint_seconds"]
+    if isinstance(seconds, int | float) and not seconds > 0:
+        yield (
+            f"runner.checkpoint_seconds: found {seconds}; expected a positive number of seconds. "
+            "Correct runner.checkpoint_seconds, or set runner.checkpoint=false."
+        )
     for name, problem in values["problems"].items():
         norm = problem.get("gradient_clip_norm")
         if isinstance(norm, int | float) and not norm > 0:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import mlotool
+from mlotool.core.files import write_text
 
 FILE = "provenance.json"
 PACKAGES = (
@@ -62,10 +63,7 @@ def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
         "overrides": list(origin.overrides),
         "recipe_path": None if origin.recipe_path is None else str(origin.recipe_path),
         "git": {**_git(Path.cwd()), "mlotool": _git(Path(mlotool.__file__).parent)},
-        "versions": {"mlotool": mlotool.__version__, **{name: _version(name) for name in PACKAGES}},
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": _device(device),
+        **_surroundings(device),
         "seed": config.seed,
         "started": _now().isoformat(timespec="seconds"),
         "finished": None,
@@ -87,8 +85,37 @@ def finish_provenance(run_dir: Path | str) -> None:
     _write(Path(run_dir), record)
 
 
+def note_resume(run_dir: Path | str, config: Any, origin: Origin, tick: int) -> list[str]:
+    """Add a resume to provenance.json: when, at which tick, by what command, with which versions.
+
+    Returns:
+        What is another version, python or device than at the start, in words.
+    """
+    path = Path(run_dir) / FILE
+    if not path.is_file():
+        write_provenance(run_dir, config, origin)
+    record = json.loads(path.read_text(encoding="utf-8"))
+    now = _surroundings(config.runner.accelerator)
+    entry = {"date": _now().isoformat(timespec="seconds"), "tick": tick, "command": origin.command, **now}
+    record["resumes"] = [*record.get("resumes", []), {**entry, "overrides": list(origin.overrides)}]
+    record["finished"] = record["duration_s"] = None
+    _write(Path(run_dir), record)
+    before = {key: {**record["versions"], **record}.get(key) for key in ("mlotool", "torch", "device")}
+    after = {**now["versions"], **now}
+    return [f"{key} {old} then, {after[key]} now" for key, old in before.items() if old != after[key]]
+
+
+def _surroundings(accelerator: str) -> dict[str, Any]:
+    return {
+        "versions": {"mlotool": mlotool.__version__, **{name: _version(name) for name in PACKAGES}},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": _device(accelerator),
+    }
+
+
 def _write(run_dir: Path, record: dict[str, Any]) -> None:
-    (run_dir / FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(run_dir / FILE, json.dumps(record, indent=2) + "\n")
 
 
 def _now() -> datetime:

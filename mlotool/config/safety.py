@@ -57,6 +57,7 @@ def _checked(path: Path) -> Document:
     checks: Iterable[Callable[[Document], Iterator[str]]] = (
         _header_faults,
         _hydra_faults,
+        _resume_faults,
         _name_faults,
         _key_faults,
         _value_faults,
@@ -82,6 +83,14 @@ def _header_faults(document: Document) -> Iterator[str]:
     for header in headers:
         if header != PACKAGE_HEADER:
             yield f"found the header '{header}'; expected '{PACKAGE_HEADER}' and no other. Remove it."
+
+
+def _resume_faults(document: Document) -> Iterator[str]:
+    if "resume" in document.data:
+        yield (
+            "found the key 'resume'; expected it on the command line alone, since it says where files are written. "
+            "Remove it, and run with resume=auto."
+        )
 
 
 def _hydra_faults(document: Document) -> Iterator[str]:

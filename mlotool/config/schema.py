@@ -126,6 +126,8 @@ class RunnerConfig:
     deterministic: bool = True
     num_threads: int | None = None
     checkpoint: bool = True
+    checkpoint_seconds: float = 30.0
+    keep_checkpoints: int = 1
     early_stopping_patience: int | None = None
     progress_bar: bool = True
     report: bool = True
@@ -177,6 +179,7 @@ class Config:
 
     name: str = "unnamed"
     seed: int = 0
+    resume: str | None = None
     data: Any = MISSING
     hypergradient: Any = MISSING
     problems: dict[str, ProblemConfig] = field(default_factory=dict)

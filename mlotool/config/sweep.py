@@ -49,10 +49,10 @@ def sweep_faults(params: Any, place: str = "hydra.sweeper.params") -> Iterator[s
         where = f"{place}, '{key}'"
         match = _KEY.fullmatch(str(key))
         root = match["path"].split(".")[0] if match else ""
-        if match is None or root not in (*ROOT_KEYS, *GROUPS) or root in ("name", "sweep"):
+        if match is None or root not in (*ROOT_KEYS, *GROUPS) or root in ("name", "sweep", "resume"):
             yield (
-                f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name and not sweep. "
-                "Correct it."
+                f"{where}: expected a key of the recipe, such as problems.<name>.unroll_steps, not name, sweep or "
+                "resume. Correct it."
             )
         elif match["path"].rpartition(".")[2] in DANGEROUS:
             yield f"{where}: expected no key that downloads, unpickles or chooses where files go. Remove it."

@@ -33,6 +33,28 @@ class PrunedError(MlotoolError):
     """A job of a sweep was stopped because others do better; that is no failure, and no caller of `run` sees it."""
 
 
+class CheckpointError(RunError):
+    """A checkpoint cannot be read: it is torn, or none of ours."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has ended a run; unlike errors it passes through whatever catches those.
+
+    Args:
+        exit_code: 130 after SIGINT (Ctrl-C), 143 after SIGTERM (a cluster's preemption).
+
+    Attributes:
+        run_dir: the run folder, once there is one.
+        tick: of the checkpoint to go on from; None where there is none.
+    """
+
+    def __init__(self, exit_code: int = 130) -> None:
+        super().__init__()
+        self.exit_code = exit_code
+        self.run_dir: Path | None = None
+        self.tick: int | None = None
+
+
 class NonFiniteLossError(RunError):
     """A loss became NaN or infinite.
 

@@ -198,8 +198,8 @@ class EvolutionStrategies(AbstractZerothOrder):
         return dict(self.last)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the directions' generator, and what persistent rollouts go on from."""
-        state: dict[str, Any] = {"generator": self.generator.get_state()}
+        """Return the state of the directions' generator, what is reported, and what persistent rollouts go on from."""
+        state: dict[str, Any] = {"generator": self.generator.get_state(), "last": dict(self.last)}
         if self.persistent:
             state["histories"] = {reader: each.state_dict() for reader, each in self.histories.items()}
             state["ends"] = [
@@ -211,6 +211,7 @@ class EvolutionStrategies(AbstractZerothOrder):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the state back."""
         self.generator.set_state(state["generator"].cpu())
+        self.last = dict(state["last"])
         self.histories = {reader: History.from_state_dict(each) for reader, each in state.get("histories", {}).items()}
         self.ends = {tuple(key): (tuple(theta), tuple(each)) for key, theta, each in state.get("ends", ())}
 

@@ -163,12 +163,16 @@ class Implicit(AbstractHypergradient):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the starts, the count of pullbacks and the solver's state, as far as there are any."""
+        """Return the starts, the count of pullbacks, the solver's state and what is reported, where there is any."""
         state: dict[str, Any] = {}
         if self.warm_start:
             state["starts"] = {name: list(start) for name, start in self._starts.items()}
         if self.report_every:
             state["num_pullbacks"] = self.num_pullbacks
+        if self.last is not None and self.last.residual is not None:
+            state["last"] = [self.last.status.value, self.last.num_products, self.last.residual]
+        if self.quality is not None:
+            state["quality"] = [self.quality.residual, self.quality.cosine]
         of_solver = self.solver.state_dict()
         return {**state, "solver": of_solver} if of_solver else state
 
@@ -176,6 +180,11 @@ class Implicit(AbstractHypergradient):
         """Take the state back."""
         self._starts = {name: [tensor.clone() for tensor in each] for name, each in state.get("starts", {}).items()}
         self.num_pullbacks = state.get("num_pullbacks", 0)
+        if "last" in state:
+            status, num_products, residual = state["last"]
+            self.last = SolveResult([], Status(status), num_products, residual)
+        if "quality" in state:
+            self.quality = Quality(*state["quality"])
         if "solver" in state:
             self.solver.load_state_dict(state["solver"])
 

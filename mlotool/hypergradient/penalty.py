@@ -146,17 +146,19 @@ class Penalty(AbstractHypergradient):
         return {} if self.last_multiplier is None else {"penalty_multiplier": self.last_multiplier}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return y and the multiplier, by reader."""
-        return {
+        """Return y and the multiplier, by reader, and the last multiplier."""
+        readers = {
             name: {"point": list(state.point), "multiplier": state.multiplier} for name, state in self.readers.items()
         }
+        return {"readers": readers, "last_multiplier": self.last_multiplier}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the state back."""
         self.readers = {
             name: PenaltyState(tuple(tensor.clone() for tensor in each["point"]), each["multiplier"])
-            for name, each in state.items()
+            for name, each in state["readers"].items()
         }
+        self.last_multiplier = state["last_multiplier"]
 
 
 @dataclass

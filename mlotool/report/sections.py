@@ -127,6 +127,12 @@ def origin(run: RunFolder) -> Markup:
     return join(blocks)
 
 
+def _resumes(provenance: Mapping[str, Any]) -> str | None:
+    found = provenance.get("resumes")
+    resumes = [as_dict(each) for each in found] if isinstance(found, list) else []
+    return "; ".join(f"{each.get('date')} after tick {each.get('tick')}" for each in resumes) or None
+
+
 def _facts(run: RunFolder) -> list[tuple[str, str]]:
     provenance = run.provenance
     git = as_dict(provenance.get("git"))
@@ -138,6 +144,7 @@ def _facts(run: RunFolder) -> list[tuple[str, str]]:
         "recipe": provenance.get("recipe_path"),
         "git commit": f"{commit}{dirty}" if commit else None,
         "started": provenance.get("started"),
+        "resumed": _resumes(provenance),
         "finished": provenance.get("finished"),
         "platform": provenance.get("platform"),
         "python": provenance.get("python"),

@@ -1,106 +1,74 @@
-"""Checkpoints: which are kept, what they hold, how they are read."""
+"""Checkpoints: which are kept, what they hold, how they are written and read."""
 
+import math
+import os
+import shutil
 import time
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
+from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from mlotool.core.errors import RunError
+from mlotool.core.errors import CheckpointError
+from mlotool.core.files import replacing
 from mlotool.program import Program
+
+if TYPE_CHECKING:
+    from mlotool.runner.modules import ProgramModule
 
 # Our part of a Lightning checkpoint.
 STATE_KEY = "mlotool"
-
+LAST, BEST = "last.ckpt", "best.ckpt"
 
 # A small checkpoint takes as long as two ticks of a small problem, a large one seconds.
-SECONDS_BETWEEN_LAST = 5.0
+SECONDS_BETWEEN_LAST = 30.0
 LARGEST_SHARE_OF_TIME = 0.01
 
 
-class LastCheckpoint(Checkpoint):
-    """Writes `last.ckpt`: before the first tick, at the first round's end, then at the end of rounds, but not too
-    often, and at the run's.
-
-    Not a ModelCheckpoint: one that writes each round costs 2-3% of a run with ticks of 2 ms, and none of its
-    intervals covers the last round.
-
-    Args:
-        path: the file.
-        seconds_between: least time between two writes; more where they take more than a hundredth of the time.
-    """
-
-    def __init__(self, path: Path, seconds_between: float = SECONDS_BETWEEN_LAST) -> None:
-        self._path = path
-        self._seconds_between = self._pause = seconds_between
-        self._written_at = float("-inf")
-        self._written_step = -1
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write before the first tick: a run that fails in its first round has a good state too."""
-        self._write(trainer)
-        self._written_at = float("-inf")
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write after a round, if it is time."""
-        if time.monotonic() - self._written_at >= self._pause:
-            self._write(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write after the last tick, an early stop or Ctrl-C; an error does not come here."""
-        self._write(trainer)
-
-    def _write(self, trainer: Trainer) -> None:
-        if self._written_step == trainer.global_step:
-            return
-        began = time.monotonic()
-        trainer.save_checkpoint(self._path)
-        self._written_step, self._written_at = trainer.global_step, time.monotonic()
-        self._pause = max(self._seconds_between, (self._written_at - began) / LARGEST_SHARE_OF_TIME)
+def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Write a checkpoint in one piece: whoever is killed meanwhile leaves the one that was there. For one rank."""
+    with replacing(path) as temporary:
+        torch.save(checkpoint, temporary)
 
 
-def checkpoint_callbacks(directory: Path, monitor: str | None, mode: str) -> list[Callback]:
-    """Return what writes `best.ckpt`, when the objective is the best so far, and `last.ckpt`.
-
-    Args:
-        directory: where they go.
-        monitor: the objective's key; None keeps no best one.
-        mode: "min" or "max".
-    """
-    callbacks: list[Callback] = []
-    if monitor is not None:
-        best = ModelCheckpoint(
-            directory,
-            "best",
-            monitor=monitor,
-            mode=mode,
-            enable_version_counter=False,
-            save_on_train_epoch_end=True,
-        )
-        callbacks.append(best)
-    # After the best one, whose state it holds.
-    return [*callbacks, LastCheckpoint(directory / "last.ckpt")]
-
-
-def early_stopping(monitor: str, mode: str, patience: int) -> EarlyStopping:
-    """Return what stops after `patience` evaluations without a better objective."""
-    return EarlyStopping(monitor, mode=mode, patience=patience, strict=False, check_on_train_epoch_end=True)
-
-
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return our part of a checkpoint: program, schedule, random state, tick, metrics.
+def read_whole_checkpoint(path: Path) -> dict[str, Any]:
+    """Return a checkpoint with Lightning's part.
 
     Nothing in the file is executed (`weights_only=True`); the tensors are on the CPU.
+
+    Raises:
+        CheckpointError: the file is torn or changed, as its checksums say, or it is none of ours.
     """
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        # torch does not look at the checksums that it has written.
+        with zipfile.ZipFile(path) as archive:
+            torn = archive.testzip()
+        checkpoint: dict[str, Any] = {} if torn else torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    # Of bytes at random it may be any error.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise CheckpointError(_unreadable(path, reason)) from error
+    if torn:
+        raise CheckpointError(_unreadable(path, f"its part {torn} has another checksum than when it was written"))
     if STATE_KEY not in checkpoint:
-        raise RunError(
+        raise CheckpointError(
             f"{path} is not a checkpoint of mlotool: it has no '{STATE_KEY}' entry; expected one that a run wrote. "
             "Name the run folder whose checkpoints/ holds it."
         )
-    state: dict[str, Any] = checkpoint[STATE_KEY]
+    return checkpoint
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return our part of a checkpoint: program, schedule, random state, tick, metrics; see `read_whole_checkpoint`."""
+    state: dict[str, Any] = read_whole_checkpoint(path)[STATE_KEY]
     return state
 
 
@@ -109,3 +77,183 @@ def load_program(program: Program, path: Path) -> dict[str, Any]:
     state = read_checkpoint(path)
     program.load_state_dict(state["program"])
     return state
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """How Lightning writes a checkpoint, which it does on the first rank alone."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Write it in one piece."""
+        write_checkpoint(checkpoint, Path(path))
+
+
+class BestCheckpoint(Checkpoint):
+    """Writes `best.ckpt` at the end of each round whose objective is better than all before.
+
+    Not a ModelCheckpoint: one whose folder has been moved forgets what was best.
+
+    Args:
+        path: the file.
+        monitor: the objective's key.
+        mode: "min" or "max".
+    """
+
+    def __init__(self, path: Path, monitor: str, mode: str) -> None:
+        self._path = path
+        self._monitor = monitor
+        self._sign = 1.0 if mode == "max" else -1.0
+        self._value: float | None = None
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write after a round, if it was the best."""
+        if _is_cut(pl_module):
+            return
+        value = float(trainer.callback_metrics[self._monitor])
+        if self._value is None or self._is_better(value, self._value):
+            self._value = value
+            trainer.save_checkpoint(self._path)
+
+    def _is_better(self, value: float, than: float) -> bool:
+        return self._sign * value > self._sign * than or (math.isnan(than) and not math.isnan(value))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value."""
+        return {"value": self._value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it back."""
+        self._value = state_dict["value"]
+
+
+class LastCheckpoint(Checkpoint):
+    """Writes `last.ckpt`: before the first tick, at the first round's end, at any tick when it is time, and at the end.
+
+    The end is the last tick, an early stop or a signal. A round may be long, so `ProgramModule` asks within it as well.
+
+    Args:
+        directory: where it goes.
+        seconds_between: least time between two writes; more where they take more than a hundredth of the time.
+        num_kept: of the last ones; from 2 on each is also `tick_<tick>.ckpt`.
+        is_resumed: whether the state at the start lies there already.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        seconds_between: float = SECONDS_BETWEEN_LAST,
+        num_kept: int = 1,
+        *,
+        is_resumed: bool = False,
+    ) -> None:
+        self._directory = directory
+        self._seconds_between = self._pause = seconds_between
+        self._num_kept = num_kept
+        self._is_resumed = is_resumed
+        self._is_first_round = not is_resumed
+        # Tick of the last write at a round's end.
+        self._round_written = -1
+        self.due_at = float("inf")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write before the first tick: a run that fails in its first round has a good state too."""
+        self.due_at = time.monotonic() + self._pause
+        if not self._is_resumed:
+            self.write(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write after a round, if it is time or the run has been told to stop."""
+        is_asked = self._is_first_round or _program_module(pl_module).interrupt.requested
+        if not _is_cut(pl_module) and (is_asked or time.monotonic() >= self.due_at):
+            self._write_round(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write after the last tick or an early stop; an error does not come here."""
+        if not _is_cut(pl_module) and self._round_written != trainer.global_step:
+            self._write_round(trainer)
+
+    def write(self, trainer: Trainer) -> None:
+        """Write now; every rank has to call it, for all of them have a part in it."""
+        began = time.monotonic()
+        path = self._directory / LAST
+        trainer.save_checkpoint(path)
+        if trainer.is_global_zero and self._num_kept > 1:
+            keep_by_tick(path, trainer.global_step, self._num_kept)
+        now = time.monotonic()
+        self._pause = max(self._seconds_between, (now - began) / LARGEST_SHARE_OF_TIME)
+        self.due_at = now + self._pause
+
+    def _write_round(self, trainer: Trainer) -> None:
+        self.write(trainer)
+        self._round_written, self._is_first_round = trainer.global_step, False
+
+
+def keep_by_tick(path: Path, tick: int, num_kept: int) -> None:
+    """Give a checkpoint the name `tick_<tick>.ckpt` as well, and remove such names but the `num_kept` newest."""
+    with replacing(path.with_name(f"tick_{tick}.ckpt")) as temporary:
+        try:
+            os.link(path, temporary)
+        # Not every file system has links.
+        except OSError:
+            shutil.copyfile(path, temporary)
+    for old in sorted(path.parent.glob("tick_*.ckpt"), key=_written_at)[:-num_kept]:
+        old.unlink()
+
+
+def newest_first(directory: Path) -> list[Path]:
+    """Return the checkpoints in the order of a fall-back: what was written last comes first."""
+    return sorted(directory.glob("*.ckpt"), key=lambda path: (_written_at(path), path.name == LAST), reverse=True)
+
+
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns
+
+
+def checkpoint_callbacks(
+    directory: Path, monitor: str | None, mode: str, *, seconds_between: float, num_kept: int, is_resumed: bool
+) -> list[Callback]:
+    """Return what writes `best.ckpt`, when the objective is the best so far, and `last.ckpt`.
+
+    Args:
+        directory: where they go.
+        monitor: the objective's key; None keeps no best one.
+        mode: "min" or "max".
+        seconds_between: of the last one.
+        num_kept: of the last ones.
+        is_resumed: whether the run goes on from a checkpoint.
+    """
+    last = LastCheckpoint(directory, seconds_between, num_kept, is_resumed=is_resumed)
+    # The last one comes after the best one, whose state it holds.
+    return [last] if monitor is None else [BestCheckpoint(directory / BEST, monitor, mode), last]
+
+
+def early_stopping(monitor: str, mode: str, patience: int) -> EarlyStopping:
+    """Return what stops after `patience` evaluations without a better objective."""
+    return EarlyStopping(monitor, mode=mode, patience=patience, strict=False, check_on_train_epoch_end=True)
+
+
+def restore_callbacks(callbacks: list[Callback], checkpoint: Mapping[str, Any]) -> bool:
+    """Take the callbacks' states back; return whether early stopping had ended the run."""
+    states = checkpoint.get("callbacks", {})
+    for callback in callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+    return any(
+        isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
+        for callback in callbacks
+    )
+
+
+def _program_module(module: LightningModule) -> "ProgramModule":
+    return cast("ProgramModule", module)
+
+
+def _is_cut(module: LightningModule) -> bool:
+    """Say whether the round has ended before its last evaluation, so that it has no objective."""
+    return _program_module(module).is_cut
+
+
+def _unreadable(path: Path, reason: str) -> str:
+    return (
+        f"{path} cannot be read ({reason.rstrip('.')}); expected a whole checkpoint. "
+        "Remove it and go on with resume=<the run folder>, which takes the one before."
+    )

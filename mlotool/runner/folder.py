@@ -13,6 +13,7 @@ import yaml
 
 from mlotool.config import Origin, load_run_config, write_provenance
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import write_text
 from mlotool.program import Graph
 
 STAMP = "%Y-%m-%d_%H-%M-%S"
@@ -90,18 +91,39 @@ class RunFolder:
 
     def write_inputs(self, config: Any, origin: Origin | None, graph: Graph) -> None:
         """Write everything that is known before the first tick."""
-        (self.path / "config.yaml").write_text(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
-        overrides = () if origin is None else origin.overrides
+        self._write_config(config)
+        # Of a run that looked for one to go on with, and found none.
+        overrides = () if origin is None else [each for each in origin.overrides if not each.startswith("resume=")]
         (self.path / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
         (self.path / "graph.mmd").write_text(graph.mermaid())
         if origin is not None and origin.recipe_path is not None:
             shutil.copyfile(origin.recipe_path, self.path / "recipe.yaml")
         write_provenance(self.path, config, origin or Origin("mlotool.run", (), None))
 
+    def reopen(self, config: Any, *, begins_again: bool) -> None:
+        """Make ready for a run that goes on here, maybe with more ticks; the end that it had is forgotten.
+
+        Args:
+            config: of the run.
+            begins_again: whether it has no checkpoint to go on from.
+        """
+        (self.path / "summary.json").unlink(missing_ok=True)
+        if begins_again:
+            self.metrics.unlink(missing_ok=True)
+        self._write_config(config)
+        for folder in (self.artifacts, self.checkpoints):
+            folder.mkdir(exist_ok=True)
+
+    def _write_config(self, config: Any) -> None:
+        values = plain(config)
+        if "resume" in values:
+            values["resume"] = None
+        write_text(self.path / "config.yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json; NaN and infinity become null, which JSON has and they are not."""
         text = json.dumps(_json(summary), indent=2, allow_nan=False)
-        (self.path / "summary.json").write_text(text + "\n")
+        write_text(self.path / "summary.json", text + "\n")
 
 
 def make_output_dir(name: str) -> Path:
@@ -122,7 +144,7 @@ def _is_made(path: Path) -> bool:
 def _candidates(path: Path) -> Iterator[Path]:
     # Hydra has made the folder of a run of the command line before we are asked; a job's lies in the sweep's. A name
     # that the user has chosen is not changed.
-    is_stamped = any(_is_stamp(each.name) for each in (path, path.parent))
+    is_stamped = any(is_stamp(each.name) for each in (path, path.parent))
     return _with_suffixes(path) if is_stamped else iter((path,))
 
 
@@ -130,7 +152,8 @@ def _with_suffixes(path: Path) -> Iterator[Path]:
     return chain((path,), (path.with_name(f"{path.name}_{count}") for count in range(1, 1_000_000)))
 
 
-def _is_stamp(name: str) -> bool:
+def is_stamp(name: str) -> bool:
+    """Say whether a folder's name is one that was made from the time."""
     try:
         datetime.strptime(name, STAMP)
     except ValueError:

@@ -3,6 +3,7 @@
 import csv
 import os
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,12 +26,15 @@ class MetricLog:
 
     Args:
         path: of metrics.csv; lines are appended.
+        position: bytes of it to keep, where a run goes on from a checkpoint: what came after will come again.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, position: int | None = None) -> None:
         self.last: dict[str, float] = {}
         self._loggers: list[Logger] = []
         self._flushed_at = float("-inf")
+        if position is not None:
+            _cut(path, position)
         is_new = not path.exists() or path.stat().st_size == 0
         self._file: TextIO = path.open("a", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
@@ -58,19 +62,40 @@ class MetricLog:
         self._file.flush()
         self._flushed_at = time.monotonic()
 
+    def position(self) -> int:
+        """Return the length in bytes, once all of it is on the disk."""
+        self.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
     def close(self) -> None:
         """Close metrics.csv."""
         self._file.close()
 
 
+def _cut(path: Path, position: int) -> None:
+    size = path.stat().st_size if path.exists() else 0
+    if size < position:
+        warnings.warn(
+            f"{path} has {size} bytes, while the checkpoint knows of {position}; expected the file that the run wrote. "
+            "Lines before the checkpoint are missing from it: copy it from where the run was, or go on without.",
+            stacklevel=3,
+        )
+    elif size > position:
+        os.truncate(path, position)
+
+
 @contextmanager
-def open_loggers(config: Any, run_dir: Path, problems: Iterable[str]) -> Iterator[list[Logger]]:
+def open_loggers(
+    config: Any, run_dir: Path, problems: Iterable[str], resumed_at: int | None = None
+) -> Iterator[list[Logger]]:
     """Open the loggers that the config asks for; finish them in any case.
 
     Args:
         config: the whole config; its `logger` node chooses.
         run_dir: the run folder.
         problems: names of the problems: each gets an axis of its own in W&B, its steps.
+        resumed_at: the tick that a run goes on from; None for a new one.
     """
     settings = config.logger
     if settings.mode not in MODES:
@@ -83,7 +108,7 @@ def open_loggers(config: Any, run_dir: Path, problems: Iterable[str]) -> Iterato
             run = _start_wandb(config, run_dir, problems)
             loggers.append(_wandb_logger(run, run_dir))
         if settings.tensorboard:
-            loggers.append(_tensorboard_logger(run_dir))
+            loggers.append(_tensorboard_logger(run_dir, resumed_at))
         yield loggers
         is_success = True
     finally:
@@ -107,6 +132,7 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
                 group=os.environ.get("WANDB_RUN_GROUP") or config.name,
                 dir=str(run_dir),
                 mode=mode,
+                **_same_wandb_run(run_dir, mode),
                 config=plain(config),
                 # A run that the user's own code has open is left alone.
                 reinit="create_new",
@@ -133,6 +159,20 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
     return run
 
 
+def _same_wandb_run(run_dir: Path, mode: str) -> dict[str, Any]:
+    """Return what makes W&B go on with the run that the folder holds, if it holds one.
+
+    Offline, W&B cannot see what it has of a run, and warns of `resume`: the next part has the same id, and
+    `wandb sync --append` joins them.
+    """
+    # run-<date>_<time>-<id>, offline-run-<date>_<time>-<id>
+    folders = sorted((run_dir / "wandb").glob("*run-*-*"), key=lambda folder: folder.name.split("-")[-2])
+    if not folders:
+        return {}
+    settings = {"id": folders[0].name.rpartition("-")[2]}
+    return {**settings, "resume": "allow"} if mode == "online" else settings
+
+
 @contextmanager
 def _without_empty_mode() -> Iterator[None]:
     # W&B refuses WANDB_MODE='', which elsewhere means that it is not set.
@@ -153,11 +193,13 @@ def _wandb_logger(run: "Run", run_dir: Path) -> Logger:
     return WandbLogger(experiment=run, save_dir=run_dir)
 
 
-def _tensorboard_logger(run_dir: Path) -> Logger:
+def _tensorboard_logger(run_dir: Path, resumed_at: int | None) -> Logger:
     from pytorch_lightning.loggers import TensorBoardLogger
 
     try:
-        return TensorBoardLogger(run_dir, name="tensorboard", version="")
+        # What was logged after the checkpoint is hidden: it comes again.
+        purge: dict[str, Any] = {} if resumed_at is None else {"purge_step": resumed_at + 1}
+        return TensorBoardLogger(run_dir, name="tensorboard", version="", **purge)
     except ModuleNotFoundError as error:
         raise ConfigError(
             "logger.tensorboard: found true, but the package tensorboard is not installed; "

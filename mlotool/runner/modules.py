@@ -1,5 +1,6 @@
 """The LightningModules: one a problem, and the root that drives the schedule."""
 
+import time
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.errors import ConfigError
 from mlotool.program import Problem, Program, Schedule
-from mlotool.runner.checkpoint import STATE_KEY
+from mlotool.runner.checkpoint import STATE_KEY, LastCheckpoint
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.logging import MetricLog
@@ -80,6 +81,11 @@ class ProgramModule(LightningModule):
         display: shows progress.
         interrupt: set from outside to stop after the tick at hand.
         watch: sees the objective at each evaluation, and may end the run.
+        last_checkpoint: written within a round too, when it is time.
+
+    Attributes:
+        is_cut: whether the round was ended by an interrupt before its last evaluation.
+        training_s: seconds of training before this process began.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class ProgramModule(LightningModule):
         display: ProgressDisplay | None = None,
         interrupt: Interrupt | None = None,
         watch: Watch | None = None,
+        last_checkpoint: LastCheckpoint | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -108,8 +115,15 @@ class ProgramModule(LightningModule):
         self.watch = watch
         self.is_pruned = False
         self.window = Window(schedule.num_ticks)
+        self.is_cut = False
+        self.training_s = 0.0
+        self._last_checkpoint = last_checkpoint
+        self._began = time.perf_counter()
         self._random_state: dict[str, Any] | None = None
-        self._checked_tick = -1
+        # The initial parameters are the user's own.
+        self._checked_tick = 0
+        # Whether the evaluations of this tick are still to come.
+        self._is_pending = False
         for name, problem in program.problems.items():
             # Direct attributes: children in a ModuleDict get no trainer.
             setattr(self, f"problem_{name}", ProblemModule(problem))
@@ -122,7 +136,7 @@ class ProgramModule(LightningModule):
 
     def train_dataloader(self) -> ChunkLoader:
         """Return the chunks of the next round."""
-        return ChunkLoader(self.plan, self.schedule)
+        return ChunkLoader(self.plan, self.schedule, is_pending=self._is_pending)
 
     def configure_optimizers(self) -> Any:
         """Return the problems' optimizers and schedulers: not for Lightning to step, but to save and to watch."""
@@ -130,23 +144,21 @@ class ProgramModule(LightningModule):
 
     def training_step(self, chunk: tuple[int, int], batch_idx: int) -> None:
         """Run the ticks of a chunk, flush and evaluate where the plan says so."""
-        begin, end = chunk
         try:
-            while self.schedule.num_ticks < end and not self.interrupt.requested:
-                self._run_ticks(self.plan.flush_end(self.schedule.num_ticks, end))
-                if self.plan.is_flush(self.schedule.num_ticks):
-                    self._flush()
-            for split in [] if self.interrupt.requested else self.plan.due_splits(end):
-                self._evaluate(split)
+            self._run_chunk(chunk[1])
         except KeyboardInterrupt:
-            self.interrupt.requested = True
-        advance_clock(self.trainer, self.schedule.num_ticks - begin)
+            # In the middle of a tick: its state is none to go on from, and the last checkpoint stays as it is.
+            self.interrupt.requested = self.is_cut = True
+            self._set_clock()
         if self.interrupt.requested:
             self.trainer.should_stop = True
 
     def on_train_start(self) -> None:
         """Begin the window at the (resumed) schedule's tick; random states come last."""
-        self.window.restart(self.schedule.num_ticks)
+        if self._random_state is None:
+            self.window.restart(self.schedule.num_ticks)
+        self.interrupt.listen()
+        self._began = time.perf_counter()
         self.display.start(self.schedule.num_ticks)
         if self._random_state is not None:
             restore_random_state(self._random_state)
@@ -156,7 +168,7 @@ class ProgramModule(LightningModule):
         """End a round: hand the objective to the callbacks, which save and stop after this."""
         # Every checkpoint is written after this, that of the last tick and of Ctrl-C as well.
         self._check_finite()
-        if self.interrupt.requested:
+        if self.is_cut:
             self._flush()
             return
         values = self.metric_log.last
@@ -180,14 +192,17 @@ class ProgramModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add everything that a bit-identical resume needs, in plain containers."""
-        self.metric_log.flush()
+        self._check_finite()
         checkpoint[STATE_KEY] = {
             "program": self.program.state_dict(),
             "schedule": self.schedule.state_dict(),
-            # A checkpoint at the start of a resumed run comes before the states are put back.
             "random_state": random_state() if self._random_state is None else self._random_state,
             "tick": self.schedule.num_ticks,
+            "is_pending": self._is_pending,
+            "window": self.window.state_dict(),
             "metrics": dict(self.metric_log.last),
+            "metrics_position": self.metric_log.position(),
+            "training_s": self.training_s + time.perf_counter() - self._began,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -195,16 +210,56 @@ class ProgramModule(LightningModule):
         state = checkpoint[STATE_KEY]
         self.program.load_state_dict(state["program"])
         self.schedule.load_state_dict(state["schedule"])
+        self.window.load_state_dict(state["window"], state["tick"])
         self.metric_log.last.update(state["metrics"])
+        self.training_s = state["training_s"]
         self._random_state = state["random_state"]
+        self._is_pending = state["is_pending"]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no tick and no evaluation of one is left."""
+        return self.schedule.num_ticks >= self.plan.max_ticks and not self._is_pending
+
+    def flush(self) -> None:
+        """Log what has been collected since the last flush."""
+        self._flush()
 
     def _run_ticks(self, end: int) -> None:
         # The hot path: nothing is read from the device, logged or written here.
-        tick, keep, interrupt = self.schedule.tick, self.window.append, self.interrupt
+        tick, keep, interrupt, now = self.schedule.tick, self.window.append, self.interrupt, time.monotonic
+        due_at = float("inf") if self._last_checkpoint is None else self._last_checkpoint.due_at
         for _ in range(end - self.schedule.num_ticks):
             keep(tick())
-            if interrupt.requested:
+            if interrupt.requested or now() >= due_at:
                 break
+
+    def _run_chunk(self, end: int) -> None:
+        while self.schedule.num_ticks < end:
+            self._run_ticks(self.plan.flush_end(self.schedule.num_ticks, end))
+            self._set_clock()
+            if self.plan.is_flush(self.schedule.num_ticks):
+                self._flush()
+            if self.schedule.num_ticks < end and self._write_if_due():
+                return
+        self._is_pending = True
+        if self.interrupt.requested and self._write_if_due():
+            return
+        for split in self.plan.due_splits(end):
+            self._evaluate(split)
+        self._is_pending = False
+        if self.plan.round_end(end - 1) != end:
+            self._write_if_due()
+
+    def _write_if_due(self) -> bool:
+        """Write the last checkpoint if it is time, or the run has been told to stop; return whether it has."""
+        last, self.is_cut = self._last_checkpoint, self.interrupt.requested
+        if last is not None and (self.is_cut or time.monotonic() >= last.due_at):
+            last.write(self.trainer)
+        return self.is_cut
+
+    def _set_clock(self) -> None:
+        advance_clock(self.trainer, self.schedule.num_ticks - self.trainer.global_step)
 
     def _flush(self) -> None:
         values = self.window.flush()

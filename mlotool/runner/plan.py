@@ -70,17 +70,24 @@ class ChunkLoader:
     Args:
         plan: where chunks and rounds end.
         schedule: counts the ticks.
+        is_pending: whether the evaluations of the schedule's tick are still to come: a first chunk without ticks.
     """
 
-    def __init__(self, plan: TickPlan, schedule: Schedule) -> None:
+    def __init__(self, plan: TickPlan, schedule: Schedule, *, is_pending: bool = False) -> None:
         self._plan = plan
         self._schedule = schedule
+        self._is_pending = is_pending
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield the chunks of the round that begins now."""
         # Lightning fetches one chunk ahead, so only the first may ask the schedule.
         begin = self._schedule.num_ticks
-        round_end = self._plan.round_end(begin)
+        if self._is_pending:
+            self._is_pending = False
+            yield begin, begin
+            round_end = self._plan.round_end(begin - 1)
+        else:
+            round_end = self._plan.round_end(begin)
         while begin < round_end:
             end = self._plan.chunk_end(begin)
             yield begin, end

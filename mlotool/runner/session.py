@@ -11,10 +11,20 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
-from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError, PrunedError
+from mlotool.core.errors import ConfigError, Interrupted, NonFiniteLossError, NonFiniteParametersError, PrunedError
 from mlotool.program import Schedule
 from mlotool.runner.analysis import run_analyses
-from mlotool.runner.checkpoint import checkpoint_callbacks, early_stopping, load_program, read_checkpoint
+from mlotool.runner.checkpoint import (
+    STATE_KEY,
+    AtomicCheckpointIO,
+    LastCheckpoint,
+    checkpoint_callbacks,
+    early_stopping,
+    load_program,
+    read_checkpoint,
+    read_whole_checkpoint,
+    restore_callbacks,
+)
 from mlotool.runner.device import place
 from mlotool.runner.evaluation import find_split
 from mlotool.runner.folder import RunFolder
@@ -23,7 +33,8 @@ from mlotool.runner.logging import MetricLog, open_loggers
 from mlotool.runner.modules import ProgramModule
 from mlotool.runner.objective import Objective, Watch, make_plan
 from mlotool.runner.outcome import Outcome
-from mlotool.runner.progress import ProgressDisplay
+from mlotool.runner.progress import ProgressDisplay, advance_clock
+from mlotool.runner.random_state import restore_random_state
 from mlotool.runner.surroundings import Interrupt, graceful_interrupt, untracked_past
 
 
@@ -61,17 +72,20 @@ class Session:
 
         Args:
             folder: takes the files.
-            resume_from: a `last.ckpt` to go on from.
+            resume_from: a checkpoint of the same folder to go on from.
         """
         config, outcome = self._config, Outcome(self._objective)
-        log = MetricLog(folder.metrics)
+        checkpoint = None if resume_from is None else read_whole_checkpoint(resume_from)
+        state = None if checkpoint is None else checkpoint[STATE_KEY]
+        log = MetricLog(folder.metrics, None if state is None else state["metrics_position"])
+        tick = None if state is None else state["tick"]
         # The loggers are finished last: W&B may wait for its service, and summary.json must not.
         with ExitStack() as stack:
             try:
                 with _outcome_of_errors(outcome):
-                    loggers = stack.enter_context(open_loggers(config, folder.path, self._built.program.problems))
+                    loggers = stack.enter_context(open_loggers(config, folder.path, self._built.program.problems, tick))
                     log.send_to(loggers)
-                    self._fit(folder, log, loggers, outcome, resume_from)
+                    self._fit(folder, log, loggers, outcome, checkpoint)
                     self._finish(folder, log)
             finally:
                 log.close()
@@ -80,12 +94,18 @@ class Session:
         return outcome
 
     def _fit(
-        self, folder: RunFolder, log: MetricLog, loggers: list[Logger], outcome: Outcome, resume_from: Path | None
+        self,
+        folder: RunFolder,
+        log: MetricLog,
+        loggers: list[Logger],
+        outcome: Outcome,
+        checkpoint: dict[str, Any] | None,
     ) -> None:
-        """Train until the last tick, an early stop or Ctrl-C; the last raises KeyboardInterrupt."""
+        """Train until the last tick, an early stop or a signal; the last raises Interrupted, a KeyboardInterrupt."""
         config, interrupt = self._config, Interrupt()
         program = self._built.program
         display = ProgressDisplay(program.problems, self._plan.max_ticks, enabled=config.runner.progress_bar)
+        callbacks = self._callbacks(folder, is_resumed=checkpoint is not None)
         module = ProgramModule(
             program,
             self._schedule,
@@ -96,38 +116,46 @@ class Session:
             display=display,
             interrupt=interrupt,
             watch=self._watch,
+            last_checkpoint=next((each for each in callbacks if isinstance(each, LastCheckpoint)), None),
         )
-        trainer = self._trainer(folder, loggers)
+        trainer = self._trainer(folder, loggers, callbacks)
+        if checkpoint is not None and _restore(module, trainer, callbacks, checkpoint):
+            outcome.training_s = module.training_s
+            module.flush()
+            return
         began = time.perf_counter()
         try:
             with graceful_interrupt(interrupt), untracked_past():
-                resume: dict[str, Any] = {} if resume_from is None else {"ckpt_path": resume_from, "weights_only": True}
-                trainer.fit(module, **resume)
+                trainer.fit(module)
+        except SystemExit:
+            # Lightning's answer to a signal that came before its handler was ours.
+            if not interrupt.requested:
+                raise
         except (NonFiniteLossError, NonFiniteParametersError) as error:
             error.add(_what_is_kept(folder))
             raise
         finally:
-            outcome.training_s = time.perf_counter() - began
+            outcome.training_s = module.training_s + time.perf_counter() - began
             display.stop()
         if interrupt.requested:
-            raise KeyboardInterrupt
+            raise Interrupted(interrupt.exit_code)
         if module.is_pruned:
             raise PrunedError(f"pruned after tick {self._schedule.num_ticks}")
 
-    def _trainer(self, folder: RunFolder, loggers: list[Logger]) -> Trainer:
+    def _trainer(self, folder: RunFolder, loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
         runner = self._config.runner
         return Trainer(
             accelerator="gpu" if self._device.type == "cuda" else "cpu",
             devices=1,
             # A cluster's own variables would start more processes than one.
-            plugins=[LightningEnvironment()],
+            plugins=[LightningEnvironment(), AtomicCheckpointIO()],
             # Autocast is opened around each loss; the rest, solvers first, stays in full precision.
             precision="32-true",
             max_epochs=-1,
             limit_val_batches=0,
             num_sanity_val_steps=0,
             logger=loggers,
-            callbacks=self._callbacks(folder),
+            callbacks=callbacks,
             enable_checkpointing=bool(runner.checkpoint),
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -135,9 +163,18 @@ class Session:
             default_root_dir=folder.path,
         )
 
-    def _callbacks(self, folder: RunFolder) -> list[Callback]:
+    def _callbacks(self, folder: RunFolder, *, is_resumed: bool) -> list[Callback]:
         runner, monitor, mode = self._config.runner, self._objective.monitor, self._objective.mode
-        callbacks = checkpoint_callbacks(folder.checkpoints, monitor, mode) if runner.checkpoint else []
+        callbacks: list[Callback] = []
+        if runner.checkpoint:
+            callbacks = checkpoint_callbacks(
+                folder.checkpoints,
+                monitor,
+                mode,
+                seconds_between=runner.checkpoint_seconds,
+                num_kept=runner.keep_checkpoints,
+                is_resumed=is_resumed,
+            )
         if runner.early_stopping_patience is not None:
             if monitor is None:
                 raise ConfigError(
@@ -162,6 +199,22 @@ class Session:
                 log.log(tick, self._evaluator.evaluate(split))
         built = self._built
         log.log(tick, run_analyses(built.analyses, program, built.data, folder.artifacts, self._device))
+
+
+def _restore(module: ProgramModule, trainer: Trainer, callbacks: list[Callback], checkpoint: dict[str, Any]) -> bool:
+    """Put everything back as it was; return whether training had ended.
+
+    Not by Lightning's `ckpt_path`, whose loops count epochs and batches: what a round has left to do follows from the
+    tick alone, in the middle of a round too.
+    """
+    module.on_load_checkpoint(checkpoint)
+    is_stopped = restore_callbacks(callbacks, checkpoint)
+    state = checkpoint[STATE_KEY]
+    advance_clock(trainer, state["tick"])
+    if not (is_stopped or module.is_done):
+        return False
+    restore_random_state(state["random_state"])
+    return True
 
 
 def _what_is_kept(folder: RunFolder) -> str:

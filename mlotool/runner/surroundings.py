@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from mlotool.core.errors import Interrupted
+
 # Warnings of Lightning that do not apply to a run of ours, by the beginning of their message.
 IRRELEVANT_WARNINGS = (
     r"GPU available but not used",
     r"Checkpoint directory .* exists and is not empty",
     r"The number of training batches .* is smaller than the logging interval",
-    # After a Ctrl-C before the first evaluation; a wrong objective is an error of ours.
-    r"`ModelCheckpoint\(monitor=.*could not find the monitored key",
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
 )
 
@@ -85,31 +85,74 @@ def untracked_past() -> Iterator[None]:
         gc.unfreeze()
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 class Interrupt:
-    """Whether the user has asked to stop."""
+    """Whether the user, or a cluster that wants its machine back, has asked to stop.
+
+    Attributes:
+        requested: whether to stop after the tick at hand.
+        exit_code: by the shells' custom, 128 and the signal.
+    """
 
     def __init__(self) -> None:
         self.requested = False
+        self.exit_code = 128 + signal.SIGINT
+        self._is_listening = False
+
+    def listen(self) -> None:
+        """Take the signals, where `graceful_interrupt` is open; again once Lightning has put a handler before it."""
+        if self._is_listening:
+            for each in SIGNALS:
+                signal.signal(each, self._request)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals, and give them back."""
+        previous = {each: signal.getsignal(each) for each in SIGNALS}
+        self._is_listening = True
+        self.listen()
+        try:
+            yield
+        finally:
+            self._is_listening = False
+            for each, handler in previous.items():
+                signal.signal(each, handler)
+
+    def _request(self, signum: int, frame: FrameType | None) -> None:
+        # Clusters send SIGTERM several times; who presses Ctrl-C twice means it.
+        if self.requested and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.requested:
+            self.requested, self.exit_code = True, 128 + signum
 
 
 @contextmanager
 def graceful_interrupt(interrupt: Interrupt) -> Iterator[None]:
-    """Let the first Ctrl-C ask for a stop after the tick at hand, and the second one stop at once.
+    """Let the first Ctrl-C or SIGTERM ask for a stop after the tick at hand, and a second Ctrl-C stop at once.
 
     Lightning's own way exits the process and leaves Ctrl-C disabled.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.getsignal(signal.SIGINT)
+    with interrupt.listening():
+        yield
 
-    def request(signum: int, frame: FrameType | None) -> None:
-        if interrupt.requested:
-            raise KeyboardInterrupt
-        interrupt.requested = True
 
-    signal.signal(signal.SIGINT, request)
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end what is not training as Ctrl-C does, so that summary.json is written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(128 + signum)
+
+    previous = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGTERM, previous)

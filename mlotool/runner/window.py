@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,15 +32,16 @@ class Window:
 
     def __init__(self, num_ticks: int = 0) -> None:
         self._ticks: list[Steps] = []
+        # Numbers of ticks that a checkpoint has read from the device already, by key.
+        self._collected: dict[str, list[float]] = {}
         self._num_ticks_before = num_ticks
         self._num_checked = 0
         self.append = self._ticks.append
 
     def restart(self, num_ticks: int) -> None:
         """Forget the collected steps; the next one belongs to tick `num_ticks + 1`."""
-        self._ticks.clear()
-        self._num_ticks_before = num_ticks
-        self._num_checked = 0
+        self._collected = {}
+        self._clear(num_ticks)
 
     def check(self) -> None:
         """Raise NonFiniteLossError, with the first bad tick, if a loss since the last check is NaN or infinite."""
@@ -52,6 +54,27 @@ class Window:
 
     def flush(self) -> dict[str, float]:
         """Check the losses, return the mean of each `<problem>/<metric>` over the window and begin the next one."""
+        self._collect()
+        means = {key: sum(numbers) / len(numbers) for key, numbers in self._collected.items()}
+        self.restart(self._num_ticks_before)
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """Check the losses, and return what was collected since the last flush, in plain containers."""
+        self._collect()
+        return {key: list(numbers) for key, numbers in self._collected.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], num_ticks: int) -> None:
+        """Take it back; the next step belongs to tick `num_ticks + 1`."""
+        self.restart(num_ticks)
+        self._collected = {key: list(numbers) for key, numbers in state.items()}
+
+    def _clear(self, num_ticks: int) -> None:
+        self._ticks.clear()
+        self._num_ticks_before = num_ticks
+        self._num_checked = 0
+
+    def _collect(self) -> None:
         self.check()
         collected: dict[str, list[Tensor]] = {}
         for steps in self._ticks:
@@ -59,9 +82,10 @@ class Window:
                 collected.setdefault(f"{problem}/loss", []).append(step.loss)
                 for name, value in step.metrics.items():
                     collected.setdefault(f"{problem}/{name}", []).append(value)
-        self.restart(self._num_ticks_before + len(self._ticks))
+        self._clear(self._num_ticks_before + len(self._ticks))
         numbers = iter(_numbers([value for values in collected.values() for value in values]))
-        return {key: sum(next(numbers) for _ in values) / len(values) for key, values in collected.items()}
+        for key, values in collected.items():
+            self._collected.setdefault(key, []).extend(next(numbers) for _ in values)
 
     @staticmethod
     def _raise_first_bad(fresh: list[Steps], num_ticks_before: int) -> None:

@@ -38,7 +38,10 @@ class FakeRunner:
         if error is not None:
             raise error
         metrics = {"val/accuracy": objective["value"], "classifier/loss": 0.1}
-        return SimpleNamespace(metrics=metrics, output_dir=output_dir, checkpoint=None, objective=objective["value"])
+        objective_value = objective["value"]
+        return SimpleNamespace(
+            metrics=metrics, output_dir=output_dir, checkpoint=None, objective=objective_value, had_finished=False
+        )
 
 
 @pytest.fixture

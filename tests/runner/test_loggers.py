@@ -69,6 +69,19 @@ def test_each_problem_has_its_own_axis_in_wandb(tiny_run: Run, fake_wandb: tuple
     assert (settings["mode"], settings["dir"]) == ("offline", str(result.output_dir))
 
 
+@pytest.mark.parametrize(("mode", "resume"), [("offline", None), ("online", "allow")])
+def test_a_resumed_run_is_the_same_run_of_wandb(
+    tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]], tmp_path: Path, mode: str, resume: str | None
+) -> None:
+    changes = {"debug.limit_ticks": 5, "logger.wandb": True, "logger.mode": mode}
+    first = tiny_run(changes).output_dir
+    assert "id" not in fake_wandb[1]
+    for part in ("20260102_000000-abcd", "20260103_000000-abcd"):
+        (first / f"wandb/offline-run-{part}").mkdir(parents=True)
+    tiny_run({**changes, "debug.limit_ticks": 8, "resume": str(first)})
+    assert (fake_wandb[1]["id"], fake_wandb[1].get("resume")) == ("abcd", resume)
+
+
 def test_wandb_is_finished_when_a_run_fails(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:
     def fail(batch: Any, *, model: Any, weigher: Any) -> Any:
         raise KeyError
@@ -103,6 +116,19 @@ def test_wandb_without_an_account(
 def test_a_disabled_logger_starts_nothing(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:
     tiny_run({**SHORT, "logger.wandb": True, "logger.mode": "disabled"})
     assert fake_wandb[0].exit_code is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_hides_what_a_resumed_run_logs_again(tiny_run: Run) -> None:
+    pytest.importorskip("tensorboard")
+    first = tiny_run({"logger.tensorboard": True}).output_dir
+    (first / "summary.json").unlink()
+    best = first / "checkpoints/best.ckpt"
+    tiny_run({"logger.tensorboard": True, "resume": str(best)})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(first / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("classifier/loss")] == [5, 10, 15, 20, 25, 30]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -1,6 +1,11 @@
-"""A checkpoint's state is complete: going on from it gives the run that was never interrupted."""
+"""Going on from a checkpoint gives the run that was never interrupted: parameters, metrics.csv and what is reported."""
 
+import json
+import os
 import random
+import shutil
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,57 +13,341 @@ import numpy
 import pytest
 import torch
 
-from mlotool.core.errors import NonFiniteLossError
-from mlotool.runner.checkpoint import read_checkpoint
-from mlotool.runner.folder import RunFolder
+import mlotool.runner
+from mlotool.core.errors import CheckpointError, ConfigError, Interrupted, NonFiniteLossError
+from mlotool.runner import RunResult, checkpoint, running
+from mlotool.runner.checkpoint import newest_first, read_checkpoint
+from mlotool.runner.folder import make_output_dir
 from mlotool.runner.random_state import random_state, restore_random_state
-from mlotool.runner.session import Session
-from mlotool.runner.surroundings import quiet_lightning
-from tests.runner.test_running import LossThat, read_metrics
-from tests.runner.tiny import make_built, make_config
+from mlotool.runner.run_lock import run_lock
+from tests.runner.algorithms import ALGORITHMS
+from tests.runner.test_running import LossThat, press_ctrl_c, read_metrics, read_summary
+from tests.runner.tiny import Built, make_built, make_config
+
+Run = Callable[..., RunResult]
 
 
-def halve(optimizer: Any) -> Any:
-    return torch.optim.lr_scheduler.StepLR(optimizer, 7, gamma=0.5)
+@pytest.fixture
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run in tmp_path/<folder>, or go on with what `resume` says."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(
+        folder: str | None = "run",
+        changes: dict[str, Any] | None = None,
+        *,
+        resume: str | Path | None = None,
+        build: Callable[[], Built] = make_built,
+    ) -> RunResult:
+        monkeypatch.setattr(running, "build", lambda config: build())
+        # What a process of its own would not have.
+        torch.manual_seed(12345)
+        output_dir = None if folder is None else tmp_path / folder
+        return mlotool.runner.run(make_config(**(changes or {})), output_dir=output_dir, resume=resume)
+
+    return run
 
 
-def train(path: Path, resume_from: Path | None = None, **changes: Any) -> RunFolder:
-    config = make_config(**changes)
-    torch.manual_seed(5 if resume_from else 0)
-    folder = RunFolder(path) if resume_from else RunFolder.create(config, path)
-    with quiet_lightning():
-        session = Session(
-            config,
-            make_built(scheduler=halve),
-            torch.device("cpu"),
-        )
-        session.run(folder, resume_from)
-    return folder
+@pytest.fixture
+def at_every_tick(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Make checkpoints at every tick affordable; return the settings that ask for them, and keep them all."""
+    monkeypatch.setattr(checkpoint, "LARGEST_SHARE_OF_TIME", float("inf"))
+    return {"runner.checkpoint_seconds": 1e-9, "runner.keep_checkpoints": 1000}
 
 
-@pytest.mark.parametrize("stop", [10, 20, 25])
-def test_a_resumed_run_is_bit_identical(tmp_path: Path, stop: int) -> None:
-    whole = train(tmp_path / "whole", **{"runner.max_ticks": 40})
-    parts = train(tmp_path / "parts", **{"runner.max_ticks": stop})
-    train(parts.path, parts.checkpoint("last"), **{"runner.max_ticks": 40})
-    expected, found = read_metrics(whole.path), read_metrics(parts.path)
-    assert [row for row in found if row[0] > stop] == [row for row in expected if row[0] > stop]
-    a, b = (read_checkpoint(folder.checkpoint("last")) for folder in (whole, parts))
-    assert a["tick"] == b["tick"] == 40
-    for problem, state in a["program"].items():
-        for key, tensor in state["module"].items():
-            assert torch.equal(tensor, b["program"][problem]["module"][key]), (problem, key)
+def assert_same(found: Path, expected: Path) -> None:
+    assert (found / "metrics.csv").read_bytes() == (expected / "metrics.csv").read_bytes()
+    for name in ("last.ckpt", "best.ckpt"):
+        assert (found / "checkpoints" / name).exists() == (expected / "checkpoints" / name).exists()
+        if (expected / "checkpoints" / name).exists():
+            a, b = (read_checkpoint(each / "checkpoints" / name) for each in (found, expected))
+            for state in (a, b):
+                del state["training_s"]
+            assert_equal(a, b, name)
+    a, b = read_summary(found), read_summary(expected)
+    assert a.pop("training_s") > 0 < b.pop("training_s")
+    assert a == b
 
 
-def test_a_run_that_is_resumed_from_its_start_is_bit_identical(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole")
-    start = RunFolder.create(make_config(), tmp_path / "start")
-    nan = LossThat(1, lambda loss: loss * float("nan"))
-    torch.manual_seed(0)
-    with quiet_lightning(), pytest.raises(NonFiniteLossError):
-        Session(make_config(), make_built(nan, scheduler=halve), torch.device("cpu")).run(start)
-    train(tmp_path / "start", start.checkpoint("last"))
-    assert read_metrics(start.path) == read_metrics(whole.path)
+def assert_equal(a: Any, b: Any, path: str) -> None:
+    """Compare two states to the last bit."""
+    assert type(a) is type(b), path
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype, path
+        assert torch.equal(a, b), path
+    elif isinstance(a, dict):
+        assert list(a) == list(b), path
+        for key in a:
+            assert_equal(a[key], b[key], f"{path}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), path
+        for index, (one, other) in enumerate(zip(a, b, strict=True)):
+            assert_equal(one, other, f"{path}[{index}]")
+    else:
+        assert a == b or a != a, path
+
+
+@pytest.mark.filterwarnings("ignore:The Nystrom solve")
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_resumes_bit_identically(
+    go: Run, tmp_path: Path, at_every_tick: dict[str, Any], name: str
+) -> None:
+    build, changes = ALGORITHMS[name]
+    whole = go("whole", changes, build=build).output_dir
+    # Checkpoints change nothing.
+    dense = go("dense", {**changes, **at_every_tick}, build=build).output_dir
+    assert_same(dense, whole)
+    kept = sorted(int(path.stem.partition("_")[2]) for path in (dense / "checkpoints").glob("tick_*.ckpt"))
+    assert kept == list(range(read_summary(whole)["num_ticks"] + 1))
+    # Within an unroll, a window, a chunk and a round; the end of a round; once the start and the end of the run too.
+    for tick in (0, 8, 13, 20, kept[-1]) if name == "unrolled" else (13, 20):
+        parts = tmp_path / f"from_{tick}"
+        shutil.copytree(dense, parts)
+        # As a kill leaves it: with lines after the checkpoint, without an end.
+        (parts / "summary.json").unlink()
+        assert not go(None, changes, build=build, resume=parts / f"checkpoints/tick_{tick}.ckpt").had_finished
+        assert_same(parts, whole)
+
+
+def test_it_goes_on_from_the_best_checkpoint(go: Run, tmp_path: Path) -> None:
+    whole, parts = go("whole").output_dir, go("parts").output_dir
+    assert 0 < read_checkpoint(parts / "checkpoints/best.ckpt")["tick"] < 30
+    (parts / "summary.json").unlink()
+    go(None, resume=parts / "checkpoints/best.ckpt")
+    assert_same(parts, whole)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("tick", [1, 7, 10, 16, 30])
+def test_a_signal_leaves_a_checkpoint_at_its_tick(go: Run, signum: int, tick: int) -> None:
+    def send(loss: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signum)
+        return loss
+
+    whole = go("whole").output_dir
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Interrupted) as caught:
+        go("parts", build=lambda: make_built(LossThat(tick, send)))
+    assert caught.value.exit_code == 128 + signum
+    assert handlers == [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    parts = caught.value.run_dir
+    assert parts is not None
+    assert read_checkpoint(parts / "checkpoints/last.ckpt")["tick"] == tick
+    assert read_summary(parts)["status"] == "interrupted"
+    go(None, resume=parts)
+    assert_same(parts, whole)
+
+
+def test_a_signal_during_an_evaluation_ends_the_round_first(go: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = go("whole").output_dir
+    evaluate = mlotool.runner.evaluation.Evaluator.evaluate
+
+    def evaluate_and_stop(self: Any, split: str) -> dict[str, float]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(self, split)
+
+    monkeypatch.setattr(mlotool.runner.evaluation.Evaluator, "evaluate", evaluate_and_stop)
+    with pytest.raises(Interrupted):
+        go("parts")
+    monkeypatch.undo()
+    parts = whole.parent / "parts"
+    state = read_checkpoint(parts / "checkpoints/last.ckpt")
+    assert (state["tick"], state["is_pending"]) == (10, False)
+    monkeypatch.chdir(parts.parent)
+    go(None, resume=parts)
+    assert_same(parts, whole)
+
+
+def test_a_chain_of_interruptions(go: Run) -> None:
+    whole = go("whole").output_dir
+    for count in range(10):
+        loss = LossThat(3, press_ctrl_c)
+        with pytest.raises(Interrupted):
+            go("parts", build=lambda loss=loss: make_built(loss), resume=None if count == 0 else whole.parent / "parts")
+        assert read_summary(whole.parent / "parts")["num_ticks"] == 3 * (count + 1)
+    result = go(None, resume=whole.parent / "parts")
+    assert_same(result.output_dir, whole)
+    resumes = json.loads((result.output_dir / "provenance.json").read_text())["resumes"]
+    assert [each["tick"] for each in resumes] == [3 * count for count in range(1, 11)]
+    assert all(each["date"] and each["versions"]["torch"] == torch.__version__.split("+")[0] for each in resumes)
+
+
+def test_a_torn_checkpoint_falls_back_to_the_one_before(go: Run, at_every_tick: dict[str, Any]) -> None:
+    whole = go("whole").output_dir
+    parts = interrupted(go, 25, at_every_tick)
+    names = [path.name for path in newest_first(parts / "checkpoints")]
+    assert names[:3] == ["last.ckpt", "tick_25.ckpt", "tick_24.ckpt"]
+    assert (parts / "checkpoints/last.ckpt").samefile(parts / "checkpoints/tick_25.ckpt")
+    truncate(parts / "checkpoints/last.ckpt")
+    flip_a_byte(parts / "checkpoints/tick_24.ckpt")
+    (parts / "checkpoints/.last.ckpt.123.tmp").write_bytes(b"torn")
+    with pytest.warns(UserWarning, match=r"cannot be read .*The one before is taken") as caught:
+        go(None, resume=parts)
+    said = " ".join(str(each.message) for each in caught)
+    assert "last.ckpt cannot be read (BadZipFile" in said
+    assert "tick_24.ckpt cannot be read (its part" in said
+    assert [each["tick"] for each in json.loads((parts / "provenance.json").read_text())["resumes"]] == [23]
+    assert not list((parts / "checkpoints").glob(".*"))
+    assert_same(parts, whole)
+
+
+def interrupted(go: Run, tick: int, changes: dict[str, Any] | None = None, folder: str | None = "parts") -> Path:
+    with pytest.raises(Interrupted) as caught:
+        go(folder, changes, build=lambda: make_built(LossThat(tick, press_ctrl_c)))
+    assert caught.value.run_dir is not None
+    return caught.value.run_dir
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    # In the middle of the largest tensor; torch itself would load it.
+    place = (
+        content.index(torch.load(path, weights_only=True)["mlotool"]["random_state"]["torch"].numpy().tobytes()) + 99
+    )
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_only_so_many_are_kept(go: Run, at_every_tick: dict[str, Any]) -> None:
+    run_dir = go("run", {**at_every_tick, "runner.keep_checkpoints": 3}).output_dir
+    names = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert names == ["best.ckpt", "last.ckpt", "tick_28.ckpt", "tick_29.ckpt", "tick_30.ckpt"]
+
+
+def test_a_run_without_a_readable_checkpoint_begins_again(go: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = go("whole").output_dir
+    parts = interrupted(go, 5)
+    truncate(parts / "checkpoints/last.ckpt")
+    with pytest.warns(UserWarning, match="cannot be read"):
+        go(None, resume=parts)
+    assert "has no checkpoint yet: it begins again" in capsys.readouterr().err
+    assert_same(parts, whole)
+
+
+def test_a_torn_checkpoint_that_was_named_is_an_error(go: Run) -> None:
+    last = interrupted(go, 5) / "checkpoints/last.ckpt"
+    truncate(last)
+    with pytest.raises(CheckpointError, match=r"last\.ckpt cannot be read .*; expected.*resume=<the run folder>"):
+        go(None, resume=last)
+
+
+def test_auto_takes_the_newest_unfinished_run_of_the_same_config(
+    go: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = go("whole").output_dir
+    (tmp_path / "outputs/tiny/2020-01-01_00-00-00").mkdir(parents=True)
+    first = interrupted(go, 5, folder=None)
+    second = interrupted(go, 5, folder=None)
+    other = interrupted(go, 5, {"seed": 1}, folder=None)
+    capsys.readouterr()
+    assert go(None, {"runner.progress_bar": False, "logger.project": "x"}, resume="auto").output_dir == second
+    assert f"going on in {second} after tick 5 (last.ckpt)" in capsys.readouterr().err
+    assert_same(second, whole)
+    # The empty folder that Hydra makes is one of them.
+    assert go(str(make_output_dir("tiny")), resume="auto").output_dir.absolute() == first.absolute()
+    assert_same(first, whole)
+    capsys.readouterr()
+    new = go(None, resume="auto").output_dir
+    assert new not in (first, second, other)
+    message = capsys.readouterr().err
+    assert "no unfinished run with this config" in message
+    assert "A new run begins" in message
+    assert "seed: 1 there, 0 here" in message
+
+
+def test_auto_with_a_folder_of_its_own_looks_nowhere_else(go: Run, tmp_path: Path) -> None:
+    interrupted(go, 5, folder="other")
+    own = go("own", resume="auto").output_dir
+    assert own == tmp_path / "own"
+    before = contents(own)
+    assert go("own", resume="auto").had_finished
+    assert contents(own) == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_stays_as_it_is(go: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    first = go("run")
+    before = contents(first.output_dir)
+    again = go(None, resume=first.output_dir)
+    assert "has finished after 30 ticks; nothing is changed. Raise runner.max_ticks" in capsys.readouterr().err
+    assert contents(first.output_dir) == before
+    assert (again.metrics, again.objective) == (first.metrics, first.objective)
+    assert again.had_finished
+
+
+def test_more_ticks_go_on_with_a_finished_run(go: Run) -> None:
+    whole = go("whole", {"runner.max_ticks": 50}).output_dir
+    parts = go("parts", {"runner.max_ticks": 30}).output_dir
+    go(None, {"runner.max_ticks": 50}, resume=parts)
+    assert_same(parts, whole)
+    with pytest.raises(ConfigError, match=r"runner\.max_ticks: found 20, while .* at tick 50; expected at least that"):
+        (parts / "summary.json").unlink()
+        go(None, {"runner.max_ticks": 20}, resume=parts)
+
+
+def test_more_ticks_do_not_go_on_after_an_early_stop(go: Run) -> None:
+    build, changes = ALGORITHMS["early_stopping"]
+    parts = go("parts", changes, build=build).output_dir
+    assert read_summary(parts)["num_ticks"] == 30
+    assert go(None, {**changes, "runner.max_ticks": 300}, build=build, resume=parts).had_finished
+
+
+def test_another_config_is_refused_by_its_keys(go: Run) -> None:
+    parts = interrupted(go, 5)
+    changes = {"seed": 3, "runner.log_every": 7, "evaluate.batch_size": 5, "runner.max_ticks": 90}
+    with pytest.raises(ConfigError, match=r"another config in 3 key\(s\).*Give the keys the values") as caught:
+        go(None, changes, resume=parts)
+    for difference in ("seed: 0 there, 3 here", "runner.log_every: 5 there, 7 here", "evaluate.batch_size: 7 there, 5"):
+        assert difference in str(caught.value)
+    assert "max_ticks:" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("resume", "match"),
+    [
+        ("auot", r"found 'auot', which does not exist; expected auto.*Did you mean 'auto'"),
+        (".", "has no config.yaml"),
+        ("file.ckpt", "is in no run folder"),
+    ],
+)
+def test_what_is_no_run_is_refused(go: Run, tmp_path: Path, resume: str, match: str) -> None:
+    (tmp_path / "file.ckpt").touch()
+    with pytest.raises(ConfigError, match=match):
+        go(None, resume=resume)
+
+
+def test_two_processes_never_write_one_folder(go: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(running, "PATIENCE_S", 0.2)
+    parts = interrupted(go, 5, folder=None)
+    with run_lock(parts) as is_free:
+        assert is_free
+        with pytest.raises(ConfigError, match="another process is writing"):
+            go(None, resume=parts)
+        assert go(None, resume="auto").output_dir != parts
+    assert go(None, resume=parts).output_dir == parts
+
+
+def test_what_was_missing_from_the_metrics_is_said(go: Run) -> None:
+    parts = interrupted(go, 25)
+    (parts / "metrics.csv").write_text("tick,key,value\n")
+    with pytest.warns(UserWarning, match=r"metrics\.csv has 15 bytes, while the checkpoint knows of \d+"):
+        go(None, resume=parts)
+
+
+def test_a_failed_run_goes_on_from_its_last_good_state(go: Run) -> None:
+    whole = go("whole").output_dir
+    with pytest.raises(NonFiniteLossError):
+        go("parts", build=lambda: make_built(LossThat(13, lambda loss: loss * float("nan"))))
+    go(None, resume=whole.parent / "parts")
+    assert_same(whole.parent / "parts", whole)
+    assert len(read_metrics(whole)) == len(set(read_metrics(whole)))
 
 
 def test_random_states_come_back(tmp_path: Path) -> None:

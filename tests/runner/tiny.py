@@ -84,7 +84,14 @@ class Built:
     analyses: dict[str, Analysis] = field(default_factory=dict)
 
 
-def make_built(loss: Callable[..., Any] = lower_loss, optimizer: Any = None, **settings: Any) -> Built:
+def make_built(
+    loss: Callable[..., Any] = lower_loss,
+    optimizer: Any = None,
+    *,
+    hypergradient: Any = None,
+    shuffle: bool = True,
+    **settings: Any,
+) -> Built:
     """Build the program; `settings` go to the lower problem."""
     data = Data()
     torch.manual_seed(0)
@@ -94,9 +101,9 @@ def make_built(loss: Callable[..., Any] = lower_loss, optimizer: Any = None, **s
         classifier,
         loss,
         roles={"model": "classifier", "weigher": "weights"},
-        stream=Stream(data.split("train"), 8, seed=1),
+        stream=Stream(data.split("train"), 8, seed=1, shuffle=shuffle),
         optimizer=optimizer or partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-        hypergradient=Implicit(Identity(), product="finite_difference"),
+        hypergradient=hypergradient or Implicit(Identity(), product="finite_difference"),
         **settings,
     )
     upper = Problem(
@@ -132,6 +139,8 @@ CONFIG: dict[str, Any] = {
         "deterministic": True,
         "num_threads": None,
         "checkpoint": True,
+        "checkpoint_seconds": 30.0,
+        "keep_checkpoints": 1,
         "early_stopping_patience": None,
         "progress_bar": False,
         "report": False,

@@ -1,0 +1,64 @@
+"""`mlotool run -m ... resume=auto`: the folder of the sweep that goes on, in which each job finds its own."""
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from mlotool.cli.request import Request
+from mlotool.core.errors import ConfigError
+
+FILE = "multirun.yaml"
+
+
+def resumed_sweep(request: Request) -> list[str]:
+    """Return the words that make Hydra use the folder of the sweep to go on with; none for a new sweep.
+
+    Args:
+        request: its `resume` is auto, for the newest sweep by the same words, or the folder of a sweep.
+
+    Raises:
+        ConfigError: the folder is none of a sweep.
+    """
+    values = [word.partition("=")[2].strip("'\"") for word in request.overrides if word.startswith("resume=")]
+    if not values or values[-1] == "null" or any(word.startswith("hydra.sweep.dir=") for word in request.overrides):
+        return []
+    if values[-1] != "auto":
+        folder = Path(values[-1])
+        if not (folder / FILE).is_file():
+            raise ConfigError(
+                f"resume: found '{folder}' with -m, which has no {FILE}; expected auto, or the folder of a sweep "
+                "(outputs/<name>/multirun/<date>_<time>). Leave -m out to go on with one run."
+            )
+        # The jobs look in their own folders.
+        return [f"hydra.sweep.dir={_quoted(folder)}", "resume=auto"]
+    wanted = _said(request.hydra_words())
+    sweeps = Path("outputs").glob(f"*/multirun/*/{FILE}")
+    same = [file.parent for file in sweeps if _said(_words_of(file)) == wanted]
+    if not same:
+        print("mlotool: resume=auto: no sweep by these words. A new one begins.", file=sys.stderr)
+        return []
+    newest = max(same, key=lambda folder: folder.name)
+    print(f"mlotool: going on with the sweep in {newest}", file=sys.stderr)
+    return [f"hydra.sweep.dir={_quoted(newest)}"]
+
+
+def _said(words: list[str]) -> list[str]:
+    """Return the words that say which sweep it is, in a fixed order."""
+    from mlotool.config.difference import may_differ
+
+    pairs = [(word.lstrip("+~").partition("=")[0], word) for word in words]
+    return sorted(word for key, word in pairs if not may_differ(key) and not key.startswith("hydra."))
+
+
+def _words_of(file: Path) -> list[str]:
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return [str(word) for word in config["hydra"]["overrides"]["task"]]
+    # Of a sweep that was killed while it wrote, or of another version of Hydra.
+    except (yaml.YAMLError, KeyError, TypeError):
+        return []
+
+
+def _quoted(folder: Path) -> str:
+    return "'" + str(folder).replace("'", "\\'") + "'"
