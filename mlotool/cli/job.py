@@ -54,7 +54,8 @@ class Job:
             recipe = self._recipe_path(hydra.runtime.choices)
             if self.sweep_dir is None and recipe is not None:
                 print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)
-            origin = configuration.Origin(self.command, overrides, recipe)
+            sweep = None if self.sweep_dir is None else self.sweep_dir.name
+            origin = configuration.Origin(self.command, overrides, recipe, sweep)
             result = train(config, run_dir, origin)
         except KeyboardInterrupt:
             _leave(run_dir)

@@ -45,6 +45,7 @@ class LowerLoss:
         reader: the problem whose total gradient it is evaluated for: what an algorithm keeps from one pullback to the
             next belongs to the cotangents of one reader.
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
+        weight: of this rank's batch in the mean over ranks; the loss has it already.
     """
 
     problem: str
@@ -60,6 +61,7 @@ class LowerLoss:
     has_linear_step: bool = False
     reader: str = ""
     batch_number: int | None = None
+    weight: float = 1.0
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""

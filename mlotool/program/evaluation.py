@@ -14,6 +14,7 @@ from mlotool.program.dependence import SolutionStep
 from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Reduce, Unroll, Vector
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
+from mlotool.program.share import Share
 from mlotool.program.tasks import evaluate_tasks
 from mlotool.program.trajectory import Inputs
 from mlotool.program.update import Settings, State, find_update
@@ -71,12 +72,13 @@ class Evaluation:
             is_rollout: the solutions are those for the tensors of `given`, as far as their steps give them.
         """
         problem = self.problems[name]
+        batch, weight = Share.opened(batch)
         scope = dict(given)
         self.add_solutions(scope, self._steps[name] if steps is None else steps, batches or {}, name, is_rollout)
         stacked = self._stacked[name]
         with self.context():
             if not stacked:
-                return self._call_loss(problem, scope, batch, is_live)
+                return Share.weigh(self._call_loss(problem, scope, batch, is_live), weight)
             output = evaluate_tasks(
                 lambda tensors, part: self._call_loss(problem, {**scope, **tensors}, part, False),
                 {other: scope.get(other) or self.problems[other].constants() for other in stacked},
@@ -163,6 +165,7 @@ class Evaluation:
             return self.loss(lower.name, given, batch, steps=steps, batches=batches).loss
 
         theta = tuple(tensor.detach() for tensor in lower.theta.values())
+        samples, weight = Share.opened(batch)
         return LowerLoss(
             lower.name,
             theta,
@@ -172,7 +175,8 @@ class Evaluation:
             unroll=self._unroll(lower, loss, named, batches) if is_unrolled else None,
             num_tasks=lower.tasks,
             module=lower.module,
-            batch=batch,
+            batch=samples,
+            weight=weight,
             has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
             reader=reader,
             batch_number=self._batch_number(lower, batches),

@@ -58,17 +58,25 @@ class Program:
             names = [problem.name for problem in problems]
             raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
         self.graph = graph
-        self.reduce = reduce or identity_reduce
         graph.validate({name: problem.node for name, problem in self.problems.items()})
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
         self._dependence = Dependence(graph, partial)
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
         check_algorithms(self.problems, self._steps, frozenset(partial))
-        self._evaluation = Evaluation(self.problems, self._steps, frozenset(partial), self.reduce)
+        self._evaluation = Evaluation(self.problems, self._steps, frozenset(partial), reduce or identity_reduce)
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         for problem in self.problems.values():
             if problem.hypergradient is not None:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
+
+    @property
+    def reduce(self) -> Reduce:
+        """The mean over ranks."""
+        return self._evaluation.reduce
+
+    @reduce.setter
+    def reduce(self, reduce: Reduce) -> None:
+        self._evaluation.reduce = reduce
 
     @property
     def loss_context(self) -> Callable[[], AbstractContextManager[Any]]:
@@ -278,7 +286,7 @@ class Program:
             problem.load_state_dict(state[name])
 
     def _estimate(self, name: str, batch: Any, batches: Mapping[str, Any]) -> list[Tensor | None]:
-        """Return the mean over ranks of a gradient from values of the loss of `name`."""
+        """Return a gradient from values of the loss of `name`, which are means over ranks."""
         algorithm = self._zeroth_order[name]
         assert algorithm is not None
         problem = self.problems[name]
@@ -286,11 +294,12 @@ class Program:
         def loss(theta: Vector) -> Tensor:
             given: Scope = {name: dict(zip(problem.theta, theta, strict=True))}
             with torch.no_grad():
-                return self._evaluation.loss(name, given, batch, batches=batches, is_rollout=True).loss
+                value = self._evaluation.loss(name, given, batch, batches=batches, is_rollout=True).loss
+            # Here and not of the result: the algorithm may rank the values.
+            return self.reduce([value])[0]
 
         devices = tuple({device for each in self.problems.values() for device in each.devices})
-        found = algorithm.gradient(loss, [tensor.detach() for tensor in problem.theta.values()], devices)
-        return list(self.reduce(found))
+        return [*algorithm.gradient(loss, [tensor.detach() for tensor in problem.theta.values()], devices)]
 
     def _batch(self, name: str, batch: Any) -> Any:
         stream = self.problems[name].stream

@@ -10,6 +10,7 @@ from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, ModelCheckpoi
 
 from mlotool.core.errors import RunError
 from mlotool.program import Program
+from mlotool.runner.ranks import Ranks
 
 # Our part of a Lightning checkpoint.
 STATE_KEY = "mlotool"
@@ -30,9 +31,11 @@ class LastCheckpoint(Checkpoint):
     Args:
         path: the file.
         seconds_between: least time between two writes; more where they take more than a hundredth of the time.
+        ranks: of which all write at the same moment, when rank 0 says so.
     """
 
-    def __init__(self, path: Path, seconds_between: float = SECONDS_BETWEEN_LAST) -> None:
+    def __init__(self, path: Path, seconds_between: float = SECONDS_BETWEEN_LAST, ranks: Ranks | None = None) -> None:
+        self._ranks = ranks or Ranks()
         self._path = path
         self._seconds_between = self._pause = seconds_between
         self._written_at = float("-inf")
@@ -45,7 +48,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write after a round, if it is time."""
-        if time.monotonic() - self._written_at >= self._pause:
+        if self._ranks.first(time.monotonic() - self._written_at >= self._pause):
             self._write(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -61,13 +64,16 @@ class LastCheckpoint(Checkpoint):
         self._pause = max(self._seconds_between, (self._written_at - began) / LARGEST_SHARE_OF_TIME)
 
 
-def checkpoint_callbacks(directory: Path, monitor: str | None, mode: str) -> list[Callback]:
+def checkpoint_callbacks(
+    directory: Path, monitor: str | None, mode: str, ranks: Ranks | None = None
+) -> list[Callback]:
     """Return what writes `best.ckpt`, when the objective is the best so far, and `last.ckpt`.
 
     Args:
         directory: where they go.
         monitor: the objective's key; None keeps no best one.
         mode: "min" or "max".
+        ranks: those of the run.
     """
     callbacks: list[Callback] = []
     if monitor is not None:
@@ -81,7 +87,7 @@ def checkpoint_callbacks(directory: Path, monitor: str | None, mode: str) -> lis
         )
         callbacks.append(best)
     # After the best one, whose state it holds.
-    return [*callbacks, LastCheckpoint(directory / "last.ckpt")]
+    return [*callbacks, LastCheckpoint(directory / "last.ckpt", ranks=ranks)]
 
 
 def early_stopping(monitor: str, mode: str, patience: int) -> EarlyStopping:

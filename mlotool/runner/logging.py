@@ -64,13 +64,16 @@ class MetricLog:
 
 
 @contextmanager
-def open_loggers(config: Any, run_dir: Path, problems: Iterable[str]) -> Iterator[list[Logger]]:
+def open_loggers(
+    config: Any, run_dir: Path, problems: Iterable[str], sweep: str | None = None
+) -> Iterator[list[Logger]]:
     """Open the loggers that the config asks for; finish them in any case.
 
     Args:
         config: the whole config; its `logger` node chooses.
         run_dir: the run folder.
         problems: names of the problems: each gets an axis of its own in W&B, its steps.
+        sweep: name of the sweep's folder: its jobs are one group in W&B.
     """
     settings = config.logger
     if settings.mode not in MODES:
@@ -80,7 +83,7 @@ def open_loggers(config: Any, run_dir: Path, problems: Iterable[str]) -> Iterato
     is_success = False
     try:
         if settings.wandb and settings.mode != "disabled":
-            run = _start_wandb(config, run_dir, problems)
+            run = _start_wandb(config, run_dir, problems, sweep)
             loggers.append(_wandb_logger(run, run_dir))
         if settings.tensorboard:
             loggers.append(_tensorboard_logger(run_dir))
@@ -93,7 +96,7 @@ def open_loggers(config: Any, run_dir: Path, problems: Iterable[str]) -> Iterato
             run.finish(exit_code=0 if is_success else 1)
 
 
-def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
+def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str], sweep: str | None) -> "Run":
     # Imported here: it takes a second, and runs without W&B need not have it.
     import wandb
 
@@ -103,7 +106,7 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
             run = wandb.init(
                 project=config.logger.project,
                 name=f"{config.name}/{run_dir.name}",
-                group=config.name,
+                group=sweep or config.name,
                 dir=str(run_dir),
                 mode=mode,
                 config=plain(config),

@@ -9,13 +9,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from mlotool.core.errors import ConfigError
 from mlotool.program import Problem, Program, Schedule
 from mlotool.runner.checkpoint import STATE_KEY
+from mlotool.runner.distributed import AgreedInterrupt, agree_on_buffers, check_agreement
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective
 from mlotool.runner.plan import ChunkLoader, TickPlan
 from mlotool.runner.progress import ProgressDisplay, advance_clock
-from mlotool.runner.random_state import random_state, restore_random_state
+from mlotool.runner.random_state import random_states, restore_random_states
+from mlotool.runner.ranks import Ranks
 from mlotool.runner.surroundings import Interrupt
 from mlotool.runner.window import Window
 
@@ -79,6 +81,7 @@ class ProgramModule(LightningModule):
         evaluator: evaluates the splits of the plan; None where there are none.
         display: shows progress.
         interrupt: set from outside to stop after the tick at hand.
+        ranks: those of the run, of which each has such a module.
     """
 
     def __init__(
@@ -91,7 +94,8 @@ class ProgramModule(LightningModule):
         *,
         evaluator: Evaluator | None = None,
         display: ProgressDisplay | None = None,
-        interrupt: Interrupt | None = None,
+        interrupt: Interrupt | AgreedInterrupt | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -103,8 +107,9 @@ class ProgramModule(LightningModule):
         self.evaluator = evaluator
         self.display = display or ProgressDisplay(program.problems, plan.max_ticks, enabled=False)
         self.interrupt = interrupt or Interrupt()
-        self.window = Window(schedule.num_ticks)
-        self._random_state: dict[str, Any] | None = None
+        self.ranks = ranks or Ranks()
+        self.window = Window(schedule.num_ticks, self.ranks.mean)
+        self._random_states: list[dict[str, Any]] | None = None
         self._checked_tick = -1
         for name, problem in program.problems.items():
             # Direct attributes: children in a ModuleDict get no trainer.
@@ -135,7 +140,7 @@ class ProgramModule(LightningModule):
             for split in [] if self.interrupt.requested else self.plan.due_splits(end):
                 self._evaluate(split)
         except KeyboardInterrupt:
-            self.interrupt.requested = True
+            self.interrupt.insist()
         advance_clock(self.trainer, self.schedule.num_ticks - begin)
         if self.interrupt.requested:
             self.trainer.should_stop = True
@@ -144,9 +149,9 @@ class ProgramModule(LightningModule):
         """Begin the window at the (resumed) schedule's tick; random states come last."""
         self.window.restart(self.schedule.num_ticks)
         self.display.start(self.schedule.num_ticks)
-        if self._random_state is not None:
-            restore_random_state(self._random_state)
-            self._random_state = None
+        if self._random_states is not None:
+            restore_random_states(self._random_states, self.ranks)
+            self._random_states = None
 
     def on_train_epoch_end(self) -> None:
         """End a round: hand the objective to the callbacks, which save and stop after this."""
@@ -179,7 +184,7 @@ class ProgramModule(LightningModule):
             "program": self.program.state_dict(),
             "schedule": self.schedule.state_dict(),
             # A checkpoint at the start of a resumed run comes before the states are put back.
-            "random_state": random_state() if self._random_state is None else self._random_state,
+            "random_states": random_states(self.ranks) if self._random_states is None else self._random_states,
             "tick": self.schedule.num_ticks,
             "metrics": dict(self.metric_log.last),
         }
@@ -190,14 +195,14 @@ class ProgramModule(LightningModule):
         self.program.load_state_dict(state["program"])
         self.schedule.load_state_dict(state["schedule"])
         self.metric_log.last.update(state["metrics"])
-        self._random_state = state["random_state"]
+        self._random_states = state["random_states"]
 
     def _run_ticks(self, end: int) -> None:
         # The hot path: nothing is read from the device, logged or written here.
         tick, keep, interrupt = self.schedule.tick, self.window.append, self.interrupt
         for _ in range(end - self.schedule.num_ticks):
             keep(tick())
-            if interrupt.requested:
+            if interrupt.seen():
                 break
 
     def _flush(self) -> None:
@@ -216,13 +221,16 @@ class ProgramModule(LightningModule):
         # The losses first: they know the tick.
         self.window.check()
         check_parameters(self.program, self.schedule.num_ticks)
+        check_agreement(self.program, self.ranks, self.schedule.num_ticks)
+        agree_on_buffers(self.program, self.ranks)
         self._checked_tick = self.schedule.num_ticks
 
     def _evaluate(self, split: str) -> None:
         # A NaN must not reach the schedulers and the best checkpoint.
         self._check_finite()
-        assert self.evaluator is not None
-        values = self.evaluator.evaluate(split)
+        evaluator = self.evaluator
+        assert evaluator is not None
+        values = self.ranks.of_first(lambda: evaluator.evaluate(split))
         self.metric_log.log(self.schedule.num_ticks, values)
         self.display.note(self.schedule.num_ticks, values)
 

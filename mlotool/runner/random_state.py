@@ -6,6 +6,8 @@ from typing import Any
 import numpy
 import torch
 
+from mlotool.runner.ranks import Ranks
+
 
 def random_state() -> dict[str, Any]:
     """Return the states of torch's, CUDA's, numpy's and Python's global generators."""
@@ -23,6 +25,17 @@ def random_state() -> dict[str, Any]:
         ],
         "python": [version, torch.tensor(internal), gauss_next],
     }
+
+
+def random_states(ranks: Ranks) -> list[dict[str, Any]]:
+    """Return the states of all ranks, by rank; for a checkpoint, which rank 0 writes."""
+    return ranks.gather(random_state())
+
+
+def restore_random_states(states: list[dict[str, Any]], ranks: Ranks) -> None:
+    """Take this rank's state back; a rank that had none goes on as it was seeded."""
+    if ranks.rank < len(states):
+        restore_random_state(states[ranks.rank])
 
 
 def restore_random_state(state: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """One run of a built program, from the first tick to summary.json."""
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mlotool.program import Schedule
 from mlotool.runner.analysis import run_analyses
 from mlotool.runner.checkpoint import checkpoint_callbacks, early_stopping, load_program, read_checkpoint
 from mlotool.runner.device import place
+from mlotool.runner.distributed import AgreedInterrupt, ReadOnlyCheckpointIO, distribute
 from mlotool.runner.evaluation import find_split
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.loading import make_evaluator
@@ -24,6 +26,7 @@ from mlotool.runner.modules import ProgramModule
 from mlotool.runner.objective import Objective, make_plan
 from mlotool.runner.outcome import Outcome
 from mlotool.runner.progress import ProgressDisplay
+from mlotool.runner.ranks import Ranks
 from mlotool.runner.surroundings import Interrupt, graceful_interrupt, untracked_past
 
 
@@ -34,15 +37,17 @@ class Session:
         config: the config it was built from.
         built: `program`, `data`, `analyses`.
         device: where it computes.
+        ranks: those of the run, of which this is one; None is a single one.
 
     Raises:
         ConfigError: the config cannot run; nothing has been written.
     """
 
-    def __init__(self, config: Any, built: Any, device: torch.device) -> None:
+    def __init__(self, config: Any, built: Any, device: torch.device, ranks: Ranks | None = None) -> None:
         self._config = config
         self._built = built
         self._device = device
+        self._ranks = ranks or Ranks()
         place(built.program, device, config.runner.precision)
         self._schedule = Schedule(built.program)
         self._evaluator = make_evaluator(config, built.program.problems, built.data, device)
@@ -53,6 +58,7 @@ class Session:
             find_split(built.data, split)
         for analysis in built.analyses.values():
             find_split(built.data, analysis.split)
+        distribute(built.program, self._ranks, config.seed)
 
     def run(self, folder: RunFolder, resume_from: Path | None = None) -> Outcome:
         """Train, evaluate and analyse; write summary.json however it ends.
@@ -61,29 +67,35 @@ class Session:
             folder: takes the files.
             resume_from: a `last.ckpt` to go on from.
         """
-        config, outcome = self._config, Outcome(self._objective)
-        log = MetricLog(folder.metrics)
+        outcome, is_first = Outcome(self._objective), self._ranks.is_first
+        log = MetricLog(folder.metrics if is_first else Path(os.devnull))
         # The loggers are finished last: W&B may wait for its service, and summary.json must not.
         with ExitStack() as stack:
             try:
                 with _outcome_of_errors(outcome):
-                    loggers = stack.enter_context(open_loggers(config, folder.path, self._built.program.problems))
+                    loggers = stack.enter_context(self._open_loggers(folder)) if is_first else []
                     log.send_to(loggers)
                     self._fit(folder, log, loggers, outcome, resume_from)
-                    self._finish(folder, log)
+                    if is_first:
+                        self._finish(folder, log)
             finally:
                 log.close()
-                outcome.complete(log.last, self._schedule.num_ticks, folder.checkpoint("best"))
-                folder.write_summary(outcome.summary())
+                if is_first:
+                    outcome.complete(log.last, self._schedule.num_ticks, folder.checkpoint("best"))
+                    folder.write_summary(outcome.summary())
         return outcome
+
+    def _open_loggers(self, folder: RunFolder) -> AbstractContextManager[list[Logger]]:
+        return open_loggers(self._config, folder.path, self._built.program.problems, folder.sweep)
 
     def _fit(
         self, folder: RunFolder, log: MetricLog, loggers: list[Logger], outcome: Outcome, resume_from: Path | None
     ) -> None:
         """Train until the last tick, an early stop or Ctrl-C; the last raises KeyboardInterrupt."""
-        config, interrupt = self._config, Interrupt()
+        config, ranks, interrupt = self._config, self._ranks, Interrupt()
         program = self._built.program
-        display = ProgressDisplay(program.problems, self._plan.max_ticks, enabled=config.runner.progress_bar)
+        is_shown = config.runner.progress_bar and ranks.is_first
+        display = ProgressDisplay(program.problems, self._plan.max_ticks, enabled=is_shown)
         module = ProgramModule(
             program,
             self._schedule,
@@ -92,7 +104,8 @@ class Session:
             self._objective,
             evaluator=self._evaluator,
             display=display,
-            interrupt=interrupt,
+            interrupt=interrupt if ranks.size == 1 else AgreedInterrupt(interrupt, ranks),
+            ranks=ranks,
         )
         trainer = self._trainer(folder, loggers)
         began = time.perf_counter()
@@ -101,21 +114,24 @@ class Session:
                 resume: dict[str, Any] = {} if resume_from is None else {"ckpt_path": resume_from, "weights_only": True}
                 trainer.fit(module, **resume)
         except (NonFiniteLossError, NonFiniteParametersError) as error:
-            error.add(_what_is_kept(folder))
+            # Found by all ranks; the others do not know how far rank 0 is with writing.
+            if ranks.is_first:
+                error.add(_what_is_kept(folder))
             raise
         finally:
             outcome.training_s = time.perf_counter() - began
             display.stop()
-        if interrupt.requested:
+        if ranks.any(interrupt.requested):
             raise KeyboardInterrupt
 
     def _trainer(self, folder: RunFolder, loggers: list[Logger]) -> Trainer:
         runner = self._config.runner
         return Trainer(
             accelerator="gpu" if self._device.type == "cuda" else "cpu",
-            devices=1,
+            # Ranks are ours: each has a trainer of one device, which knows of no other.
+            devices=[self._device.index] if self._device.type == "cuda" else 1,
             # A cluster's own variables would start more processes than one.
-            plugins=[LightningEnvironment()],
+            plugins=[LightningEnvironment(), *([] if self._ranks.is_first else [ReadOnlyCheckpointIO()])],
             # Autocast is opened around each loss; the rest, solvers first, stays in full precision.
             precision="32-true",
             max_epochs=-1,
@@ -132,7 +148,9 @@ class Session:
 
     def _callbacks(self, folder: RunFolder) -> list[Callback]:
         runner, monitor, mode = self._config.runner, self._objective.monitor, self._objective.mode
-        callbacks = checkpoint_callbacks(folder.checkpoints, monitor, mode) if runner.checkpoint else []
+        callbacks = (
+            checkpoint_callbacks(folder.checkpoints, monitor, mode, self._ranks) if runner.checkpoint else []
+        )
         if runner.early_stopping_patience is not None:
             if monitor is None:
                 raise ConfigError(

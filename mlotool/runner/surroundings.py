@@ -84,6 +84,14 @@ class Interrupt:
     def __init__(self) -> None:
         self.requested = False
 
+    def seen(self) -> bool:
+        """Say whether to stop after the tick at hand."""
+        return self.requested
+
+    def insist(self) -> None:
+        """Stop as soon as can be."""
+        self.requested = True
+
 
 @contextmanager
 def graceful_interrupt(interrupt: Interrupt) -> Iterator[None]:
