@@ -64,9 +64,7 @@ class LastCheckpoint(Checkpoint):
         self._pause = max(self._seconds_between, (self._written_at - began) / LARGEST_SHARE_OF_TIME)
 
 
-def checkpoint_callbacks(
-    directory: Path, monitor: str | None, mode: str, ranks: Ranks | None = None
-) -> list[Callback]:
+def checkpoint_callbacks(directory: Path, monitor: str | None, mode: str, ranks: Ranks | None = None) -> list[Callback]:
     """Return what writes `best.ckpt`, when the objective is the best so far, and `last.ckpt`.
 
     Args:

@@ -98,7 +98,10 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
     if ranks.size == 1:
         return
     buffers = [
-        buffer for problem in program.problems.values() for buffer in problem.module.buffers() if buffer.is_floating_point()
+        buffer
+        for problem in program.problems.values()
+        for buffer in problem.module.buffers()
+        if buffer.is_floating_point()
     ]
     with torch.no_grad():
         for buffer, mean in zip(buffers, ranks.mean(buffers), strict=True):

@@ -128,7 +128,7 @@ def launch(config: Any, num_ranks: int, output_dir: Path | None, origin: Origin)
                 shared = _shared_environment(num_ranks)
                 for rank in range(num_ranks):
                     processes.append(_start(request.folder, rank, shared))
-                codes = _wait(processes, signals)
+                codes, lost = _wait(processes, signals)
             finally:
                 _kill(processes)
         if signals or any(code == INTERRUPTED for code in codes):
@@ -136,7 +136,7 @@ def launch(config: Any, num_ranks: int, output_dir: Path | None, origin: Origin)
                 raise SystemExit(128 + signal.SIGTERM)
             raise KeyboardInterrupt
         if any(codes):
-            raise _error(request, codes)
+            raise _error(request, codes, lost)
         content: dict[str, Any] = json.loads(request.result.read_text())
         return content
 
@@ -189,13 +189,19 @@ def _start(folder: Path, rank: int, shared: dict[str, str]) -> "subprocess.Popen
     )
 
 
-def _wait(processes: "Sequence[subprocess.Popen[bytes]]", signals: list[int]) -> list[int]:
-    """Return the exit codes of all; the end of one may be that of the others."""
+def _wait(processes: "Sequence[subprocess.Popen[bytes]]", signals: list[int]) -> tuple[list[int], int | None]:
+    """Return the exit codes of all, and the rank that was killed by another's hand than ours, if one was.
+
+    The end of one may be that of the others.
+    """
     first_end: float | None = None
+    lost: int | None = None
     while True:
         codes = [process.poll() for process in processes]
+        if lost is None and first_end is None:
+            lost = next((rank for rank, code in enumerate(codes) if code is not None and code < 0), None)
         if None not in codes:
-            return [code or 0 for code in codes]
+            return [code or 0 for code in codes], lost
         has_failed = any(code not in (None, 0, INTERRUPTED) for code in codes)
         if first_end is None and any(code is not None for code in codes):
             first_end = time.monotonic()
@@ -244,9 +250,10 @@ def _signals(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[list[in
             signal.signal(number, handler)
 
 
-def _error(request: Launch, codes: list[int]) -> Exception:
+def _error(request: Launch, codes: list[int], lost: int | None) -> Exception:
     """Return the error of the rank that failed first, and see that the run folder says so."""
-    failures = request.failures()
+    # What the others say of a rank that was killed is that they have lost it.
+    failures = request.failures() if lost is None else []
     if failures and failures[0]["is_config"]:
         return ConfigError(failures[0]["text"])
     run_dir = _path(request.run_dir.read_text()) if request.run_dir.exists() else None
@@ -258,8 +265,7 @@ def _error(request: Launch, codes: list[int]) -> Exception:
         error.add_note(first["trace"])
         code = codes[first["rank"]]
     else:
-        # One that was killed has left no word; those that we have ended ourselves come last.
-        rank = min(range(size), key=lambda each: (codes[each] == 0, codes[each] == -signal.SIGKILL, each))
+        rank = next(each for each in range(size) if codes[each]) if lost is None else lost
         code = codes[rank]
         error = RunError(
             f"Rank {rank} of {size} ended with {_word(code)} and without an error of its own; expected that all ranks "

@@ -148,9 +148,7 @@ class Session:
 
     def _callbacks(self, folder: RunFolder) -> list[Callback]:
         runner, monitor, mode = self._config.runner, self._objective.monitor, self._objective.mode
-        callbacks = (
-            checkpoint_callbacks(folder.checkpoints, monitor, mode, self._ranks) if runner.checkpoint else []
-        )
+        callbacks = checkpoint_callbacks(folder.checkpoints, monitor, mode, self._ranks) if runner.checkpoint else []
         if runner.early_stopping_patience is not None:
             if monitor is None:
                 raise ConfigError(

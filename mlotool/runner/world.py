@@ -75,9 +75,7 @@ class World:
         # "2(x3),1": two tasks on each of three machines, one on the last.
         per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", str(size)))
         sizes = [
-            int(count)
-            for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node)
-            for _ in range(int(times or 1))
+            int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node) for _ in range(int(times or 1))
         ]
         node = int(environment.get("SLURM_NODEID", 0))
         # Jobs that share a machine must not share a port.
