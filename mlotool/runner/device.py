@@ -26,7 +26,8 @@ def count_devices(runner: Any) -> int:
         return max(num_gpus, 1)
     if not isinstance(devices, int) or devices < 1:
         raise ConfigError(
-            f"runner.devices: found {devices!r}; expected a whole number of at least 1, or auto. Correct runner.devices."
+            f"runner.devices: found {devices!r}; expected a whole number of at least 1, or auto. "
+            "Correct runner.devices."
         )
     if 0 < num_gpus < devices:
         raise ConfigError(

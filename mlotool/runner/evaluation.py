@@ -105,8 +105,8 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
         )
     kind, settings = CLASSIFICATION_METRICS[name]
     # The checks of the arguments' values cost as much as the metric itself; with several ranks one evaluates alone.
-    settings = {"num_classes": num_classes, "validate_args": False, "sync_on_compute": False, **settings}
-    return getattr(torchmetrics.classification, kind)(**settings)
+    common = {"num_classes": num_classes, "validate_args": False, "sync_on_compute": False}
+    return getattr(torchmetrics.classification, kind)(**common, **settings)
 
 
 def find_split(data: Any, split: str) -> Any:

@@ -205,9 +205,9 @@ def _wait(processes: "Sequence[subprocess.Popen[bytes]]", signals: list[int]) ->
         has_failed = any(code not in (None, 0, INTERRUPTED) for code in codes)
         if first_end is None and any(code is not None for code in codes):
             first_end = time.monotonic()
-        has_written = codes[0] is not None
-        patience = SECONDS_FOR_THE_OTHERS if has_failed or (has_written and codes[0]) else SECONDS_TO_FINISH
-        if len(signals) > 1 or (has_failed or signals) and _is_over(first_end, patience):
+        # After Ctrl-C the others have nothing left to do once rank 0 has written its files.
+        patience = SECONDS_FOR_THE_OTHERS if has_failed or codes[0] is not None else SECONDS_TO_FINISH
+        if len(signals) > 1 or ((has_failed or signals) and _is_over(first_end, patience)):
             _kill(processes)
         time.sleep(SECONDS_BETWEEN_LOOKS)
 

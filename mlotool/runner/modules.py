@@ -16,7 +16,7 @@ from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective
 from mlotool.runner.plan import ChunkLoader, TickPlan
 from mlotool.runner.progress import ProgressDisplay, advance_clock
-from mlotool.runner.random_state import random_states, restore_random_states
+from mlotool.runner.random_state import random_states, restore_random_states, with_own_steps
 from mlotool.runner.ranks import Ranks
 from mlotool.runner.surroundings import Interrupt
 from mlotool.runner.window import Window
@@ -184,7 +184,7 @@ class ProgramModule(LightningModule):
             "program": self.program.state_dict(),
             "schedule": self.schedule.state_dict(),
             # A checkpoint at the start of a resumed run comes before the states are put back.
-            "random_states": random_states(self.ranks) if self._random_states is None else self._random_states,
+            "random_states": self._random_states or random_states(self.program, self.ranks),
             "tick": self.schedule.num_ticks,
             "metrics": dict(self.metric_log.last),
         }
@@ -192,7 +192,7 @@ class ProgramModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take it back."""
         state = checkpoint[STATE_KEY]
-        self.program.load_state_dict(state["program"])
+        self.program.load_state_dict(with_own_steps(state["program"], state["random_states"], self.ranks))
         self.schedule.load_state_dict(state["schedule"])
         self.metric_log.last.update(state["metrics"])
         self._random_states = state["random_states"]

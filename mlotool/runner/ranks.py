@@ -68,7 +68,7 @@ class Ranks:
 
     def of_first(self, compute: Callable[[], T]) -> T:
         """Let rank 0 compute something, and return it on all."""
-        return self.first(compute() if self.is_first else None)  # type: ignore[return-value, arg-type]
+        return self.first(compute() if self.is_first else None)  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
         """Return what each rank has, by rank."""
@@ -159,7 +159,7 @@ class _Mean(torch.autograd.Function):
 
 
 def _exchanged(vector: Vector, size: int) -> list[Tensor]:
-    found: list[Tensor] = [tensor for tensor in vector]
+    found: list[Tensor] = list(vector)
     waiting = []
     for numbers in _buckets(vector):
         flat = torch.cat([vector[number].detach().reshape(-1) for number in numbers])

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +105,17 @@ def test_noise_differs_by_rank_and_buffers_are_averaged(found: tuple[Found, Foun
     for one in (first, second):
         assert all(map(torch.equal, one["buffers"][1][:2], means))
     assert [text.partition(" ")[2].partition(" ")[0] for text in first["differences"]] == ["Dropout", "BatchNorm1d"]
+
+
+def test_each_rank_takes_its_own_random_states_back(found: tuple[Found, Found, Found]) -> None:
+    first, second = (each["exchanges"]["restored"] for each in found[1:])
+    for one in (first, second):
+        assert one["drawn"][0] == one["drawn"][1]
+        own, _, taken = (str(each) for each in one["steps"])
+        assert own == taken
+    assert first["drawn"] != second["drawn"]
+    own, of_first, _ = (str(each) for each in second["steps"])
+    assert own != of_first
 
 
 def test_ranks_that_differ_are_found(found: tuple[Found, Found, Found]) -> None:

@@ -169,7 +169,7 @@ def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_job_of_a_sweep_has_its_own_ranks(tmp_path: Path) -> None:
     words = ("-m", "plain", "seed=0,1", *QUIET[:3], "runner.devices=2", "runner.max_ticks=20", "logger.wandb=true")
-    code, out, err = run(tmp_path, *words)
+    code, _, err = run(tmp_path, *words)
     assert code == 0, err
     sweep = only(tmp_path, "outputs/plain/multirun/*")
     summaries = [json.loads((sweep / job / "summary.json").read_text()) for job in "01"]

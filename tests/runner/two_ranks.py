@@ -17,6 +17,7 @@ from mlotool.core.errors import ConfigError, RunError
 from mlotool.hypergradient import Unrolled
 from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement, differences, distribute
+from mlotool.runner.random_state import random_states, restore_random_states, with_own_steps
 from mlotool.runner.ranks import BUCKET_BYTES, Ranks
 from tests.hypergradient.every_algorithm import EVERY, Rows, program
 from tests.program.small import Mlp, parameters, web
@@ -75,6 +76,28 @@ def compute(ranks: Ranks) -> dict[str, dict[str, Tensor] | str]:
     return found
 
 
+def restored(ranks: Ranks) -> dict[str, Any]:
+    """Return what is drawn before and after a rank takes its states back, its recorded steps' included."""
+
+    def made() -> Program:
+        noisy = program(Unrolled, model=Mlp(nn.Dropout(0.5)))
+        distribute(noisy, ranks, seed=3)
+        return noisy
+
+    saved = made()
+    Schedule(saved).tick()
+    states, state = random_states(saved, ranks), ranks.first(saved.state_dict())
+    drawn = torch.rand(1).item()
+    resumed = made()
+    resumed.load_state_dict(with_own_steps(state, states, ranks))
+    restore_random_states(states, ranks)
+    own, rank_0, taken = (
+        each.state_dict()["model"]["trajectory"]["steps"][0]["random"][0] if isinstance(each, Program) else each
+        for each in (saved, state["model"]["trajectory"]["steps"][0]["random"][0], resumed)
+    )
+    return {"drawn": [drawn, torch.rand(1).item()], "steps": [own, rank_0, taken]}
+
+
 def exchanges(ranks: Ranks) -> dict[str, Any]:
     """Return what ranks tell each other, and what they find wrong."""
     rank = float(ranks.rank)
@@ -103,6 +126,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "gather": ranks.gather(ranks.rank),
         "any": [ranks.any(ranks.rank == 1), ranks.any(False)],
         "differences": texts,
+        "restored": restored(ranks),
         "noise": noise,
         "buffers": [before, [buffer.clone() for buffer in normed.buffers()]],
         "diverged": _message(lambda: check_agreement(other, ranks, tick=7)),
