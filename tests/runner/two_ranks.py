@@ -91,11 +91,11 @@ def restored(ranks: Ranks) -> dict[str, Any]:
     resumed = made()
     resumed.load_state_dict(with_own_steps(state, states, ranks))
     restore_random_states(states, ranks)
-    own, rank_0, taken = (
-        each.state_dict()["model"]["trajectory"]["steps"][0]["random"][0] if isinstance(each, Program) else each
-        for each in (saved, state["model"]["trajectory"]["steps"][0]["random"][0], resumed)
-    )
-    return {"drawn": [drawn, torch.rand(1).item()], "steps": [own, rank_0, taken]}
+    steps = [
+        each["model"]["trajectory"]["steps"][0]["random"][0]["cpu"]
+        for each in (saved.state_dict(), state, resumed.state_dict())
+    ]
+    return {"drawn": [drawn, torch.rand(1).item()], "steps": steps}
 
 
 def exchanges(ranks: Ranks) -> dict[str, Any]:
