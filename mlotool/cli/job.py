@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlotool import config as configuration
+from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.show_result import nearby, show_result
 from mlotool.core.errors import RunError
 from mlotool.core.printable import printable
@@ -57,9 +58,10 @@ class Job:
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
         try:
             recipe = self._recipe_path(hydra.runtime.choices)
-            if self.sweep_dir is None and recipe is not None:
+            if self.sweep_dir is None and recipe is not None and is_first_rank():
                 print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)
-            origin = configuration.Origin(self.command, overrides, recipe)
+            sweep = None if self.sweep_dir is None else self.sweep_dir.name
+            origin = configuration.Origin(self.command, overrides, recipe, sweep)
             result = train(config, run_dir, origin, self.watch)
         except KeyboardInterrupt as interrupted:
             self._say_how_to_go_on(getattr(interrupted, "run_dir", None), run_dir)
@@ -76,7 +78,11 @@ class Job:
                 note_failure(run_dir, overrides, str(error))
                 print(f"mlotool: job {run_dir.name} failed: {printable(str(error))}", file=sys.stderr)
             return float("nan")
-        if self.sweep_dir is None:
+        if not is_first_rank():
+            # Hydra has made a folder for each rank, where they began in different seconds.
+            with suppress(OSError):
+                run_dir.rmdir()
+        elif self.sweep_dir is None:
             show_result(config, result)
         return result.objective
 
@@ -118,7 +124,7 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watc
 
 def write_report(config: Any, run_dir: Path) -> None:
     """Write the report where the recipe wants one; a failure is a warning, for the run itself is done."""
-    if not config.runner.report:
+    if not config.runner.report or not is_first_rank():
         return
     from mlotool.report import write_report as write
 

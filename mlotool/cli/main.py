@@ -24,6 +24,8 @@ VERBS = {
     "report": "write the page and the pictures of a finished run again",
     "doctor": "versions, devices, folders and optional extras of this machine",
 }
+# What `mlotool run` itself starts.
+INTERNAL_VERBS = ("rank",)
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 HELP = """usage: mlotool VERB [arguments]
@@ -99,7 +101,7 @@ def _dispatch(words: list[str]) -> int:
     without_verb = words[1:] if words[0] == "run" else words
     if without_verb[:1] in (["-sc"], ["--shell-completion"]):
         return _call("completion", without_verb[1:])
-    if words[0] not in VERBS:
+    if words[0] not in (*VERBS, *INTERNAL_VERBS):
         raise ConfigError(_unknown_verb(words[0]))
     return _call(words[0], words[1:])
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser, recipe_parser
+from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.request import Request, read_request
 from mlotool.core.errors import ConfigError
 
@@ -127,7 +128,7 @@ def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
 
 
 def _show_sweep(job: "Job") -> None:
-    if job.sweep_dir is not None:
+    if job.sweep_dir is not None and is_first_rank():
         from mlotool.cli.show_result import show_sweep
 
         show_sweep(job.sweep_dir)

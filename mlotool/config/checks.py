@@ -115,11 +115,24 @@ def _choice_faults(values: Values) -> Iterator[str]:
     if values["resume"] == "":
         yield "resume: found ''; expected auto, a run folder or a checkpoint of one, or null. Correct resume."
     devices = values["runner"]["devices"]
-    if devices != 1:
+    if is_known(devices) and devices != "auto" and not (isinstance(devices, int) and devices >= 1):
         yield (
-            f"runner.devices: found {devices}; expected 1, as several devices are not supported yet. Set "
-            "runner.devices=1; a sweep (-m) can keep several devices busy, one run each."
+            f"runner.devices: found {devices!r}; expected a whole number of at least 1, or auto for every GPU. Correct "
+            "runner.devices."
         )
+    yield from _division_faults(values)
+
+
+def _division_faults(values: Values) -> Iterator[str]:
+    if values["runner"]["devices"] == 1:
+        return
+    for name, problem in values["problems"].items():
+        if problem.get("tasks") is not None:
+            yield (
+                f"problems.{name}.tasks: found {problem['tasks']} with runner.devices={values['runner']['devices']}; "
+                "expected null, since the tasks are the batch's first axis, which ranks would divide. Set "
+                "runner.devices=1."
+            )
 
 
 def _range_faults(values: Values) -> Iterator[str]:

@@ -42,11 +42,13 @@ class Origin:
         command: the command line, or the function that was called.
         overrides: of the command line.
         recipe_path: the recipe's file.
+        sweep: name of the sweep's folder, where the run is a job of one.
     """
 
     command: str
     overrides: tuple[str, ...]
     recipe_path: Path | None
+    sweep: str | None = None
 
 
 def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:

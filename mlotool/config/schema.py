@@ -120,7 +120,7 @@ class RunnerConfig:
     ticks_per_chunk: int = 200
     log_every: int = 50
     accelerator: str = "auto"
-    devices: int = 1
+    devices: int | str = 1
     precision: str = "fp32"
     tf32: bool = False
     deterministic: bool = True

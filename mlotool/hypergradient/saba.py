@@ -211,7 +211,8 @@ class _AveragedPullback:
         residual = add(curved, loss.reduce(cotangent), -1.0)
         solution = add(start, residual, -self.settings.step_size)
         averages.solution = solution
-        return scaled(averages.cross.replace(number, product.cross(solution)), -1.0)
+        # Reduced, so that the tables are the same on all ranks.
+        return scaled(averages.cross.replace(number, loss.reduce(product.cross(solution))), -1.0)
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Not called: `check` refuses the graphs that would."""

@@ -67,6 +67,7 @@ class LowerLoss:
         eliminated: what moves the solutions inside the loss along; None where there are none.
         habit: of the problem's loss, kept between pullbacks.
         precision: in which it is evaluated, "fp32", "bf16" or "fp16".
+        weight: of this rank's batch in the mean over ranks; the loss has it already.
     """
 
     problem: str
@@ -88,6 +89,7 @@ class LowerLoss:
     eliminated: "Eliminated | None" = None
     habit: Habit = field(default_factory=Habit, compare=False)
     precision: str = "fp32"
+    weight: float = 1.0
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""

@@ -19,6 +19,7 @@ from mlotool.program.following import moved, push
 from mlotool.program.loss_scale import ScaledCotangent
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
+from mlotool.program.share import Share
 from mlotool.program.simulation import check_simulation, simulated_batches
 from mlotool.program.stream import SameBatch, Stream
 from mlotool.program.tasks import evaluate_tasks
@@ -84,17 +85,19 @@ class Evaluation:
             scale: by which the loss will be multiplied before it is differentiated; pullbacks do not see it.
         """
         problem = self.problems[name]
+        shared = batch
+        batch, weight = Share.opened(shared)
         scope = dict(given)
         made = self._steps[name] if steps is None else steps
 
         def direct(given: Scope) -> Tensor:
-            return self.loss(name, given, batch, steps=()).loss
+            return self.loss(name, given, shared, steps=()).loss
 
         self.add_solutions(scope, made, batches or {}, name, is_rollout, direct, particle, readings, scale)
         stacked = self._stacked[name]
         with problem.loss_context:
             if not stacked:
-                return self._call_loss(problem, scope, batch, is_live)
+                return Share.weigh(self._call_loss(problem, scope, batch, is_live), weight)
             output = evaluate_tasks(
                 lambda tensors, part: self._call_loss(problem, {**scope, **tensors}, part, False),
                 {other: scope.get(other) or self.problems[other].constants() for other in stacked},
@@ -229,6 +232,7 @@ class Evaluation:
 
         theta = tuple(tensor.detach() for tensor in (lower.theta if reading is None else reading.theta).values())
         is_mean = lower.tasks is not None and self.problems[reader].tasks is None
+        samples, weight = Share.opened(batch)
         return LowerLoss(
             lower.name,
             theta,
@@ -238,7 +242,8 @@ class Evaluation:
             unroll=self._unroll(lower, reading, at_step, named, batches) if is_unrolled else None,
             num_tasks=lower.tasks,
             module=lower.module,
-            batch=batch,
+            batch=samples,
+            weight=weight,
             has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
             reader=reader,
             batch_number=_batch_number(lower, stream, batches),

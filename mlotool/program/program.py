@@ -59,7 +59,6 @@ class Program:
             names = [problem.name for problem in problems]
             raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
         self.graph = graph
-        self.reduce = reduce or identity_reduce
         graph.validate({name: problem.node for name, problem in self.problems.items()})
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
         stepwise = [name for name, each in self.problems.items() if _is_stepwise(each, self.problems, graph)]
@@ -67,13 +66,22 @@ class Program:
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
         self._solved = frozenset(step.problem for steps in self._steps.values() for step in steps)
         check_algorithms(self.problems, self._steps)
-        self._evaluation = Evaluation(self.problems, self._steps, self.reduce)
+        self._evaluation = Evaluation(self.problems, self._steps, reduce or identity_reduce)
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         for problem in self.problems.values():
             if problem.hypergradient is not None:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
         self._read = {name: self._dependence.read_by(name) for name in recorded}
+
+    @property
+    def reduce(self) -> Reduce:
+        """The mean over ranks."""
+        return self._evaluation.reduce
+
+    @reduce.setter
+    def reduce(self, reduce: Reduce) -> None:
+        self._evaluation.reduce = reduce
 
     def loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` at the current parameters, without a graph; nothing is updated.
@@ -314,7 +322,7 @@ class Program:
             problem.load_state_dict(state[name], streams)
 
     def _estimate(self, name: str, batch: Any, batches: Mapping[str, Any]) -> list[Tensor | None]:
-        """Return the mean over ranks of a gradient from values of the loss of `name`."""
+        """Return a gradient from values of the loss of `name`, which are means over ranks."""
         algorithm = self._zeroth_order[name]
         assert algorithm is not None
         problem = self.problems[name]
@@ -326,15 +334,15 @@ class Program:
             given: Scope = {name: dict(zip(problem.theta, theta, strict=True))}
             by_task = num_tasks is not None
             with torch.no_grad(), full_precision():
-                return self._evaluation.loss(
+                value = self._evaluation.loss(
                     name, given, batch, batches=batches, is_rollout=True, by_task=by_task, particle=particle
                 ).loss
+            # Here and not of the result: the algorithm may rank the values.
+            return self.reduce([value])[0]
 
         devices = tuple({device for each in self.problems.values() for device in each.devices})
-        found = algorithm.gradient(
-            loss, [tensor.detach() for tensor in problem.theta.values()], devices, num_tasks, name
-        )
-        return list(self.reduce(found))
+        theta = [tensor.detach() for tensor in problem.theta.values()]
+        return [*algorithm.gradient(loss, theta, devices, num_tasks, name)]
 
     def _batch(self, name: str, batch: Any) -> Any:
         stream = self.problems[name].stream

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, default_collate
 
+from mlotool.program.share import Share, bounds, sliced
+
 
 class SizedDataset(Protocol):
     """A map-style dataset.
@@ -135,6 +137,19 @@ class Stream:
         numbers = [number for _, number, times in earlier for _ in range(times)]
         return [*(None if self._shuffle else number for number in numbers), *[self.last_number] * times_last]
 
+    def divide(self, rank: int, num_ranks: int) -> "Stream":
+        """Deliver a rank's share of each batch from now on; `batch_size` and the order stay those of all ranks.
+
+        A share that is smaller or larger than the others' comes as a `Share`, with its weight.
+
+        Args:
+            rank: which one this is.
+            num_ranks: how many there are.
+        """
+        self._fetcher.rank, self._fetcher.num_ranks = rank, num_ranks
+        self._ahead = self._last = self._loader = None
+        return self
+
     def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "Stream":
         """Deliver batches on `device`, floating-point tensors as `dtype` (None leaves theirs)."""
         self._device, self._dtype = torch.device(device), dtype
@@ -257,6 +272,10 @@ class SameBatch:
         """Return the positions of these batches."""
         return self._stream.recent_numbers(count)
 
+    def divide(self, rank: int, num_ranks: int) -> "SameBatch":
+        """Leave the shares to the other stream."""
+        return self
+
     def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "SameBatch":
         """Leave the device and dtype to the other stream."""
         return self
@@ -287,9 +306,21 @@ class _Fetcher:
     def __init__(self, dataset: SizedDataset, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
+        self.rank, self.num_ranks = 0, 1
 
     def __getitem__(self, key: tuple[int, int, Tensor]) -> Any:
+        if self.num_ranks == 1:
+            return self._fetch(*key)
         epoch, number, indices = key
+        begin, end, weight = bounds(len(indices), self.rank, self.num_ranks)
+        if getattr(self.dataset, "seeded", False):
+            # Its random numbers are drawn for the whole batch.
+            batch = sliced(self._fetch(epoch, number, indices), begin, end)
+        else:
+            batch = self._fetch(epoch, number, indices[begin:end])
+        return batch if weight == 1.0 else Share(batch, weight)
+
+    def _fetch(self, epoch: int, number: int, indices: Tensor) -> Any:
         if isinstance(self.dataset, Tensor):
             return self.dataset[indices]
         # A Subset has `__getitems__` too, but returns a list of samples.

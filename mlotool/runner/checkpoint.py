@@ -18,6 +18,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from mlotool.core.errors import CheckpointError
 from mlotool.core.files import replacing
 from mlotool.program import Program
+from mlotool.runner.ranks import Ranks
 
 if TYPE_CHECKING:
     from mlotool.runner.modules import ProgramModule
@@ -135,6 +136,7 @@ class LastCheckpoint(Checkpoint):
         seconds_between: least time between two writes; more where they take more than a hundredth of the time.
         num_kept: of the last ones; from 2 on each is also `tick_<tick>.ckpt`.
         is_resumed: whether the state at the start lies there already.
+        ranks: of which all write at the same moment, by rank 0's clock.
     """
 
     def __init__(
@@ -144,7 +146,9 @@ class LastCheckpoint(Checkpoint):
         num_kept: int = 1,
         *,
         is_resumed: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks or Ranks()
         self._directory = directory
         self._seconds_between = self._pause = seconds_between
         self._num_kept = num_kept
@@ -163,7 +167,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write after a round, if it is time or the run has been told to stop."""
         is_asked = self._is_first_round or _program_module(pl_module).interrupt.requested
-        if not _is_cut(pl_module) and (is_asked or time.monotonic() >= self.due_at):
+        if not _is_cut(pl_module) and (self.is_due() or is_asked):
             self._write_round(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -171,12 +175,16 @@ class LastCheckpoint(Checkpoint):
         if not _is_cut(pl_module) and self._round_written != trainer.global_step:
             self._write_round(trainer)
 
+    def is_due(self) -> bool:
+        """Say whether it is time; every rank has to ask."""
+        return self._ranks.first(time.monotonic() >= self.due_at)
+
     def write(self, trainer: Trainer) -> None:
         """Write now; every rank has to call it, for all of them have a part in it."""
         began = time.monotonic()
         path = self._directory / LAST
         trainer.save_checkpoint(path)
-        if trainer.is_global_zero and self._num_kept > 1:
+        if self._ranks.is_first and self._num_kept > 1:
             keep_by_tick(path, trainer.global_step, self._num_kept)
         now = time.monotonic()
         self._pause = max(self._seconds_between, (now - began) / LARGEST_SHARE_OF_TIME)
@@ -209,7 +217,14 @@ def _written_at(path: Path) -> int:
 
 
 def checkpoint_callbacks(
-    directory: Path, monitor: str | None, mode: str, *, seconds_between: float, num_kept: int, is_resumed: bool
+    directory: Path,
+    monitor: str | None,
+    mode: str,
+    *,
+    seconds_between: float,
+    num_kept: int,
+    is_resumed: bool,
+    ranks: Ranks | None = None,
 ) -> list[Callback]:
     """Return what writes `best.ckpt`, when the objective is the best so far, and `last.ckpt`.
 
@@ -220,8 +235,9 @@ def checkpoint_callbacks(
         seconds_between: of the last one.
         num_kept: of the last ones.
         is_resumed: whether the run goes on from a checkpoint.
+        ranks: those of the run.
     """
-    last = LastCheckpoint(directory, seconds_between, num_kept, is_resumed=is_resumed)
+    last = LastCheckpoint(directory, seconds_between, num_kept, is_resumed=is_resumed, ranks=ranks)
     # The last one comes after the best one, whose state it holds.
     return [last] if monitor is None else [BestCheckpoint(directory / BEST, monitor, mode), last]
 

@@ -90,9 +90,9 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
     import torchmetrics.classification
 
     if name in MEAN_LOSSES:
-        return torchmetrics.MeanMetric()
+        return torchmetrics.MeanMetric(sync_on_compute=False)
     if name in REGRESSION_METRICS:
-        return getattr(torchmetrics, REGRESSION_METRICS[name])()
+        return getattr(torchmetrics, REGRESSION_METRICS[name])(sync_on_compute=False)
     if name not in CLASSIFICATION_METRICS:
         raise ConfigError(
             f"evaluate.metrics: found '{name}'; expected one of {', '.join(METRIC_NAMES)}."
@@ -104,8 +104,9 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
             f"Use one of {', '.join(REGRESSION_METRICS)}, or data with classes."
         )
     kind, settings = CLASSIFICATION_METRICS[name]
-    # The checks of the arguments' values cost as much as the metric itself.
-    return getattr(torchmetrics.classification, kind)(num_classes=num_classes, validate_args=False, **settings)
+    # The checks of the arguments' values cost as much as the metric itself; with several ranks one evaluates alone.
+    common = {"num_classes": num_classes, "validate_args": False, "sync_on_compute": False}
+    return getattr(torchmetrics.classification, kind)(**common, **settings)
 
 
 def find_split(data: Any, split: str) -> Any:

@@ -25,9 +25,11 @@ class RunFolder:
 
     Args:
         path: the folder.
+        sweep: name of the sweep's folder, where the run is a job of one.
     """
 
     path: Path
+    sweep: str | None = None
 
     @property
     def metrics(self) -> Path:
@@ -45,7 +47,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @classmethod
-    def create(cls, config: Any, output_dir: Path | None) -> "RunFolder":
+    def create(cls, config: Any, output_dir: Path | None, sweep: str | None = None) -> "RunFolder":
         """Make the folder, which no other run has: `output_dir`, or a new `outputs/<name>/<date>_<time>`.
 
         Where two runs of the same second have the same `<date>_<time>`, the later one gets `<date>_<time>_1`.
@@ -61,7 +63,7 @@ class RunFolder:
             )
         for folder in (claimed / "artifacts", claimed / "checkpoints"):
             folder.mkdir(exist_ok=True)
-        return cls(claimed)
+        return cls(claimed, sweep)
 
     def checkpoint(self, which: str) -> Path:
         """Return where the checkpoint `which` ("best" or "last") lies."""

@@ -87,7 +87,7 @@ def _cut(path: Path, position: int) -> None:
 
 @contextmanager
 def open_loggers(
-    config: Any, run_dir: Path, problems: Iterable[str], resumed_at: int | None = None
+    config: Any, run_dir: Path, problems: Iterable[str], resumed_at: int | None = None, sweep: str | None = None
 ) -> Iterator[list[Logger]]:
     """Open the loggers that the config asks for; finish them in any case.
 
@@ -96,6 +96,7 @@ def open_loggers(
         run_dir: the run folder.
         problems: names of the problems: each gets an axis of its own in W&B, its steps.
         resumed_at: the tick that a run goes on from; None for a new one.
+        sweep: name of the sweep's folder: its jobs are one group in W&B.
     """
     settings = config.logger
     if settings.mode not in MODES:
@@ -105,7 +106,7 @@ def open_loggers(
     is_success = False
     try:
         if settings.wandb and settings.mode != "disabled":
-            run = _start_wandb(config, run_dir, problems)
+            run = _start_wandb(config, run_dir, problems, sweep)
             loggers.append(_wandb_logger(run, run_dir))
         if settings.tensorboard:
             loggers.append(_tensorboard_logger(run_dir, resumed_at))
@@ -118,7 +119,7 @@ def open_loggers(
             run.finish(exit_code=0 if is_success else 1)
 
 
-def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
+def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str], sweep: str | None) -> "Run":
     # Imported here: it takes a second, and runs without W&B need not have it.
     import wandb
 
@@ -129,7 +130,7 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str]) -> "Run":
                 project=config.logger.project,
                 name=f"{config.name}/{run_dir.name}",
                 # The jobs of a sweep are one group.
-                group=os.environ.get("WANDB_RUN_GROUP") or config.name,
+                group=os.environ.get("WANDB_RUN_GROUP") or sweep or config.name,
                 dir=str(run_dir),
                 mode=mode,
                 **_same_wandb_run(run_dir, mode),

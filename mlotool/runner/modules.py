@@ -10,13 +10,15 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from mlotool.core.errors import ConfigError
 from mlotool.program import Problem, Program, Schedule
 from mlotool.runner.checkpoint import STATE_KEY, LastCheckpoint
+from mlotool.runner.distributed import AgreedInterrupt, agree_on_buffers, check_agreement
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective, Watch
 from mlotool.runner.plan import ChunkLoader, TickPlan
 from mlotool.runner.progress import ProgressDisplay, advance_clock
-from mlotool.runner.random_state import random_state, restore_random_state
+from mlotool.runner.random_state import random_states, restore_random_states, with_own_steps
+from mlotool.runner.ranks import Ranks
 from mlotool.runner.surroundings import Interrupt
 from mlotool.runner.window import Window
 
@@ -82,6 +84,7 @@ class ProgramModule(LightningModule):
         interrupt: set from outside to stop after the tick at hand.
         watch: sees the objective at each evaluation, and may end the run.
         last_checkpoint: written within a round too, when it is time.
+        ranks: those of the run, of which each has such a module.
 
     Attributes:
         is_cut: whether the round was ended by an interrupt before its last evaluation.
@@ -98,9 +101,10 @@ class ProgramModule(LightningModule):
         *,
         evaluator: Evaluator | None = None,
         display: ProgressDisplay | None = None,
-        interrupt: Interrupt | None = None,
+        interrupt: Interrupt | AgreedInterrupt | None = None,
         watch: Watch | None = None,
         last_checkpoint: LastCheckpoint | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -114,12 +118,13 @@ class ProgramModule(LightningModule):
         self.interrupt = interrupt or Interrupt()
         self.watch = watch
         self.is_pruned = False
-        self.window = Window(schedule.num_ticks)
+        self.ranks = ranks or Ranks()
+        self.window = Window(schedule.num_ticks, self.ranks.mean)
         self.is_cut = False
         self.training_s = 0.0
         self._last_checkpoint = last_checkpoint
         self._began = time.perf_counter()
-        self._random_state: dict[str, Any] | None = None
+        self._random_states: list[dict[str, Any]] | None = None
         # The initial parameters are the user's own.
         self._checked_tick = 0
         # Whether the evaluations of this tick are still to come.
@@ -148,21 +153,22 @@ class ProgramModule(LightningModule):
             self._run_chunk(chunk[1])
         except KeyboardInterrupt:
             # In the middle of a tick: its state is none to go on from, and the last checkpoint stays as it is.
-            self.interrupt.requested = self.is_cut = True
+            self.is_cut = True
+            self.interrupt.insist()
             self._set_clock()
         if self.interrupt.requested:
             self.trainer.should_stop = True
 
     def on_train_start(self) -> None:
         """Begin the window at the (resumed) schedule's tick; random states come last."""
-        if self._random_state is None:
+        if self._random_states is None:
             self.window.restart(self.schedule.num_ticks)
         self.interrupt.listen()
         self._began = time.perf_counter()
         self.display.start(self.schedule.num_ticks)
-        if self._random_state is not None:
-            restore_random_state(self._random_state)
-            self._random_state = None
+        if self._random_states is not None:
+            restore_random_states(self._random_states, self.ranks)
+            self._random_states = None
 
     def on_train_epoch_end(self) -> None:
         """End a round: hand the objective to the callbacks, which save and stop after this."""
@@ -179,7 +185,8 @@ class ProgramModule(LightningModule):
         if self.objective.monitor is not None and value is not None:
             # What `self.log` leads to; its own bookkeeping costs half a millisecond.
             self.trainer.callback_metrics[self.objective.monitor] = torch.tensor(value)
-            wants_end = self.watch is not None and self.watch(self.schedule.num_ticks, value)
+            tick, objective = self.schedule.num_ticks, value
+            wants_end = self.ranks.of_first(lambda: self.watch is not None and self.watch(tick, objective))
             self.is_pruned = wants_end and self.schedule.num_ticks < self.plan.max_ticks
         if self.is_pruned or self.schedule.num_ticks >= self.plan.max_ticks:
             self.trainer.should_stop = True
@@ -196,7 +203,8 @@ class ProgramModule(LightningModule):
         checkpoint[STATE_KEY] = {
             "program": self.program.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "random_state": random_state() if self._random_state is None else self._random_state,
+            # A checkpoint at the start of a resumed run comes before the states are put back.
+            "random_states": self._random_states or random_states(self.program, self.ranks),
             "tick": self.schedule.num_ticks,
             "is_pending": self._is_pending,
             "window": self.window.state_dict(),
@@ -208,12 +216,12 @@ class ProgramModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take it back."""
         state = checkpoint[STATE_KEY]
-        self.program.load_state_dict(state["program"])
+        self.program.load_state_dict(with_own_steps(state["program"], state["random_states"], self.ranks))
         self.schedule.load_state_dict(state["schedule"])
         self.window.load_state_dict(state["window"], state["tick"])
         self.metric_log.last.update(state["metrics"])
         self.training_s = state["training_s"]
-        self._random_state = state["random_state"]
+        self._random_states = state["random_states"]
         self._is_pending = state["is_pending"]
 
     @property
@@ -228,10 +236,12 @@ class ProgramModule(LightningModule):
     def _run_ticks(self, end: int) -> None:
         # The hot path: nothing is read from the device, logged or written here.
         tick, keep, interrupt, now = self.schedule.tick, self.window.append, self.interrupt, time.monotonic
-        due_at = float("inf") if self._last_checkpoint is None else self._last_checkpoint.due_at
+        # Several ranks look at the clock where they flush, together.
+        is_alone = self._last_checkpoint is not None and self.ranks.size == 1
+        due_at = self._last_checkpoint.due_at if is_alone else float("inf")
         for _ in range(end - self.schedule.num_ticks):
             keep(tick())
-            if interrupt.requested or now() >= due_at:
+            if interrupt.seen() or now() >= due_at:
                 break
 
     def _run_chunk(self, end: int) -> None:
@@ -254,7 +264,7 @@ class ProgramModule(LightningModule):
     def _write_if_due(self) -> bool:
         """Write the last checkpoint if it is time, or the run has been told to stop; return whether it has."""
         last, self.is_cut = self._last_checkpoint, self.interrupt.requested
-        if last is not None and (self.is_cut or time.monotonic() >= last.due_at):
+        if last is not None and (last.is_due() or self.is_cut):
             last.write(self.trainer)
         return self.is_cut
 
@@ -277,13 +287,16 @@ class ProgramModule(LightningModule):
         # The losses first: they know the tick.
         self.window.check()
         check_parameters(self.program, self.schedule.num_ticks)
+        check_agreement(self.program, self.ranks, self.schedule.num_ticks)
+        agree_on_buffers(self.program, self.ranks)
         self._checked_tick = self.schedule.num_ticks
 
     def _evaluate(self, split: str) -> None:
         # A NaN must not reach the schedulers and the best checkpoint.
         self._check_finite()
-        assert self.evaluator is not None
-        values = self.evaluator.evaluate(split)
+        evaluator = self.evaluator
+        assert evaluator is not None
+        values = self.ranks.of_first(lambda: evaluator.evaluate(split))
         self.metric_log.log(self.schedule.num_ticks, values)
         self.display.note(self.schedule.num_ticks, values)
 

@@ -1,6 +1,8 @@
 """Runs a config: build, train, evaluate the best checkpoint, leave everything in the run folder."""
 
+import os
 import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +13,16 @@ from pytorch_lightning import seed_everything
 from mlotool.config import Origin, build, finish_provenance, note_resume
 from mlotool.config.composition import origin_of
 from mlotool.core.errors import ConfigError, Interrupted, RunError
-from mlotool.runner.device import find_device
+from mlotool.runner.device import count_devices, find_device
 from mlotool.runner.folder import RunFolder
+from mlotool.runner.launcher import launch
 from mlotool.runner.objective import Watch
+from mlotool.runner.ranks import Ranks, joined
 from mlotool.runner.resuming import Found, find_run, prepare, read_summary, say
 from mlotool.runner.run_lock import PATIENCE_S, run_lock
 from mlotool.runner.session import Session
 from mlotool.runner.surroundings import quiet_lightning, terminable, torch_settings
+from mlotool.runner.world import World
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,12 @@ def run(
     origin: Origin | None = None,
     resume: str | Path | None = None,
     watch: Watch | None = None,
+    when_created: Callable[[str], object] | None = None,
 ) -> RunResult:
     """Train what a config describes.
+
+    With `runner.devices` above 1 it starts that many processes and waits for them; where torchrun or SLURM has started
+    this one among others, it joins them, and returns the same on all.
 
     Args:
         config: a composed config.
@@ -56,6 +65,7 @@ def run(
         resume: the run to go on with, bit-identically and in its own folder: a run folder, a checkpoint in one, or
             "auto", the newest unfinished run with the same config; None takes the config's `resume`.
         watch: called with tick and objective at each evaluation of the objective; true ends the run as pruned.
+        when_created: called with the path of the run folder, once rank 0 has made it.
 
     Returns:
         Metrics, run folder, checkpoint and objective.
@@ -70,45 +80,69 @@ def run(
         result = mlotool.run(mlotool.compose("mwn", ["runner.max_ticks=100"]))
         result.metrics["val/accuracy"]
     """
-    runner, origin = config.runner, origin or origin_of(config) or Origin("mlotool.run", (), None)
+    runner, world = config.runner, World.find(os.environ)
+    origin = origin or origin_of(config) or Origin("mlotool.run", (), None)
     resume = config.get("resume") if resume is None else resume
-    found = None if resume is None else find_run(config, resume, output_dir)
-    if found is not None and found.is_finished:
-        return _finished(found)
+    if world is None and (num_ranks := count_devices(runner)) > 1:
+        if watch is not None:
+            warnings.warn(
+                f"runner.devices: found {num_ranks} with a pruner; expected 1, since only then a run reports while it "
+                "trains. It is not pruned: write sweep.pruner=none, or runner.devices=1.",
+                stacklevel=2,
+            )
+        return RunResult(**launch(config, num_ranks, output_dir, origin, resume))
+    if world is not None:
+        world.check_devices(runner.devices if "devices" in runner else 1)
     with (
         torch_settings(**{key: runner[key] for key in ("num_threads", "deterministic", "tf32")}),
         quiet_lightning(),
         terminable(),
-        ExitStack() as stack,
     ):
-        device = find_device(runner)
-        seed_everything(config.seed, workers=True, verbose=False)
-        built = build(config)
-        # Everything that can be wrong with the config is found before a folder is made.
-        session = Session(config, built, device, watch)
-        checkpoint: Path | None = None
-        if found is None:
-            folder = RunFolder.create(config, output_dir)
-            stack.enter_context(run_lock(folder.path))
-            folder.write_inputs(config, origin, built.program.graph)
-        else:
-            folder = found.folder
-            _lock(folder, stack)
-            if not (folder.path / "provenance.json").exists():
-                # It was killed while it wrote them; provenance.json is the last.
-                folder.write_inputs(config, origin, built.program.graph)
-            checkpoint = _go_on(found, config, origin)
-        try:
-            outcome = session.run(folder, checkpoint)
-        except RunError as error:
-            error.run_dir = folder.path
-            raise
-        except Interrupted as interrupted:
-            interrupted.run_dir = folder.path
-            raise
-        finally:
+        device = find_device(runner, 0 if world is None else world.local_rank)
+        with joined(world, device) as ranks, ExitStack() as stack:
+            found = None if resume is None else ranks.of_first(lambda: find_run(config, resume, output_dir))
+            if found is not None and found.is_finished:
+                return _finished(found, ranks)
+            seed_everything(config.seed, workers=True, verbose=False)
+            built = build(config)
+            # Everything that can be wrong with the config is found before a folder is made.
+            session = Session(config, built, device, watch, ranks)
+            folder, checkpoint = ranks.of_first(lambda: _begin(config, output_dir, origin, built, found, stack))
+            if ranks.is_first and when_created is not None:
+                when_created(str(folder.path))
+            return _run(session, folder, checkpoint, ranks)
+
+
+def _begin(
+    config: Any, output_dir: Path | None, origin: Origin, built: Any, found: Found | None, stack: ExitStack
+) -> tuple[RunFolder, Path | None]:
+    """Return the folder, which the stack keeps locked, with its inputs, and the checkpoint to go on from."""
+    if found is None:
+        folder = RunFolder.create(config, output_dir, origin.sweep)
+        stack.enter_context(run_lock(folder.path))
+        folder.write_inputs(config, origin, built.program.graph)
+        return folder, None
+    folder = RunFolder(found.folder.path, origin.sweep)
+    _lock(folder, stack)
+    if not (folder.path / "provenance.json").exists():
+        # It was killed while it wrote them; provenance.json is the last.
+        folder.write_inputs(config, origin, built.program.graph)
+    return folder, _go_on(found, config, origin)
+
+
+def _run(session: Session, folder: RunFolder, checkpoint: Path | None, ranks: Ranks) -> RunResult:
+    try:
+        outcome = session.run(folder, checkpoint)
+    except RunError as error:
+        error.run_dir = folder.path
+        raise
+    except Interrupted as interrupted:
+        interrupted.run_dir = folder.path
+        raise
+    finally:
+        if ranks.is_first:
             finish_provenance(folder.path)
-    return RunResult(outcome.metrics, folder.path, _kept(folder), outcome.objective)
+    return ranks.first(RunResult(outcome.metrics, folder.path, _kept(folder), outcome.objective))
 
 
 def _kept(folder: RunFolder) -> Path | None:
@@ -140,11 +174,12 @@ def _go_on(found: Found, config: Any, origin: Origin) -> Path | None:
     return checkpoint
 
 
-def _finished(found: Found) -> RunResult:
+def _finished(found: Found, ranks: Ranks) -> RunResult:
     path, summary = found.folder.path, read_summary(found.folder.path)
-    say(
-        f"{path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise runner.max_ticks to go on, "
-        "or leave resume out for a new run."
-    )
+    if ranks.is_first:
+        say(
+            f"{path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise runner.max_ticks to go "
+            "on, or leave resume out for a new run."
+        )
     metrics = {key: float("nan") if value is None else value for key, value in summary["metrics"].items()}
     return RunResult(metrics, path, _kept(found.folder), summary["objective"]["value"], had_finished=True)

@@ -1,8 +1,9 @@
 """One run of a built program, from the first tick to summary.json."""
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mlotool.runner.checkpoint import (
     restore_callbacks,
 )
 from mlotool.runner.device import place
+from mlotool.runner.distributed import AgreedInterrupt, ReadOnlyCheckpointIO, distribute
 from mlotool.runner.evaluation import find_split
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.loading import make_evaluator
@@ -34,7 +36,8 @@ from mlotool.runner.modules import ProgramModule
 from mlotool.runner.objective import Objective, Watch, make_plan
 from mlotool.runner.outcome import Outcome
 from mlotool.runner.progress import ProgressDisplay, advance_clock
-from mlotool.runner.random_state import restore_random_state
+from mlotool.runner.random_state import restore_random_states
+from mlotool.runner.ranks import Ranks
 from mlotool.runner.surroundings import Interrupt, graceful_interrupt, untracked_past
 
 
@@ -46,16 +49,25 @@ class Session:
         built: `program`, `data`, `analyses`.
         device: where it computes.
         watch: sees the objective at each evaluation, and may end the run as pruned.
+        ranks: those of the run, of which this is one; None is a single one.
 
     Raises:
         ConfigError: the config cannot run; nothing has been written.
     """
 
-    def __init__(self, config: Any, built: Any, device: torch.device, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        config: Any,
+        built: Any,
+        device: torch.device,
+        watch: Watch | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         self._watch = watch
         self._config = config
         self._built = built
         self._device = device
+        self._ranks = ranks or Ranks()
         place(built.program, device)
         self._schedule = Schedule(built.program)
         self._evaluator = make_evaluator(config, built.program.problems, built.data, device)
@@ -66,6 +78,7 @@ class Session:
             find_split(built.data, split)
         for analysis in built.analyses.values():
             find_split(built.data, analysis.split)
+        distribute(built.program, self._ranks, config.seed)
 
     def run(self, folder: RunFolder, resume_from: Path | None = None) -> Outcome:
         """Train, evaluate and analyse; write summary.json however it ends.
@@ -74,24 +87,30 @@ class Session:
             folder: takes the files.
             resume_from: a checkpoint of the same folder to go on from.
         """
-        config, outcome = self._config, Outcome(self._objective)
+        outcome, is_first = Outcome(self._objective), self._ranks.is_first
         checkpoint = None if resume_from is None else read_whole_checkpoint(resume_from)
         state = None if checkpoint is None else checkpoint[STATE_KEY]
-        log = MetricLog(folder.metrics, None if state is None else state["metrics_position"])
+        position = None if state is None or not is_first else state["metrics_position"]
+        log = MetricLog(folder.metrics if is_first else Path(os.devnull), position)
         tick = None if state is None else state["tick"]
         # The loggers are finished last: W&B may wait for its service, and summary.json must not.
         with ExitStack() as stack:
             try:
                 with _outcome_of_errors(outcome):
-                    loggers = stack.enter_context(open_loggers(config, folder.path, self._built.program.problems, tick))
+                    loggers = stack.enter_context(self._open_loggers(folder, tick)) if is_first else []
                     log.send_to(loggers)
                     self._fit(folder, log, loggers, outcome, checkpoint)
-                    self._finish(folder, log)
+                    if is_first:
+                        self._finish(folder, log)
             finally:
                 log.close()
-                outcome.complete(log.last, self._schedule.num_ticks, folder.checkpoint("best"))
-                folder.write_summary(outcome.summary())
+                if is_first:
+                    outcome.complete(log.last, self._schedule.num_ticks, folder.checkpoint("best"))
+                    folder.write_summary(outcome.summary())
         return outcome
+
+    def _open_loggers(self, folder: RunFolder, resumed_at: int | None) -> AbstractContextManager[list[Logger]]:
+        return open_loggers(self._config, folder.path, self._built.program.problems, resumed_at, folder.sweep)
 
     def _fit(
         self,
@@ -102,9 +121,10 @@ class Session:
         checkpoint: dict[str, Any] | None,
     ) -> None:
         """Train until the last tick, an early stop or a signal; the last raises Interrupted, a KeyboardInterrupt."""
-        config, interrupt = self._config, Interrupt()
+        config, ranks, interrupt = self._config, self._ranks, Interrupt()
         program = self._built.program
-        display = ProgressDisplay(program.problems, self._plan.max_ticks, enabled=config.runner.progress_bar)
+        is_shown = config.runner.progress_bar and ranks.is_first
+        display = ProgressDisplay(program.problems, self._plan.max_ticks, enabled=is_shown)
         callbacks = self._callbacks(folder, is_resumed=checkpoint is not None)
         module = ProgramModule(
             program,
@@ -114,12 +134,13 @@ class Session:
             self._objective,
             evaluator=self._evaluator,
             display=display,
-            interrupt=interrupt,
+            interrupt=interrupt if ranks.size == 1 else AgreedInterrupt(interrupt, ranks),
             watch=self._watch,
             last_checkpoint=next((each for each in callbacks if isinstance(each, LastCheckpoint)), None),
+            ranks=ranks,
         )
         trainer = self._trainer(folder, loggers, callbacks)
-        if checkpoint is not None and _restore(module, trainer, callbacks, checkpoint):
+        if checkpoint is not None and _restore(module, trainer, callbacks, checkpoint, ranks):
             outcome.training_s = module.training_s
             module.flush()
             return
@@ -132,12 +153,14 @@ class Session:
             if not interrupt.requested:
                 raise
         except (NonFiniteLossError, NonFiniteParametersError) as error:
-            error.add(_what_is_kept(folder))
+            # Found by all ranks; the others do not know how far rank 0 is with writing.
+            if ranks.is_first:
+                error.add(_what_is_kept(folder))
             raise
         finally:
             outcome.training_s = module.training_s + time.perf_counter() - began
             display.stop()
-        if interrupt.requested:
+        if ranks.any(interrupt.requested):
             raise Interrupted(interrupt.exit_code)
         if module.is_pruned:
             raise PrunedError(f"pruned after tick {self._schedule.num_ticks}")
@@ -146,9 +169,13 @@ class Session:
         runner = self._config.runner
         return Trainer(
             accelerator="gpu" if self._device.type == "cuda" else "cpu",
-            devices=1,
+            # Ranks are ours: each has a trainer of one device, which knows of no other.
+            devices=[self._device.index] if self._device.type == "cuda" else 1,
             # A cluster's own variables would start more processes than one.
-            plugins=[LightningEnvironment(), AtomicCheckpointIO()],
+            plugins=[
+                LightningEnvironment(),
+                AtomicCheckpointIO() if self._ranks.is_first else ReadOnlyCheckpointIO(),
+            ],
             # Autocast is opened around each loss; the rest, solvers first, stays in full precision.
             precision="32-true",
             max_epochs=-1,
@@ -174,6 +201,7 @@ class Session:
                 seconds_between=runner.checkpoint_seconds,
                 num_kept=runner.keep_checkpoints,
                 is_resumed=is_resumed,
+                ranks=self._ranks,
             )
         if runner.early_stopping_patience is not None:
             if monitor is None:
@@ -201,7 +229,9 @@ class Session:
         log.log(tick, run_analyses(built.analyses, program, built.data, folder.artifacts, self._device))
 
 
-def _restore(module: ProgramModule, trainer: Trainer, callbacks: list[Callback], checkpoint: dict[str, Any]) -> bool:
+def _restore(
+    module: ProgramModule, trainer: Trainer, callbacks: list[Callback], checkpoint: dict[str, Any], ranks: Ranks
+) -> bool:
     """Put everything back as it was; return whether training had ended.
 
     Not by Lightning's `ckpt_path`, whose loops count epochs and batches: what a round has left to do follows from the
@@ -213,7 +243,7 @@ def _restore(module: ProgramModule, trainer: Trainer, callbacks: list[Callback],
     advance_clock(trainer, state["tick"])
     if not (is_stopped or module.is_done):
         return False
-    restore_random_state(state["random_state"])
+    restore_random_states(state["random_states"], ranks)
     return True
 
 

@@ -127,6 +127,14 @@ class Interrupt:
         if not self.requested:
             self.requested, self.exit_code = True, 128 + signum
 
+    def seen(self) -> bool:
+        """Say whether to stop after the tick at hand."""
+        return self.requested
+
+    def insist(self) -> None:
+        """Stop as soon as can be."""
+        self.requested = True
+
 
 @contextmanager
 def graceful_interrupt(interrupt: Interrupt) -> Iterator[None]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlotool.core.errors import NonFiniteLossError
 from mlotool.program import StepResult
+from mlotool.program.differentiation import Reduce, identity_reduce
 
 Steps = Mapping[str, StepResult]
 
@@ -18,6 +19,7 @@ class Window:
 
     Args:
         num_ticks: ticks that lie before the window.
+        reduce: a mean over ranks, of which all flush and check after the same ticks: a NaN of one is one of all.
 
     Cost: a list append a tick; at a flush two stacks and two transfers from the device.
 
@@ -30,12 +32,13 @@ class Window:
         {'line/loss': 2.0}
     """
 
-    def __init__(self, num_ticks: int = 0) -> None:
+    def __init__(self, num_ticks: int = 0, reduce: Reduce = identity_reduce) -> None:
         self._ticks: list[Steps] = []
         # Numbers of ticks that a checkpoint has read from the device already, by key.
         self._collected: dict[str, list[float]] = {}
         self._num_ticks_before = num_ticks
         self._num_checked = 0
+        self._reduce = reduce
         self.append = self._ticks.append
 
     def restart(self, num_ticks: int) -> None:
@@ -48,8 +51,9 @@ class Window:
         fresh = self._ticks[self._num_checked :]
         losses = [step.loss for steps in fresh for step in steps.values()]
         # One transfer for all; the search runs only when it is needed.
-        if not all(map(math.isfinite, _numbers(losses))):
-            self._raise_first_bad(fresh, self._num_ticks_before + self._num_checked)
+        numbers = _numbers(losses, self._reduce)
+        if not all(map(math.isfinite, numbers)):
+            _raise_first_bad(fresh, numbers, self._num_ticks_before + self._num_checked)
         self._num_checked = len(self._ticks)
 
     def flush(self) -> dict[str, float]:
@@ -83,22 +87,23 @@ class Window:
                 for name, value in step.metrics.items():
                     collected.setdefault(f"{problem}/{name}", []).append(value)
         self._clear(self._num_ticks_before + len(self._ticks))
-        numbers = iter(_numbers([value for values in collected.values() for value in values]))
+        numbers = iter(_numbers([value for values in collected.values() for value in values], self._reduce))
         for key, values in collected.items():
             self._collected.setdefault(key, []).extend(next(numbers) for _ in values)
 
-    @staticmethod
-    def _raise_first_bad(fresh: list[Steps], num_ticks_before: int) -> None:
-        for tick, steps in enumerate(fresh, start=num_ticks_before + 1):
-            for problem, step in steps.items():
-                value = float(step.loss)
-                if not math.isfinite(value):
-                    raise NonFiniteLossError(problem, tick, value)
+
+def _raise_first_bad(fresh: list[Steps], numbers: list[float], num_ticks_before: int) -> None:
+    losses = iter(numbers)
+    for tick, steps in enumerate(fresh, start=num_ticks_before + 1):
+        for problem, value in zip(steps, losses, strict=False):
+            if not math.isfinite(value):
+                raise NonFiniteLossError(problem, tick, value)
 
 
-def _numbers(values: list[Tensor]) -> list[float]:
-    """Return what tensors of one element hold, by one transfer from the device."""
+def _numbers(values: list[Tensor], reduce: Reduce) -> list[float]:
+    """Return the means over ranks of what tensors of one element hold, by one transfer from the device."""
     if not values:
         return []
     # Reshaping each of them would cost as much as the rest.
-    return torch.stack([value if value.dim() == 0 else value.reshape(()) for value in values]).double().tolist()
+    stacked = torch.stack([value if value.dim() == 0 else value.reshape(()) for value in values]).double()
+    return reduce([stacked])[0].tolist()

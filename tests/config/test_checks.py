@@ -74,7 +74,7 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "name": ({"name": "../x"}, ["name: found '../x'"]),
     "problem name": ({"problems.2nd": ProblemConfig()}, ["problems.2nd", "Rename"]),
     "problem like a split": ({"problems.val": ProblemConfig()}, ["problems.val", "evaluate.splits"]),
-    "devices": ({"runner.devices": 2}, ["runner.devices: found 2", "not supported yet"]),
+    "devices": ({"runner.devices": 0}, ["runner.devices: found 0", "at least 1, or auto"]),
     "precision": ({"runner.precision": "bf61"}, ["found 'bf61'", "Did you mean 'bf16'?"]),
     "accelerator": ({"runner.accelerator": "cuda"}, ["runner.accelerator: found 'cuda'"]),
     "logger": ({"logger.mode": "ofline"}, ["Did you mean 'offline'?"]),
@@ -94,7 +94,7 @@ def test_a_fault_is_found(name: str, changed: Change) -> None:
 
 def test_all_faults_come_in_one_message(changed: Change) -> None:
     faults = {
-        "runner.devices": 2,
+        "runner.devices": 0,
         "objective": "val/x",
         f"{CLASSIFIER}.module.hiden": 1,
         f"{REWEIGHT}.stream.split": "mta",

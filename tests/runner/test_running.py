@@ -326,7 +326,7 @@ def test_bf16_opens_autocast_around_the_losses_only(tiny_run: Run) -> None:
         ({"evaluate.metrics": ["accurac"]}, "evaluate.metrics: found 'accurac'.*Did you mean 'accuracy'"),
         ({"evaluate.splits": {"vall": 10}, "objective": None}, "Split 'vall'.*Did you mean 'val'"),
         ({"evaluate.problem": "clasifier"}, "evaluate.problem: found 'clasifier'.*Did you mean 'classifier'"),
-        ({"runner.devices": 2}, "runner.devices: found 2; expected 1"),
+        ({"runner.devices": "all"}, "runner.devices: found 'all'; expected a whole number"),
         ({"runner.accelerator": "tpu"}, "runner.accelerator: found 'tpu'"),
         ({"logger.mode": "on"}, "logger.mode: found 'on'; expected one of offline"),
         ({"runner.early_stopping_patience": 2, "objective": "test/accuracy"}, "early_stopping_patience: found 2"),

@@ -15,7 +15,7 @@ from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
-from mlotool.hypergradient.vector import norm, vector_jacobian
+from mlotool.hypergradient.vector import norm, scaled, vector_jacobian
 from mlotool.program.differentiation import LowerLoss, Vector
 
 _LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mean_squared_error": nn.MSELoss}
@@ -95,7 +95,8 @@ class KFAC(AbstractSolver):
         random = RandomState(lower_loss.devices)
         try:
             with torch.enable_grad(), _quiet():
-                solution, result = self._invert(curvature, module, data, [tensor.detach() for tensor in vector], start)
+                target = [tensor.detach() for tensor in vector]
+                solution, result = self._invert(curvature, module, data, target, start, lower_loss)
         except NotImplementedError as error:
             raise ConfigError(
                 f"problems.{lower_loss.problem}.hypergradient.solver: KFAC(kind={self.kind!r}) met a module it has no "
@@ -104,17 +105,30 @@ class KFAC(AbstractSolver):
             ) from error
         finally:
             random.restore()
+        # Of several ranks, each has the factors of its own batch, and none may go its own way.
+        solution = list(lower_loss.reduce(solution))
         if not bool(norm(solution).isfinite()):
             return SolveResult(list(vector), Status.NON_FINITE, 0)
         return SolveResult(solution, *result)
 
     def _invert(
-        self, curvature: Any, module: nn.Module, data: tuple[Tensor, Tensor], vector: Vector, start: Vector | None
+        self,
+        curvature: Any,
+        module: nn.Module,
+        data: tuple[Tensor, Tensor],
+        vector: Vector,
+        start: Vector | None,
+        lower_loss: LowerLoss,
     ) -> tuple[list[Tensor], tuple[Status, int, float | None]]:
         parameters = [tensor for tensor in module.parameters() if tensor.requires_grad]
         loss = _LOSSES[self.loss]()
         if self.kind == "ggn":
-            found = self._inner.solve(gauss_newton(module, loss, parameters, data), vector, start=start)
+            product = gauss_newton(module, loss, parameters, data)
+
+            def mean(direction: Vector) -> Vector:
+                return lower_loss.reduce(scaled(product(direction), lower_loss.weight))
+
+            found = self._inner.solve(mean, vector, start=start)
             return found.solution, (found.status, 0, found.residual)
         make = curvature.KFACLinearOperator if self.kind == "kfac" else curvature.EKFACLinearOperator
         operator = make(

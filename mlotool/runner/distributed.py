@@ -1,0 +1,218 @@
+"""One program on several ranks: what each of them does differently, and what all of them must agree on."""
+
+import hashlib
+import inspect
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric.plugins import CheckpointIO, TorchCheckpointIO
+from pytorch_lightning import seed_everything
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from mlotool.config import derived_seed
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.hypergradient import KFAC, Implicit
+from mlotool.program import Problem, Program
+from mlotool.runner.ranks import Ranks
+from mlotool.runner.surroundings import Interrupt
+
+SECONDS_BETWEEN_AGREEMENTS = 0.5
+MAX_TICKS_BETWEEN_AGREEMENTS = 1000
+TOLERANCE = 1e-4
+"""Relative difference of the parameters' norms at which ranks count as diverged; the exchange itself makes none."""
+
+
+def distribute(program: Program, ranks: Ranks, seed: int) -> None:
+    """Make a program that each rank has built the program of all of them.
+
+    Batches are divided, gradients and products are means over ranks; the random numbers of the losses (dropout) are
+    other ones on each rank, as they are for other samples.
+
+    Args:
+        program: on its device.
+        ranks: one rank changes nothing.
+        seed: of the run.
+
+    Raises:
+        ConfigError: the program cannot be divided, or the ranks have built different ones.
+    """
+    if ranks.size == 1:
+        return
+    for name, problem in program.problems.items():
+        if problem.tasks is not None:
+            raise ConfigError(
+                f"problems.{name}.tasks: found {problem.tasks} with {ranks.size} ranks; expected null, since the tasks "
+                "are the batch's first axis, which ranks would divide. Set runner.devices=1."
+            )
+    _check_same_start(program, ranks)
+    program.reduce = ranks.mean
+    for problem in program.problems.values():
+        if problem.stream is not None:
+            problem.stream.divide(ranks.rank, ranks.size)
+    if ranks.is_first:
+        for text in differences(program):
+            warnings.warn(text, stacklevel=2)
+    else:
+        seed_everything(derived_seed(seed, "rank", str(ranks.rank)) % 2**32, workers=True, verbose=False)
+
+
+def differences(program: Program) -> Iterator[str]:
+    """Yield why several ranks cannot give what one rank gives, a sentence for each cause."""
+    for name, problem in program.problems.items():
+        layers = {type(layer).__name__ for layer in problem.module.modules() if _is_noisy(layer)}
+        if layers:
+            yield (
+                f"problems.{name}.module: {', '.join(sorted(layers))} draws other random numbers on each rank, as it "
+                "should for other samples; the run differs from one rank's as from another seed's."
+            )
+        layers = {type(layer).__name__ for layer in problem.module.modules() if isinstance(layer, _BatchNorm)}
+        if layers - {"SyncBatchNorm"}:
+            yield (
+                f"problems.{name}.module: {', '.join(sorted(layers))} normalises each rank's share of a batch by "
+                "itself, so the run differs from one rank's; its running statistics are averaged. Use GroupNorm, or "
+                "keep the share as large as a batch should be."
+            )
+        if _normalizes(problem):
+            yield (
+                f"problems.{name}.loss: normalize=true divides by the sum of the weights in each rank's share of a "
+                "batch, so its mean over ranks is not the loss of the whole batch. Set normalize: false for the same "
+                "result on every number of ranks."
+            )
+        solver = problem.hypergradient.solver if isinstance(problem.hypergradient, Implicit) else None
+        if isinstance(solver, KFAC) and solver.kind != "ggn":
+            yield (
+                f"problems.{name}.hypergradient.solver: KFAC(kind={solver.kind!r}) averages what each rank finds with "
+                "the factors of its own share of a batch, which is not the inverse of the mean. Set kind: ggn for the "
+                "same result on every number of ranks."
+            )
+
+
+def agree_on_buffers(program: Program, ranks: Ranks) -> None:
+    """Give all ranks the mean of the floating-point buffers, which each moves on its own samples."""
+    if ranks.size == 1:
+        return
+    buffers = [
+        buffer
+        for problem in program.problems.values()
+        for buffer in problem.module.buffers()
+        if buffer.is_floating_point()
+    ]
+    with torch.no_grad():
+        for buffer, mean in zip(buffers, ranks.mean(buffers), strict=True):
+            buffer.copy_(mean)
+
+
+def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
+    """Raise RunError where the parameters are no longer the same on all ranks.
+
+    Args:
+        program: the problems.
+        ranks: all of them.
+        tick: the last one done, for the message.
+
+    Cost: a pass over the parameters, and a few bytes from each rank; for a round, not for a tick.
+    """
+    if ranks.size == 1:
+        return
+    norms = {
+        name: float(torch.stack(torch._foreach_norm(list(problem.constants().values()))).double().norm())
+        for name, problem in program.problems.items()
+    }
+    found = ranks.gather(norms)
+    for name in norms:
+        values = [each[name] for each in found]
+        if max(values) - min(values) > TOLERANCE * max(values):
+            raise RunError(
+                f"The parameters of problem '{name}' are no longer the same on all ranks after tick {tick} (norms "
+                f"{', '.join(f'{value:.9g}' for value in values)}); expected equal ones. Look for code in the loss of "
+                f"'{name}' that changes parameters, or that depends on the rank, the time or the machine."
+            )
+
+
+class AgreedInterrupt:
+    """A request to stop that all ranks see after the same tick.
+
+    A signal reaches them at different ticks, and one that stopped alone would leave the others waiting.
+
+    Args:
+        own: what this rank was asked.
+        ranks: all of them.
+    """
+
+    def __init__(self, own: Interrupt, ranks: Ranks) -> None:
+        self.requested = False
+        self._own = own
+        self._ranks = ranks
+        self._num_ticks = self._left = 1
+        self._began = time.monotonic()
+
+    def seen(self) -> bool:
+        """Say whether to stop after the tick at hand; asks the others about twice a second."""
+        self._left -= 1
+        if self._left > 0:
+            return self.requested
+        now = time.monotonic()
+        flag, seconds = self._ranks.largest([float(self._own.requested), (now - self._began) / self._num_ticks])
+        self.requested = bool(flag)
+        wanted = int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))
+        self._num_ticks = self._left = min(max(wanted, 1), MAX_TICKS_BETWEEN_AGREEMENTS)
+        self._began = now
+        return self.requested
+
+    def insist(self) -> None:
+        """Stop at once: the others cannot be waited for."""
+        raise KeyboardInterrupt
+
+
+class ReadOnlyCheckpointIO(CheckpointIO):
+    """Reads checkpoints; writing is left to rank 0."""
+
+    def __init__(self) -> None:
+        self._reader = TorchCheckpointIO()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Leave the file to rank 0."""
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
+        """Read a checkpoint."""
+        return self._reader.load_checkpoint(path, *arguments, **settings)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Leave the file to rank 0."""
+
+
+def _check_same_start(program: Program, ranks: Ranks) -> None:
+    for name, problem in program.problems.items():
+        if len(set(ranks.gather(_digest(problem.module)))) > 1:
+            raise ConfigError(
+                f"problems.{name}.module: the ranks have built it with different parameters; expected the same start "
+                "on all of them. Give every rank the same config and files, and draw initial values by torch's "
+                "generator, which is seeded alike."
+            )
+
+
+def _digest(module: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for key, tensor in module.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            digest.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _is_noisy(layer: nn.Module) -> bool:
+    if isinstance(layer, _DropoutNd):
+        return layer.p > 0
+    return isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0
+
+
+def _normalizes(problem: Problem) -> bool:
+    # The signature of a partial has the bound value as its default.
+    setting = inspect.signature(problem.loss).parameters.get("normalize")
+    return setting is not None and setting.default is True

@@ -1,0 +1,301 @@
+"""Starts the ranks of a run on this machine, watches them, and ends them together.
+
+The parent only composes the config. Each rank is a `python -m mlotool rank FOLDER` with the environment of torchrun;
+the folder has the request, and takes what became of it.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+import mlotool
+from mlotool.config import Origin, finish_provenance
+from mlotool.config.trusted import trusted_packages
+from mlotool.core.errors import ConfigError, Interrupted, RunError
+from mlotool.runner.folder import RunFolder, plain
+
+SECONDS_BETWEEN_LOOKS = 0.05
+SECONDS_FOR_THE_OTHERS = 5.0
+"""How long the other ranks of a failed one may take to notice and to end."""
+
+SECONDS_TO_FINISH = 120.0
+"""How long rank 0 may take to write its last files once the others have ended."""
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The folder by which the parent and its ranks tell each other things.
+
+    Args:
+        folder: a temporary one.
+    """
+
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        """What rank 0 returns."""
+        return self.folder / "result.json"
+
+    @property
+    def run_dir(self) -> Path:
+        """Names the run folder, once there is one."""
+        return self.folder / "run_dir"
+
+    def request(self, config: Any, output_dir: Path | None, origin: Origin, resume: str | Path | None) -> None:
+        """Write what the ranks are to run."""
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
+        recipe = origin.recipe_path
+        content = {
+            "output_dir": None if output_dir is None else str(Path(output_dir).absolute()),
+            "origin": [origin.command, list(origin.overrides), None if recipe is None else str(recipe), origin.sweep],
+            "trusted": list(trusted_packages()),
+            "resume": None if resume is None else str(resume),
+        }
+        (self.folder / "request.json").write_text(json.dumps(content))
+
+    def requested(self) -> tuple[Path | None, Origin, list[str], str | None]:
+        """Return output folder, origin, trusted packages and the run to resume of the request."""
+        content = json.loads((self.folder / "request.json").read_text())
+        command, overrides, recipe, sweep = content["origin"]
+        origin = Origin(command, tuple(overrides), None if recipe is None else Path(recipe), sweep)
+        return _path(content["output_dir"]), origin, content["trusted"], content["resume"]
+
+    def note_failure(self, rank: int, error: BaseException, trace: str) -> None:
+        """Leave an error of a rank to its parent."""
+        run_dir = getattr(error, "run_dir", None)
+        content = {
+            "time": time.time(),
+            "rank": rank,
+            "kind": type(error).__name__,
+            "is_config": isinstance(error, ConfigError),
+            "is_run": isinstance(error, RunError),
+            "text": str(error),
+            "trace": trace,
+            "run_dir": None if run_dir is None else str(run_dir),
+        }
+        # In one step: the parent may look at any moment.
+        part = self.folder / f"failure_{rank}.part"
+        part.write_text(json.dumps(content))
+        part.rename(self.folder / f"failure_{rank}.json")
+
+    def failures(self) -> list[dict[str, Any]]:
+        """Return the errors of the ranks, the first one first: the later ones may be its consequences."""
+        found = [json.loads(path.read_text()) for path in self.folder.glob("failure_*.json")]
+        return sorted(found, key=lambda each: each["time"])
+
+
+def launch(
+    config: Any, num_ranks: int, output_dir: Path | None, origin: Origin, resume: str | Path | None = None
+) -> dict[str, Any]:
+    """Run a config on ranks of this machine.
+
+    Args:
+        config: a composed config.
+        num_ranks: how many.
+        output_dir: the run folder, or None for a new one.
+        origin: of the config.
+        resume: the run to go on with.
+
+    Returns:
+        What rank 0 returned, as `RunResult` has it.
+
+    Raises:
+        ConfigError: the config cannot run.
+        RunError: a rank failed; the others have been ended.
+        Interrupted: after Ctrl-C or SIGTERM, which the ranks were told of.
+    """
+    with tempfile.TemporaryDirectory(prefix="mlotool_") as folder:
+        request = Launch(Path(folder))
+        request.request(config, output_dir, origin, resume)
+        processes: list[subprocess.Popen[bytes]] = []
+        with _signals(processes) as signals:
+            try:
+                shared = _shared_environment(num_ranks)
+                for rank in range(num_ranks):
+                    processes.append(_start(request.folder, rank, shared))
+                codes, lost = _wait(processes, signals)
+            finally:
+                _kill(processes)
+        if signals or any(code == INTERRUPTED for code in codes):
+            interrupted = Interrupted(128 + signals[0] if signals else INTERRUPTED)
+            interrupted.run_dir = _path(request.run_dir.read_text()) if request.run_dir.exists() else None
+            raise interrupted
+        if any(codes):
+            raise _error(request, codes, lost)
+        content: dict[str, Any] = json.loads(request.result.read_text())
+        return {**content, "output_dir": Path(content["output_dir"]), "checkpoint": _path(content["checkpoint"])}
+
+
+def watch_parent() -> None:
+    """End this process when its parent is gone, however that came: no rank outlives the run."""
+
+    def wait() -> None:
+        # The parent holds the other end and writes nothing.
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _shared_environment(num_ranks: int) -> dict[str, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+    }
+    # Together they would ask for more threads than there are cores, each for all of them.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
+    if sys.platform == "linux":
+        # Gloo would look up the machine's name, which not every network knows.
+        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    home = Path(mlotool.__file__).parents[1]
+    if home.name != "site-packages":
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH")]))
+    return environment
+
+
+def _start(folder: Path, rank: int, shared: dict[str, str]) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        # -P: the working directory is on the import path for packages that the user trusts, and comes last.
+        [sys.executable, "-P", "-m", "mlotool", "rank", str(folder)],
+        env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        stdin=subprocess.PIPE,
+        stdout=None if rank == 0 else subprocess.DEVNULL,
+        # A terminal's Ctrl-C comes through the parent alone.
+        start_new_session=True,
+    )
+
+
+def _wait(processes: "Sequence[subprocess.Popen[bytes]]", signals: list[int]) -> tuple[list[int], int | None]:
+    """Return the exit codes of all, and the rank that was killed by another's hand than ours, if one was.
+
+    The end of one may be that of the others.
+    """
+    first_end: float | None = None
+    lost: int | None = None
+    while True:
+        codes = [process.poll() for process in processes]
+        if lost is None and first_end is None:
+            lost = next((rank for rank, code in enumerate(codes) if code is not None and code < 0), None)
+        if None not in codes:
+            return [code or 0 for code in codes], lost
+        has_failed = any(code not in (None, 0, INTERRUPTED) for code in codes)
+        if first_end is None and any(code is not None for code in codes):
+            first_end = time.monotonic()
+        # After Ctrl-C the others have nothing left to do once rank 0 has written its files.
+        patience = SECONDS_FOR_THE_OTHERS if has_failed or codes[0] is not None else SECONDS_TO_FINISH
+        if len(signals) > 1 or ((has_failed or signals) and _is_over(first_end, patience)):
+            _kill(processes)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _is_over(began: float | None, patience: float) -> bool:
+    return began is not None and time.monotonic() - began > patience
+
+
+def _kill(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    for process in processes:
+        if process.poll() is None:
+            # Its whole session: loaders of data are processes too.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+@contextmanager
+def _signals(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[list[int]]:
+    """Pass Ctrl-C and SIGTERM on, as Ctrl-C; yield those that came. The second one ends the ranks at once."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def take(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        for process in processes if len(came) == 1 else ():
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+
+    previous = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _error(request: Launch, codes: list[int], lost: int | None) -> Exception:
+    """Return the error of the rank that failed first, and see that the run folder says so."""
+    # What the others say of a rank that was killed is that they have lost it.
+    failures = request.failures() if lost is None else []
+    if failures and failures[0]["is_config"]:
+        return ConfigError(failures[0]["text"])
+    run_dir = _path(request.run_dir.read_text()) if request.run_dir.exists() else None
+    size = len(codes)
+    if failures:
+        first = failures[0]
+        text = first["text"] if first["is_run"] else f"{first['kind']}: {first['text']}"
+        error = RunError(f"Rank {first['rank']} of {size} failed: {text}")
+        error.add_note(first["trace"])
+        code = codes[first["rank"]]
+    else:
+        rank = next(each for each in range(size) if codes[each]) if lost is None else lost
+        code = codes[rank]
+        error = RunError(
+            f"Rank {rank} of {size} ended with {_word(code)} and without an error of its own; expected that all ranks "
+            "finish. Look at its last lines above; a killed rank often had no memory left (fewer runner.devices, a "
+            "smaller batch_size)."
+        )
+    error.exit_code = code if code > 0 else 128 - code
+    error.run_dir = run_dir
+    if run_dir is not None:
+        _note_in_summary(run_dir, str(error))
+    return error
+
+
+def _note_in_summary(run_dir: Path, text: str) -> None:
+    """Write the cause into summary.json, where rank 0 may have written a consequence, or nothing."""
+    path = run_dir / "summary.json"
+    summary: dict[str, Any] = {"objective": None, "metrics": {}, "best": None, "num_ticks": 0, "training_s": 0.0}
+    if path.is_file():
+        summary = json.loads(path.read_text())
+    else:
+        finish_provenance(run_dir)
+    RunFolder(run_dir).write_summary({**summary, "status": "failed", "error": text})
+
+
+def _word(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

@@ -1,0 +1,148 @@
+"""Two ranks: real processes that talk by gloo, against one rank with the joined batches."""
+
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.runner.ranks import Ranks
+from mlotool.runner.world import World
+from tests.runner.two_ranks import compute
+
+TOLERANCE = 1e-9
+ROUNDING = 1e-4
+"""Of an undamped solve with a nearly singular H, which amplifies the rounding of a mean; the damped one is exact."""
+
+ILL_CONDITIONED = ("mwn conf/normal_cg", "unequal conf/normal_cg")
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found, Found]:
+    """Return what one rank computes, and what each of two does."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        shared["GLOO_SOCKET_IFNAME"] = "lo"
+    command = [sys.executable, "-m", "tests.runner.two_ranks", str(folder)]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            alone = compute(Ranks())
+        assert [process.wait(timeout=400) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    first, second = (torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(2))
+    return {"programs": alone}, first, second
+
+
+def test_two_ranks_equal_one_rank_with_the_joined_batches(found: tuple[Found, Found, Found]) -> None:
+    alone, first, second = (each["programs"] for each in found)
+    assert alone.keys() == first.keys() == second.keys()
+    wrong = {}
+    for case, expected in alone.items():
+        if isinstance(expected, str):
+            assert first[case] == expected
+            continue
+        assert all(torch.equal(first[case][name], second[case][name]) for name in expected), case
+        error = max(_error(first[case][name], value) for name, value in expected.items())
+        if not error < (ROUNDING if case in ILL_CONDITIONED else TOLERANCE):
+            wrong[case] = error
+    assert not wrong
+
+
+def _error(value: Tensor, expected: Tensor) -> float:
+    return float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+
+
+@pytest.mark.parametrize("kind", ["mwn", "unequal", "trilevel", "nested"])
+def test_the_programs_have_something_to_get_wrong(found: tuple[Found, Found, Found], kind: str) -> None:
+    cases = found[0]["programs"]
+    curved, direct = (
+        torch.cat([value.flatten() for name, value in cases[f"{kind} conf/{which}"].items() if "gradient." in name])
+        for which in ("cg", "first_order")
+    )
+    assert (curved - direct).norm() > 1e4 * TOLERANCE * direct.norm()
+    refused = {case.partition(" conf/")[2] for case, value in cases.items() if isinstance(value, str)}
+    # A nested program takes only what can be differentiated again.
+    assert refused <= {"bome", "darts", "evolution", "finite_difference", "nystrom", "penalty", "saba", "sama"} | {
+        "unrolled",
+        "",
+    }
+
+
+def test_ranks_exchange_means_values_and_flags(found: tuple[Found, Found, Found]) -> None:
+    first, second = (each["exchanges"] for each in found[1:])
+    for one in (first, second):
+        assert one["many"] == [0.5, 2.0, 0.5]
+        assert one["mixed"] == [(0.5, torch.float64), (1.0, torch.float32)]
+        assert (one["first"], one["gather"], one["any"]) == (0, [0, 1], [True, False])
+    # The mean of 1 and 4; its backward is the mean of the cotangents 1 and 2.
+    assert first["derivatives"] == [2.5, 3.0, 3.0]
+    assert second["derivatives"] == [2.5, 6.0, 3.0]
+
+
+def test_noise_differs_by_rank_and_buffers_are_averaged(found: tuple[Found, Found, Found]) -> None:
+    first, second = (each["exchanges"] for each in found[1:])
+    assert first["noise"] != second["noise"]
+    means = [(a + b) / 2 for a, b in zip(first["buffers"][0][:2], second["buffers"][0][:2], strict=True)]
+    assert not torch.equal(first["buffers"][0][0], second["buffers"][0][0])
+    for one in (first, second):
+        assert all(map(torch.equal, one["buffers"][1][:2], means))
+    assert [text.partition(" ")[2].partition(" ")[0] for text in first["differences"]] == ["Dropout", "BatchNorm1d"]
+
+
+def test_each_rank_takes_its_own_random_states_back(found: tuple[Found, Found, Found]) -> None:
+    first, second = (each["exchanges"]["restored"] for each in found[1:])
+    for one in (first, second):
+        assert one["drawn"][0] == one["drawn"][1]
+        own, _, taken = one["steps"]
+        assert torch.equal(own, taken)
+    assert first["drawn"] != second["drawn"]
+    own, of_first, _ = second["steps"]
+    assert not torch.equal(own, of_first)
+
+
+def test_ranks_that_differ_are_found(found: tuple[Found, Found, Found]) -> None:
+    for each in found[1:]:
+        assert "parameters of problem 'model' are no longer the same on all ranks" in each["exchanges"]["diverged"]
+        assert "after tick 7" in each["exchanges"]["diverged"]
+        assert "problems.model.module: the ranks have built it with different" in each["exchanges"]["start"]
+
+
+def test_the_environment_says_where_a_process_stands() -> None:
+    assert World.find({}) is None
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    found = World.find({**torchrun, "MASTER_ADDR": "there", "MASTER_PORT": "7"})
+    assert found == World(rank=3, size=4, local_rank=1, local_size=2, address="there", port=7)
+    with pytest.raises(ConfigError, match="not MASTER_ADDR, MASTER_PORT"):
+        World.find(torchrun)
+    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_JOB_ID": "40"}
+    found = World.find({**slurm, "SLURM_NODELIST": "gpu[007-010],cpu1", "SLURM_TASKS_PER_NODE": "2(x3),1"})
+    assert found == World(rank=5, size=7, local_rank=1, local_size=2, address="gpu007", port=15040)
+    assert World.find({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
+
+
+@pytest.mark.parametrize(("devices", "is_right"), [(2, True), ("auto", True), (1, False)])
+def test_devices_are_the_processes_of_the_machine(devices: int | str, is_right: bool) -> None:
+    world = World(rank=0, size=4, local_rank=0, local_size=2, address="here", port=1)
+    if is_right:
+        world.check_devices(devices)
+        return
+    with pytest.raises(ConfigError, match=r"runner\.devices: found 1, .* has 2 processes .* Set runner\.devices=2"):
+        world.check_devices(devices)

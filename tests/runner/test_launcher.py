@@ -1,0 +1,198 @@
+"""Runs on two ranks from the command line and from Python: their files, their errors, their end."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mlotool
+from mlotool.core.errors import ConfigError
+from mlotool.runner.checkpoint import read_checkpoint
+
+FAULTY = """
+import os
+import signal
+
+from mlotool.losses import cross_entropy
+
+calls = []
+
+
+def loss(batch, *, model, mode):
+    calls.append(1)
+    loss = cross_entropy(batch, model=model).loss
+    if len(calls) > 20 and os.environ["RANK"] == "1":
+        if mode == "raise":
+            raise ValueError("nothing to see in this batch")
+        if mode == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss * float("inf")
+    return loss
+"""
+RECIPE = """# @package _global_
+# A test's recipe.
+defaults: [plain, _self_]
+name: bad
+problems: {classifier: {loss: {_target_: faulty.loss, mode: raise}}}
+"""
+QUIET = ("logger=csv", "runner.report=false", "runner.progress_bar=false", "evaluate=null", "objective=null")
+
+
+def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    home = Path(mlotool.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "mlotool", "run", *words],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, *words: str) -> tuple[int, str, str]:
+    process = start(folder, *words)
+    out, err = process.communicate(timeout=300)
+    assert "Traceback" not in err
+    return process.returncode, out, err
+
+
+def ranks_of(parent: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def is_alive(process: int) -> bool:
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "\nState:\tZ" not in status.read_text()
+
+
+def only(folder: Path, pattern: str) -> Path:
+    [found] = folder.glob(pattern)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "words"),
+    [
+        ("raise", 1, ["Rank 1 of 2 failed: ValueError: nothing to see in this batch"]),
+        pytest.param("kill", 137, ["Rank 1 of 2 ended with signal 9 (SIGKILL)"], marks=pytest.mark.slow),
+        ("infinite", 1, ["The loss of problem 'classifier' became inf at tick 21"]),
+    ],
+)
+def test_a_failing_rank_ends_the_run_with_its_message(tmp_path: Path, mode: str, code: int, words: list[str]) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    (tmp_path / "bad.yaml").write_text(RECIPE)
+    given = ("bad.yaml", "--trust", "faulty", *QUIET, "runner.devices=2", f"problems.classifier.loss.mode={mode}")
+    found, _, err = run(tmp_path, *given)
+    assert found == code, err
+    errors = [line for line in err.splitlines() if "error:" in line]
+    assert len(errors) == 1
+    summary = json.loads(only(tmp_path, "outputs/bad/*/summary.json").read_text())
+    assert summary["status"] == "failed"
+    for word in words:
+        assert word in errors[0]
+        assert word in summary["error"]
+
+
+def test_mwn_on_two_ranks_leaves_one_run(tmp_path: Path) -> None:
+    """The same numbers as on one rank, up to float32's rounding in the finite differences."""
+    runs = {}
+    for count in (1, 2):
+        (tmp_path / str(count)).mkdir()
+        words = ("+recipe=mwn", "debug=fast", f"runner.devices={count}", "runner.log_every=1")
+        code, out, err = run(tmp_path / str(count), *words)
+        assert code == 0, err
+        assert out.count("run folder") == 1
+        assert "Dropout" not in err
+        folder = only(tmp_path, f"{count}/outputs/mwn/*")
+        with (folder / "metrics.csv").open() as file:
+            rows = {(row["tick"], row["key"]): float(row["value"]) for row in csv.DictReader(file)}
+        runs[count] = rows
+        assert len(list(folder.glob("wandb/offline-run-*"))) == 1
+        assert (folder / "report.html").is_file()
+        assert len(read_checkpoint(folder / "checkpoints" / "last.ckpt")["random_states"]) == count
+    assert runs[1].keys() == runs[2].keys()
+    for key, value in runs[1].items():
+        assert runs[2][key] == pytest.approx(value, rel=1e-3, abs=1e-3), key
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_a_signal_leaves_a_checkpoint_and_no_process(tmp_path: Path, number: int, code: int) -> None:
+    process = start(tmp_path, "plain", *QUIET, "runner.devices=2", "runner.max_ticks=1000000", "runner.log_every=10")
+    deadline = time.monotonic() + 200
+    while not any("loss" in file.read_text() for file in tmp_path.glob("outputs/plain/*/metrics.csv")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    ranks = ranks_of(process.pid)
+    assert len(ranks) == 2
+    process.send_signal(number)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == code, err
+    assert not any(map(is_alive, ranks))
+    folder = only(tmp_path, "outputs/plain/*")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    state = read_checkpoint(folder / "checkpoints" / "last.ckpt")
+    assert state["tick"] == summary["num_ticks"] > 0
+    assert not torch.equal(*(each["torch"] for each in state["random_states"]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
+    process = start(tmp_path, "plain", *QUIET, "runner.devices=2", "runner.max_ticks=1000000", "runner.log_every=10")
+    while not list(tmp_path.glob("outputs/plain/*/metrics.csv")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    ranks = ranks_of(process.pid)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while any(map(is_alive, ranks)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_each_job_of_a_sweep_has_its_own_ranks(tmp_path: Path) -> None:
+    words = ("-m", "plain", "seed=0,1", *QUIET[:3], "runner.devices=2", "runner.max_ticks=20", "logger.wandb=true")
+    code, _, err = run(tmp_path, *words)
+    assert code == 0, err
+    sweep = only(tmp_path, "outputs/plain/multirun/*")
+    summaries = [json.loads((sweep / job / "summary.json").read_text()) for job in "01"]
+    assert [each["status"] for each in summaries] == ["finished", "finished"]
+    assert summaries[0]["metrics"] != summaries[1]["metrics"]
+    assert (sweep / "sweep.csv").is_file()
+    for job in "01":
+        [log] = (sweep / job).glob("wandb/offline-run-*/run-*.wandb")
+        assert sweep.name.encode() in log.read_bytes()
+
+
+def test_from_python_it_gives_the_result_of_rank_0(tmp_path: Path) -> None:
+    words = [*QUIET[:3], "runner.devices=2", "runner.max_ticks=20", "debug.limit_samples=100"]
+    result = mlotool.run(mlotool.compose("plain", words), output_dir=tmp_path / "run")
+    assert result.output_dir == tmp_path / "run"
+    assert result.checkpoint == tmp_path / "run" / "checkpoints" / "best.ckpt"
+    assert result.objective == result.metrics["val/accuracy"]
+    assert mlotool.load(result.output_dir, "classifier").training is False
+    with pytest.raises(ConfigError, match="run holds a run already"):
+        mlotool.run(mlotool.compose("plain", words), output_dir=tmp_path / "run")
+
+
+def test_tasks_are_refused() -> None:
+    config: Any = mlotool.compose("maml", ["runner.devices=2"])
+    with pytest.raises(ConfigError, match=r"\.tasks: found .* with runner\.devices=2"):
+        mlotool.config.check(config)
