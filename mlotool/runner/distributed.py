@@ -165,6 +165,10 @@ class AgreedInterrupt:
         self._began = now
         return self.requested
 
+    def listen(self) -> None:
+        """Take this rank's signals."""
+        self._own.listen()
+
     def insist(self) -> None:
         """Stop at once: the others cannot be waited for."""
         raise KeyboardInterrupt

@@ -209,7 +209,7 @@ class ProgramModule(LightningModule):
             "is_pending": self._is_pending,
             "window": self.window.state_dict(),
             "metrics": dict(self.metric_log.last),
-            "metrics_position": self.metric_log.position(),
+            "metrics_position": self.metric_log.position() if self.ranks.is_first else 0,
             "training_s": self.training_s + time.perf_counter() - self._began,
         }
 
@@ -237,8 +237,8 @@ class ProgramModule(LightningModule):
         # The hot path: nothing is read from the device, logged or written here.
         tick, keep, interrupt, now = self.schedule.tick, self.window.append, self.interrupt, time.monotonic
         # Several ranks look at the clock where they flush, together.
-        is_alone = self._last_checkpoint is not None and self.ranks.size == 1
-        due_at = self._last_checkpoint.due_at if is_alone else float("inf")
+        last = self._last_checkpoint if self.ranks.size == 1 else None
+        due_at = float("inf") if last is None else last.due_at
         for _ in range(end - self.schedule.num_ticks):
             keep(tick())
             if interrupt.seen() or now() >= due_at:

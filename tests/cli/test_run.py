@@ -25,7 +25,7 @@ class FakeRunner:
         self.calls: list[SimpleNamespace] = []
         self.raises: dict[int, BaseException] = {}
 
-    def run(self, config: Any, *, output_dir: Path, origin: Any) -> SimpleNamespace:
+    def run(self, config: Any, *, output_dir: Path, origin: Any, watch: Any = None) -> SimpleNamespace:
         self.calls.append(SimpleNamespace(config=config, output_dir=output_dir, origin=origin))
         error = self.raises.get(config.seed)
         if isinstance(error, ConfigError):

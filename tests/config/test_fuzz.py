@@ -212,8 +212,10 @@ def test_what_is_checked_is_what_is_used(tree: dict[str, Any]) -> None:
 def _agrees(checked: Any, used: Any) -> bool:
     """Say whether keys and texts are the same; `1e3` is a text to YAML 1.1, which is checked, and a number later."""
     if isinstance(used, dict):
-        same_keys = isinstance(checked, dict) and [str(key) for key in checked] == [str(key) for key in used]
-        return same_keys and all(map(_agrees, checked.values(), used.values()))
+        if not isinstance(checked, dict) or len(checked) != len(used):
+            return False
+        same_keys = (str(a) == str(b) or not isinstance(b, str) for a, b in zip(checked, used, strict=True))
+        return all(same_keys) and all(map(_agrees, checked.values(), used.values()))
     if isinstance(used, list):
         return isinstance(checked, list) and len(checked) == len(used) and all(map(_agrees, checked, used))
     return used == checked if isinstance(used, str) else not isinstance(checked, dict | list)

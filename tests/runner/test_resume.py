@@ -206,7 +206,8 @@ def flip_a_byte(path: Path) -> None:
     content = bytearray(path.read_bytes())
     # In the middle of the largest tensor; torch itself would load it.
     place = (
-        content.index(torch.load(path, weights_only=True)["mlotool"]["random_state"]["torch"].numpy().tobytes()) + 99
+        content.index(torch.load(path, weights_only=True)["mlotool"]["random_states"][0]["torch"].numpy().tobytes())
+        + 99
     )
     content[place] ^= 1
     path.write_bytes(content)
