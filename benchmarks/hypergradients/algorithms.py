@@ -53,7 +53,7 @@ ALGORITHMS = (
 
 RADIUS = 0.01
 """Norm of a finite difference's perturbation; Betty's default for darts, set for its sama as well."""
-MULTIPLIER, BARRIER, PENALTY_STEPS = 1000.0, 0.1, 5
+MULTIPLIER, BARRIER, PENALTY_STEPS = 1000.0, 10.0, 5
 NUM_PAIRS, SIGMA = 8, 0.01
 
 

@@ -155,12 +155,12 @@ def _with_suffixes(path: Path) -> Iterator[Path]:
 
 
 def is_stamp(name: str) -> bool:
-    """Say whether a folder's name is one that was made from the time."""
+    """Say whether a folder's name is one that was made from the time, with a number behind it or not."""
     try:
-        datetime.strptime(name, STAMP)
+        datetime.strptime("_".join(name.split("_")[:2]), STAMP)
     except ValueError:
         return False
-    return True
+    return all(part.isdigit() for part in name.split("_")[2:])
 
 
 def _claim(path: Path) -> bool:

@@ -17,7 +17,7 @@ import mlotool.runner
 from mlotool.core.errors import CheckpointError, ConfigError, Interrupted, NonFiniteLossError
 from mlotool.runner import RunResult, checkpoint, running
 from mlotool.runner.checkpoint import newest_first, read_checkpoint
-from mlotool.runner.folder import make_output_dir
+from mlotool.runner.folder import is_stamp, make_output_dir
 from mlotool.runner.random_state import random_state, restore_random_state
 from mlotool.runner.run_lock import run_lock
 from tests.runner.algorithms import ALGORITHMS
@@ -234,6 +234,11 @@ def test_a_torn_checkpoint_that_was_named_is_an_error(go: Run) -> None:
     truncate(last)
     with pytest.raises(CheckpointError, match=r"last\.ckpt cannot be read .*; expected.*resume=<the run folder>"):
         go(None, resume=last)
+
+
+def test_folders_of_one_second_are_made_from_the_time() -> None:
+    names = ["2026-11-21_19-02-50", "2026-11-21_19-02-50_3", "2026-11-21_19-02-50_x", "2026-11-21", "0"]
+    assert [is_stamp(name) for name in names] == [True, True, False, False, False]
 
 
 def test_auto_takes_the_newest_unfinished_run_of_the_same_config(
