@@ -39,6 +39,7 @@ def main() -> None:
     if "memory" in arguments.parts:
         content["memory_computed"] = memory.compute()
         _show_memory(content["memory_computed"])
+        record.write("scaling", content, arguments.output)
     workloads = [Workload(model, algorithm) for model in arguments.models for algorithm in arguments.algorithms]
     with Pair() as pair:
         for part, compare, show in (
