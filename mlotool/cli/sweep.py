@@ -9,6 +9,7 @@ from mlotool.cli.request import Request
 from mlotool.cli.show_result import nearby, show_sweep
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.terminable import terminable
 from mlotool.sweep.driver import run_jobs, worker_environments
 from mlotool.sweep.folder import choose_folder, discard, locked
 from mlotool.sweep.job_folder import JobOutcome, JobSpec
@@ -51,7 +52,8 @@ def run_sweep(
             _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
         try:
-            run_jobs(points, launcher, environments, folder, shared, announce)
+            with terminable():
+                run_jobs(points, launcher, environments, folder, shared, announce)
         except KeyboardInterrupt:
             _show(folder)
             _say(f"go on with it: the same command with resume={nearby(folder)}")
@@ -81,9 +83,9 @@ def exit_code(folder: Path) -> int:
     failed = [row for row in rows if row.status not in ("finished", "pruned")]
     if failed:
         names = ", ".join(row.job for row in failed)
-        raise RunError(
-            f"{len(failed)} of {len(rows)} jobs of the sweep failed: {names}; the first one: {failed[0].error}"
-        )
+        # One that was interrupted, and then refused to go on, has no error of its own.
+        first = failed[0].error or failed[0].status
+        raise RunError(f"{len(failed)} of {len(rows)} jobs of the sweep failed: {names}; the first one: {first}")
     return 0
 
 
