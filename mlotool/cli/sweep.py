@@ -11,7 +11,7 @@ from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.terminable import terminable
 from mlotool.sweep.driver import run_jobs, worker_environments
-from mlotool.sweep.folder import choose_folder, discard, locked
+from mlotool.sweep.folder import AUTO, choose_folder, discard, locked
 from mlotool.sweep.job_folder import JobOutcome, JobSpec
 from mlotool.sweep.launchers import make_launcher
 from mlotool.sweep.points import AbstractPoints, GridPoints, Point
@@ -31,6 +31,8 @@ def run_sweep(
     """
     workers = worker_environments(plan)
     folder, is_resumed = choose_folder(plan, resume)
+    if resume == AUTO and not is_resumed:
+        _say("resume=auto: no sweep by these words that ran in processes of its own. A new one begins.")
     with locked(folder):
         try:
             points = _points(plan, folder)

@@ -96,6 +96,10 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     [sweep] = multirun.iterdir()
     interrupted = [json.loads((sweep / job / "summary.json").read_text()) for job in "01"]
     assert {each["status"] for each in interrupted} == {"interrupted"}
+    # The sweep says how it goes on; of a job alone, its command would be wrong.
+    assert "resume=auto: no sweep by these words" in err
+    assert "go on with it: the same command with resume=outputs/plain/multirun" in err
+    assert all("go on with" not in (sweep / job / "log.txt").read_text() for job in "01")
 
     second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stderr
@@ -106,3 +110,15 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
         assert 0 < before["num_ticks"] == resume["tick"]
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == ["finished", "finished"]
+
+
+def test_the_folder_of_a_sweep_with_workers_wants_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Result]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "sweep.json").write_text("{}")
+    code, _, err = call("run", "-m", "+recipe=plain", "seed=0,1", "resume=swept")
+    assert code == 2
+    assert "'swept', a sweep that ran in processes of its own" in err
+    assert "sweep.workers=2" in err
