@@ -91,6 +91,9 @@ class Job:
         if run_dir is None:
             return
         words = [word for word in shlex.split(self.command) if not word.startswith("resume=")]
+        if self.sweep_dir is None and not {"-m", "--multirun"}.isdisjoint(words):
+            # A job in a process of its own: its sweep says it.
+            return
         where = "auto" if self.sweep_dir is not None else nearby(run_dir)
         print(f"mlotool: go on with: {shlex.join([*words, f'resume={where}'])}", file=sys.stderr)
 

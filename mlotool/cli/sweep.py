@@ -9,8 +9,9 @@ from mlotool.cli.request import Request
 from mlotool.cli.show_result import nearby, show_sweep
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.terminable import terminable
 from mlotool.sweep.driver import run_jobs, worker_environments
-from mlotool.sweep.folder import choose_folder, discard, locked
+from mlotool.sweep.folder import AUTO, choose_folder, discard, locked
 from mlotool.sweep.job_folder import JobOutcome, JobSpec
 from mlotool.sweep.launchers import make_launcher
 from mlotool.sweep.points import AbstractPoints, GridPoints, Point
@@ -30,6 +31,8 @@ def run_sweep(
     """
     workers = worker_environments(plan)
     folder, is_resumed = choose_folder(plan, resume)
+    if resume == AUTO and not is_resumed:
+        _say("resume=auto: no sweep by these words that ran in processes of its own. A new one begins.")
     with locked(folder):
         try:
             points = _points(plan, folder)
@@ -51,7 +54,8 @@ def run_sweep(
             _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
         try:
-            run_jobs(points, launcher, environments, folder, shared, announce)
+            with terminable():
+                run_jobs(points, launcher, environments, folder, shared, announce)
         except KeyboardInterrupt:
             _show(folder)
             _say(f"go on with it: the same command with resume={nearby(folder)}")
@@ -81,9 +85,9 @@ def exit_code(folder: Path) -> int:
     failed = [row for row in rows if row.status not in ("finished", "pruned")]
     if failed:
         names = ", ".join(row.job for row in failed)
-        raise RunError(
-            f"{len(failed)} of {len(rows)} jobs of the sweep failed: {names}; the first one: {failed[0].error}"
-        )
+        # One that was interrupted, and then refused to go on, has no error of its own.
+        first = failed[0].error or failed[0].status
+        raise RunError(f"{len(failed)} of {len(rows)} jobs of the sweep failed: {names}; the first one: {first}")
     return 0
 
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
-from mlotool.sweep.job_folder import JobSpec, note_failure, read_job
+from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
 from mlotool.sweep.process import STOP
 
 
@@ -44,7 +44,8 @@ def _run(folder: Path, spec: JobSpec) -> Exception | None:
         watch = Watcher(**spec.study)
     job = Job(spec.command, request.file, spec.trusted, watch=watch)
     quoted = str(folder.absolute()).replace("\\", "\\\\").replace("'", "\\'")
-    call_hydra([*spec.words, f"hydra.run.dir='{quoted}'"], job)
+    resume = [f"resume='{quoted}'"] if has_run(folder) else []
+    call_hydra([*spec.words, *resume, f"hydra.run.dir='{quoted}'"], job)
     return job.errors[0] if job.errors else None
 
 

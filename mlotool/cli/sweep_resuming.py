@@ -7,6 +7,7 @@ import yaml
 
 from mlotool.cli.request import Request
 from mlotool.core.errors import ConfigError
+from mlotool.sweep.folder import FILE as PROCESSES_FILE
 
 FILE = "multirun.yaml"
 
@@ -25,6 +26,11 @@ def resumed_sweep(request: Request) -> list[str]:
         return []
     if values[-1] != "auto":
         folder = Path(values[-1])
+        if (folder / PROCESSES_FILE).is_file():
+            raise ConfigError(
+                f"resume: found '{folder}', a sweep that ran in processes of its own; expected the settings that it "
+                "had as well, such as sweep.workers=2 or sweep=optuna. Add them."
+            )
         if not (folder / FILE).is_file():
             raise ConfigError(
                 f"resume: found '{folder}' with -m, which has no {FILE}; expected auto, or the folder of a sweep "

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from mlotool.core.errors import Interrupted
-
 # Warnings of Lightning that do not apply to a run of ours, by the beginning of their message.
 IRRELEVANT_WARNINGS = (
     r"GPU available but not used",
@@ -147,20 +145,3 @@ def graceful_interrupt(interrupt: Interrupt) -> Iterator[None]:
         return
     with interrupt.listening():
         yield
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM end what is not training as Ctrl-C does, so that summary.json is written."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(128 + signum)
-
-    previous = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

@@ -35,7 +35,7 @@ def run_jobs(
         announce: called when a job has ended.
 
     Raises:
-        KeyboardInterrupt: after Ctrl-C, once the jobs have ended.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the jobs have ended.
     """
     running: dict[int, tuple[Point, AbstractHandle]] = {}
     try:

@@ -46,11 +46,19 @@ class JobOutcome:
 
 
 def begin_job(folder: Path, spec: JobSpec) -> None:
-    """Make a job's folder anew, and write down what it is to run; what a dead attempt left is removed."""
-    if folder.exists():
+    """Make a job's folder, and write down what it is to run; what a dead attempt left is removed, but for a run."""
+    if has_run(folder):
+        # It is the end of the attempt before.
+        (folder / "summary.json").unlink(missing_ok=True)
+    elif folder.exists():
         shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_text(json.dumps(asdict(spec), indent=2) + "\n", encoding="utf-8")
+
+
+def has_run(folder: Path) -> bool:
+    """Say whether a job's folder holds a run to go on with."""
+    return any((folder / "checkpoints").glob("*.ckpt"))
 
 
 def read_job(folder: Path) -> JobSpec:

@@ -22,7 +22,7 @@ SECONDS_TO_LOCK = 60
 class StudyPoints(AbstractPoints):
     """The trials of an Optuna study.
 
-    A trial that ran when an earlier process died is run again under its own number, so that a sweep that was killed
+    A trial that ran when an earlier process died goes on under its own number, so that a sweep that was killed
     and gone on with has as many trials as one that was not.
 
     Args:
@@ -85,7 +85,7 @@ class StudyPoints(AbstractPoints):
         return self._point(trial)
 
     def finish(self, point: Point, outcome: JobOutcome) -> None:
-        """Tell the study; a trial that was interrupted stays as it is, to be run again."""
+        """Tell the study; a trial that was interrupted stays as it is, to go on."""
         if outcome.status not in ENDED:
             return
         self.num_ended += 1
@@ -142,7 +142,7 @@ class Watcher:
     def __call__(self, tick: int, value: float) -> bool:
         """Report; return whether the job is to end."""
         with warnings.catch_warnings():
-            # A trial that is run again after its process died reports the same ticks again.
+            # A trial that goes on from a checkpoint reports the ticks since then again.
             warnings.filterwarnings("ignore", message=".*reported value is ignored.*")
             self._trial.report(value, tick)
         return bool(self._trial.should_prune())

@@ -1,9 +1,12 @@
 """A sweep as it is typed: real jobs, in a process of its own."""
 
 import csv
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,3 +76,49 @@ def test_sweep_settings_without_a_sweep_warn(call: Callable[..., Result]) -> Non
     code, _, err = call("run", "+recipe=plain", "seed=-1", "sweep.workers=2")
     assert code == 2
     assert "found sweep settings, which act in a sweep only; add -m" in err
+
+
+def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
+    words = ["+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "evaluate.splits.val=20"]
+    words += ["debug.limit_ticks=300", "seed=0,1", "sweep.workers=2", "runner.checkpoint_seconds=0.05"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
+    command = [sys.executable, "-m", "mlotool", "run", "-m", *words, "resume=auto"]
+    first = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    multirun = tmp_path / "outputs" / "plain" / "multirun"
+    until = time.monotonic() + 120
+    while len(list(multirun.glob("*/*/checkpoints/last.ckpt"))) < 2:
+        assert first.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    first.send_signal(signal.SIGTERM)
+    _, err = first.communicate()
+    assert first.returncode == 143, err
+    [sweep] = multirun.iterdir()
+    interrupted = [json.loads((sweep / job / "summary.json").read_text()) for job in "01"]
+    assert {each["status"] for each in interrupted} == {"interrupted"}
+    # The sweep says how it goes on; of a job alone, its command would be wrong.
+    assert "resume=auto: no sweep by these words" in err
+    assert "go on with it: the same command with resume=outputs/plain/multirun" in err
+    assert all("go on with" not in (sweep / job / "log.txt").read_text() for job in "01")
+
+    second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert second.returncode == 0, second.stderr
+    assert [each.name for each in multirun.iterdir()] == [sweep.name]
+    for job, before in zip("01", interrupted, strict=True):
+        assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 300
+        [resume] = json.loads((sweep / job / "provenance.json").read_text())["resumes"]
+        assert 0 < before["num_ticks"] == resume["tick"]
+    rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
+    assert [row["status"] for row in rows] == ["finished", "finished"]
+
+
+def test_the_folder_of_a_sweep_with_workers_wants_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Result]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "sweep.json").write_text("{}")
+    code, _, err = call("run", "-m", "+recipe=plain", "seed=0,1", "resume=swept")
+    assert code == 2
+    assert "'swept', a sweep that ran in processes of its own" in err
+    assert "sweep.workers=2" in err

@@ -141,16 +141,19 @@ def test_pruning_ends_jobs_that_do_worse(start: Start, tmp_path: Path) -> None:
     assert "pruned" in out
 
 
-def test_ctrl_c_stops_the_jobs_and_says_how_to_go_on(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_jobs_and_says_how_to_go_on(
+    start: Start, tmp_path: Path, number: signal.Signals, expected: int
+) -> None:
     process = start("seed=1,2", "runner.max_ticks=20000", "sweep.workers=2", CUDA_VISIBLE_DEVICES="")
     multirun = tmp_path / "outputs" / "plain" / "multirun"
     until = time.monotonic() + 60
     while len(_running(multirun)) < 2:
         assert time.monotonic() < until
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == expected
     assert "resume=outputs/plain/multirun/" in err
     assert not any(_is_alive(read(each, "began.json")["pid"]) for each in _running(multirun))
 
