@@ -145,6 +145,7 @@ def interrupt(folder: Path, words: Sequence[str], number: int, after: int) -> tu
     return tuple(shlex.split(found[1]))
 
 
+@pytest.mark.slow
 def test_two_ranks_that_are_stopped_end_as_if_nothing_had_been(tmp_path: Path) -> None:
     """One rank is killed, then all, then comes Ctrl-C; each time the run goes on."""
     whole, folder = whole_run(tmp_path / "whole", "unrolled"), tmp_path / "parts"
