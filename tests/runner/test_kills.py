@@ -120,3 +120,7 @@ def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path, variant: str) -> N
     assert 15 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] < killed_ranks.MAX_TICKS
     stop_ranks(parts, variant, None, signal.SIGKILL, ())
     assert_same(parts, whole)
+    before = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
+    stop_ranks(parts, variant, None, signal.SIGKILL, ())
+    assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
+    assert f"has finished after {killed_ranks.MAX_TICKS} ticks; nothing is changed" in output_of(parts)
