@@ -1,5 +1,6 @@
 """Runs that are killed with SIGKILL at random moments, and go on until they are done."""
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -65,8 +66,13 @@ def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) 
         assert within_writing >= num_kills // 10
 
 
-def stop_ranks(folder: Path, variant: str, after: int | None, number: int, whom: tuple[int, ...]) -> None:
-    """Let two ranks go on, and send some of them a signal once tick `after` is saved; None lets them finish."""
+def stop_ranks(
+    folder: Path, variant: str, after: int | None, number: int, whom: tuple[int, ...], seconds: float = 0.0
+) -> None:
+    """Let two ranks go on, and send some of them a signal once tick `after` is saved; None lets them finish.
+
+    The signal comes `seconds` later; those that it does not kill live as long again.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.runner.killed_ranks"])
     with socket.socket() as free:
@@ -82,11 +88,14 @@ def stop_ranks(folder: Path, variant: str, after: int | None, number: int, whom:
         assert time.monotonic() < deadline
         assert all(each.exitcode is None for each in ranks), output_of(folder)
         time.sleep(0.002)
+    time.sleep(seconds)
     for rank in whom:
-        os.kill(ranks[rank].pid or 0, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ranks[rank].pid or 0, number)
     if after is not None and number == signal.SIGKILL:
         # What the launcher does with the others.
         ranks[whom[0]].join(WHOLE_S)
+        ranks[1 - whom[0]].join(seconds)
         for each in ranks:
             each.kill()
     for each in ranks:
@@ -124,3 +133,26 @@ def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path, variant: str) -> N
     stop_ranks(parts, variant, None, signal.SIGKILL, ())
     assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
     assert f"has finished after {killed_ranks.MAX_TICKS} ticks; nothing is changed" in output_of(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", killed_ranks.VARIANTS)
+def test_two_ranks_that_are_killed_at_random(tmp_path: Path, variant: str) -> None:
+    chance, num_kills, num_chains = random.Random(variant), 0, 0
+    for name in ("first", "whole"):
+        (tmp_path / name).mkdir()
+        began = time.monotonic()
+        stop_ranks(tmp_path / name / "run", variant, None, signal.SIGKILL, ())
+    longest_life = 0.8 * (time.monotonic() - began)
+    while num_kills < 10:
+        folder = tmp_path / f"chain_{num_chains}" / "run"
+        folder.parent.mkdir()
+        while num_kills < 10 and last_tick(folder) < killed_ranks.MAX_TICKS:
+            whom = chance.choice(((0,), (1,), (0, 1)))
+            stop_ranks(folder, variant, -1, signal.SIGKILL, whom, chance.uniform(0.0, longest_life))
+            num_kills += 1
+        stop_ranks(folder, variant, None, signal.SIGKILL, ())
+        assert_same(folder, tmp_path / "whole" / "run")
+        assert not list(folder.rglob("*.tmp"))
+        num_chains += 1
+    print(f"{num_kills} kills in {num_chains} chains")
