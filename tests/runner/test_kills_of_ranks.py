@@ -1,5 +1,6 @@
 """Runs on two ranks that are killed, the parent, one of them or all, or told to stop, and go on until they are done."""
 
+import contextlib
 import json
 import os
 import random
@@ -80,24 +81,32 @@ def last_tick(folder: Path) -> int:
     return max((int(path.stem.partition("_")[2]) for path in found), default=-1)
 
 
+def running_ranks(parent: int) -> list[int]:
+    """Return those that have begun; the parent has other children for a moment."""
+    with contextlib.suppress(OSError):
+        children = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in ranks_of(parent)}
+        return [child for child, command in children.items() if b"\0rank\0" in command]
+    return []
+
+
 def kill(folder: Path, words: Sequence[str], whom: str, after: int, seconds: float = 0.0) -> bool:
     """Start or go on, and kill once `after` more ticks are saved and `seconds` over; say whether it came to that."""
     began, deadline = last_tick(folder), time.monotonic() + 200
     process = start(folder, *words, "resume=auto")
     ranks: list[int] = []
-    while not ranks or last_tick(folder) < began + after:
+    while len(ranks) < 2 or last_tick(folder) < began + after:
         assert time.monotonic() < deadline
         if process.poll() is not None:
             assert process.returncode == 0, process.communicate()[1]
             return False
-        ranks = ranks_of(process.pid)
+        ranks = running_ranks(process.pid)
         time.sleep(0.002)
     time.sleep(seconds)
-    ranks = ranks_of(process.pid) if process.poll() is None else []
+    ranks = running_ranks(process.pid)
     victims = {"parent": [process.pid], "one": ranks[-1:], "all": [process.pid, *ranks]}[whom]
     for victim in victims:
         os.kill(victim, signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=150)
     if victims:
         assert process.returncode == (137 if whom == "one" else -signal.SIGKILL) or last_tick(folder) == MAX_TICKS, err
     while any(map(is_alive, ranks)):
