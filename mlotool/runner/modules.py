@@ -17,7 +17,7 @@ from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective, Watch
 from mlotool.runner.plan import ChunkLoader, TickPlan
 from mlotool.runner.progress import ProgressDisplay, advance_clock
-from mlotool.runner.random_state import random_states, restore_random_states, with_own_steps
+from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
 from mlotool.runner.ranks import Ranks
 from mlotool.runner.surroundings import Interrupt
 from mlotool.runner.window import Window
@@ -177,6 +177,7 @@ class ProgramModule(LightningModule):
         if self.is_cut:
             self._flush()
             return
+        agree_on_buffers(self.program, self.ranks)
         values = self.metric_log.last
         self.objective.check_logged(values)
         value = None if self.objective.monitor is None else values[self.objective.monitor]
@@ -200,11 +201,12 @@ class ProgramModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add everything that a bit-identical resume needs, in plain containers."""
         self._check_finite()
+        schedule = self.schedule.state_dict()
         checkpoint[STATE_KEY] = {
             "program": self.program.state_dict(),
-            "schedule": self.schedule.state_dict(),
+            "schedule": schedule,
             # A checkpoint at the start of a resumed run comes before the states are put back.
-            "random_states": self._random_states or random_states(self.program, self.ranks),
+            "random_states": self._random_states or random_states(self.program, self.ranks, schedule["snapshots"]),
             "tick": self.schedule.num_ticks,
             "is_pending": self._is_pending,
             "window": self.window.state_dict(),
@@ -217,7 +219,7 @@ class ProgramModule(LightningModule):
         """Take it back."""
         state = checkpoint[STATE_KEY]
         self.program.load_state_dict(with_own_steps(state["program"], state["random_states"], self.ranks))
-        self.schedule.load_state_dict(state["schedule"])
+        self.schedule.load_state_dict(with_own_snapshots(state["schedule"], state["random_states"], self.ranks))
         self.window.load_state_dict(state["window"], state["tick"])
         self.metric_log.last.update(state["metrics"])
         self.training_s = state["training_s"]
@@ -288,12 +290,13 @@ class ProgramModule(LightningModule):
         self.window.check()
         check_parameters(self.program, self.schedule.num_ticks)
         check_agreement(self.program, self.ranks, self.schedule.num_ticks)
-        agree_on_buffers(self.program, self.ranks)
         self._checked_tick = self.schedule.num_ticks
 
     def _evaluate(self, split: str) -> None:
         # A NaN must not reach the schedulers and the best checkpoint.
         self._check_finite()
+        # Here and at a round's end, not with a checkpoint: whether one is written must not change a bit.
+        agree_on_buffers(self.program, self.ranks)
         evaluator = self.evaluator
         assert evaluator is not None
         values = self.ranks.of_first(lambda: evaluator.evaluate(split))

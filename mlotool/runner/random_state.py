@@ -1,6 +1,7 @@
 """The state of all random number generators, as plain containers that load with `weights_only=True`."""
 
 import random
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -28,14 +29,24 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def random_states(program: Program, ranks: Ranks) -> list[dict[str, Any]]:
+def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return the states of all ranks, by rank; for a checkpoint, which rank 0 writes.
 
-    Recorded steps hold random states as well; all else in a program's state is the same on all ranks.
+    Recorded steps hold random states as well, and the buffers of modules follow a rank's own samples until they are
+    averaged; all else in a program's state is the same on all ranks.
+
+    Args:
+        program: as it is on this rank.
+        ranks: those of the run.
+        snapshots: the schedule's look-ahead, by problem.
     """
     recorded = {name: problem.trajectory.state_dict()["steps"] for name, problem in program.problems.items()}
-    steps = {name: [step["random"] for step in each] for name, each in recorded.items()}
-    return ranks.gather({**random_state(), "steps": steps})
+    own = {**random_state(), "steps": {name: list(_randoms(steps)) for name, steps in recorded.items()}}
+    if not ranks.is_first:
+        modules = {name: problem.module.state_dict() for name, problem in program.problems.items()}
+        own["buffers"] = _buffers(program, modules)
+        own["snapshots"] = _buffers(program, {name: each["module"] for name, each in (snapshots or {}).items()})
+    return ranks.gather(own)
 
 
 def restore_random_states(states: list[dict[str, Any]], ranks: Ranks) -> None:
@@ -45,21 +56,66 @@ def restore_random_states(states: list[dict[str, Any]], ranks: Ranks) -> None:
 
 
 def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
-    """Return a program's state, in which rank 0's recorded random states have given way to this rank's.
+    """Return a program's state, in which what rank 0 has for itself has given way to what this rank had.
+
+    These are the random states of recorded steps, and the buffers.
 
     Args:
         program_state: as rank 0 has saved it.
         states: what `random_states` returned.
         ranks: those of the resumed run.
     """
-    if ranks.rank == 0 or ranks.rank >= len(states):
+    if ranks.is_first or ranks.rank >= len(states):
         return program_state
-    found = dict(program_state)
-    for name, randoms in states[ranks.rank]["steps"].items():
+    own, found = states[ranks.rank], dict(program_state)
+    for name, randoms in own["steps"].items():
         trajectory = found[name]["trajectory"]
-        steps = [{**step, "random": own} for step, own in zip(trajectory["steps"], randoms, strict=True)]
-        found[name] = {**found[name], "trajectory": {**trajectory, "steps": steps}}
+        steps = _with_randoms(trajectory["steps"], iter(randoms))
+        module = {**found[name]["module"], **own["buffers"][name]}
+        found[name] = {**found[name], "module": module, "trajectory": {**trajectory, "steps": steps}}
     return found
+
+
+def with_own_snapshots(schedule_state: dict[str, Any], states: list[dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
+    """Return a schedule's state with this rank's buffers in the snapshots; arguments as for `with_own_steps`."""
+    if ranks.is_first or ranks.rank >= len(states):
+        return schedule_state
+    buffers = states[ranks.rank]["snapshots"]
+    snapshots = {
+        name: {**each, "module": {**each["module"], **buffers[name]}}
+        for name, each in schedule_state["snapshots"].items()
+    }
+    return {**schedule_state, "snapshots": snapshots}
+
+
+def _randoms(steps: list[dict[str, Any]]) -> Iterator[Any]:
+    """Yield the random states of recorded steps, and of those that led to what they have read."""
+    for step in steps:
+        yield step["random"]
+        for reading in step["readings"].values():
+            yield from _randoms(reading["steps"])
+
+
+def _with_randoms(steps: list[dict[str, Any]], randoms: Iterator[Any]) -> list[dict[str, Any]]:
+    """Return recorded steps with the random states that `_randoms` has yielded elsewhere."""
+    found = []
+    for step in steps:
+        random = next(randoms)
+        readings = {
+            name: {**reading, "steps": _with_randoms(reading["steps"], randoms)}
+            for name, reading in step["readings"].items()
+        }
+        found.append({**step, "random": random, "readings": readings})
+    return found
+
+
+def _buffers(program: Program, modules: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the buffers in the state of each module."""
+    names = {
+        name: [key for key, _ in program.problems[name].module.named_buffers(remove_duplicate=False)]
+        for name in modules
+    }
+    return {name: {key: modules[name][key] for key in keys if key in modules[name]} for name, keys in names.items()}
 
 
 def restore_random_state(state: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.runner.ranks import Ranks
 from mlotool.runner.world import World
-from tests.runner.two_ranks import compute
+from tests.runner.two_ranks import NUM_FOLLOWED, compute
 
 TOLERANCE = 1e-9
 ROUNDING = 1e-4
@@ -27,14 +28,18 @@ Found = dict[str, Any]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found, Found]:
     """Return what one rank computes, and what each of two does."""
-    folder = tmp_path_factory.mktemp("ranks")
+    return compute_both(tmp_path_factory.mktemp("ranks"))
+
+
+def compute_both(folder: Path, num_ticks: int | None = None) -> tuple[Found, Found, Found]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
         shared["GLOO_SOCKET_IFNAME"] = "lo"
-    command = [sys.executable, "-m", "tests.runner.two_ranks", str(folder)]
+    words = [] if num_ticks is None else [str(num_ticks)]
+    command = [sys.executable, "-m", "tests.runner.two_ranks", str(folder), *words]
     processes = [
         subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(2)
@@ -42,8 +47,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found, Found
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            alone = compute(Ranks())
-        assert [process.wait(timeout=400) for process in processes] == [0, 0]
+            alone = compute(Ranks(), num_ticks)
+        assert [process.wait(timeout=1500) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()
@@ -52,6 +57,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found, Found
 
 
 def test_two_ranks_equal_one_rank_with_the_joined_batches(found: tuple[Found, Found, Found]) -> None:
+    assert_equal_programs(found)
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_rank_after_many_ticks(tmp_path: Path) -> None:
+    """All algorithms in all programs, but normal_cg, of which the damped one is followed."""
+    assert_equal_programs(compute_both(tmp_path, NUM_FOLLOWED), ill_conditioned=())
+
+
+def assert_equal_programs(
+    found: tuple[Found, Found, Found], ill_conditioned: tuple[str, ...] = ILL_CONDITIONED
+) -> None:
     alone, first, second = (each["programs"] for each in found)
     assert alone.keys() == first.keys() == second.keys()
     wrong = {}
@@ -61,7 +78,7 @@ def test_two_ranks_equal_one_rank_with_the_joined_batches(found: tuple[Found, Fo
             continue
         assert all(torch.equal(first[case][name], second[case][name]) for name in expected), case
         error = max(_error(first[case][name], value) for name, value in expected.items())
-        if not error < (ROUNDING if case in ILL_CONDITIONED else TOLERANCE):
+        if not error < (ROUNDING if case in ill_conditioned else TOLERANCE):
             wrong[case] = error
     assert not wrong
 
@@ -70,7 +87,7 @@ def _error(value: Tensor, expected: Tensor) -> float:
     return float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
 
 
-@pytest.mark.parametrize("kind", ["mwn", "unequal", "trilevel", "nested"])
+@pytest.mark.parametrize("kind", ["mwn", "unequal", "trilevel", "nested", "difference", "unrolled"])
 def test_the_programs_have_something_to_get_wrong(found: tuple[Found, Found, Found], kind: str) -> None:
     cases = found[0]["programs"]
     curved, direct = (
@@ -107,15 +124,26 @@ def test_noise_differs_by_rank_and_buffers_are_averaged(found: tuple[Found, Foun
     assert [text.partition(" ")[2].partition(" ")[0] for text in first["differences"]] == ["Dropout", "BatchNorm1d"]
 
 
-def test_each_rank_takes_its_own_random_states_back(found: tuple[Found, Found, Found]) -> None:
+def test_each_rank_takes_its_own_states_back(found: tuple[Found, Found, Found]) -> None:
     first, second = (each["exchanges"]["restored"] for each in found[1:])
     for one in (first, second):
         assert one["drawn"][0] == one["drawn"][1]
-        own, _, taken = one["steps"]
-        assert torch.equal(own, taken)
     assert first["drawn"] != second["drawn"]
-    own, of_first, _ = second["steps"]
-    assert not torch.equal(own, of_first)
+    for key in ("steps", "means", "snapshots", "readings"):
+        for own, _, taken in (first[key], second[key]):
+            assert torch.equal(own, taken), key
+        own, of_first, _ = second[key]
+        assert not torch.equal(own, of_first), key
+
+
+def test_a_step_is_skipped_by_all_ranks_or_none(found: tuple[Found, Found, Found]) -> None:
+    first, second = (each["exchanges"]["scaled"] for each in found[1:])
+    assert first["scales"] == second["scales"]
+    # The second batch has the sample that overflows.
+    assert first["scales"] == [2.0**16, 2.0**15, 2.0**15]
+    for key, value in first["parameters"].items():
+        assert value.isfinite().all(), key
+        assert torch.equal(value, second["parameters"][key]), key
 
 
 def test_ranks_that_differ_are_found(found: tuple[Found, Found, Found]) -> None:

@@ -1,15 +1,21 @@
 """Runs that are killed with SIGKILL at random moments, and go on until they are done."""
 
+import contextlib
 import multiprocessing
+import os
 import random
+import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from mlotool.runner.checkpoint import read_checkpoint
+from tests.runner import killed_ranks
 from tests.runner.killed import train
 from tests.runner.test_resume import assert_same
+from tests.runner.test_running import read_summary
 
 WHOLE_S = 120.0
 
@@ -58,3 +64,95 @@ def test_killed_runs_end_as_if_nothing_had_been(tmp_path: Path, num_kills: int) 
     if num_kills >= 50:
         assert num_chains > 3
         assert within_writing >= num_kills // 10
+
+
+def stop_ranks(
+    folder: Path, variant: str, after: int | None, number: int, whom: tuple[int, ...], seconds: float = 0.0
+) -> None:
+    """Let two ranks go on, and send some of them a signal once tick `after` is saved; None lets them finish.
+
+    The signal comes `seconds` later; those that it does not kill live as long again.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.runner.killed_ranks"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        context.Process(target=killed_ranks.train, args=(folder, variant, rank, port), daemon=True) for rank in range(2)
+    ]
+    for each in ranks:
+        each.start()
+    deadline = time.monotonic() + WHOLE_S
+    while after is not None and last_tick(folder) < after:
+        assert time.monotonic() < deadline
+        assert all(each.exitcode is None for each in ranks), output_of(folder)
+        time.sleep(0.002)
+    time.sleep(seconds)
+    for rank in whom:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(ranks[rank].pid or 0, number)
+    if after is not None and number == signal.SIGKILL:
+        # What the launcher does with the others.
+        ranks[whom[0]].join(WHOLE_S)
+        ranks[1 - whom[0]].join(seconds)
+        for each in ranks:
+            each.kill()
+    for each in ranks:
+        each.join(WHOLE_S)
+    for path in folder.glob("checkpoints/*.ckpt"):
+        read_checkpoint(path)
+    if number != signal.SIGKILL or after is None:
+        assert [each.exitcode for each in ranks] == [0, 0], output_of(folder)
+
+
+def last_tick(folder: Path) -> int:
+    found = folder.glob("checkpoints/tick_*.ckpt")
+    return max((int(path.stem.partition("_")[2]) for path in found), default=-1)
+
+
+def output_of(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.parent.glob("output_*.txt"))
+
+
+@pytest.mark.parametrize("variant", killed_ranks.VARIANTS)
+def test_two_ranks_end_as_if_nothing_had_been(tmp_path: Path, variant: str) -> None:
+    """Rank 1 is killed, then both are, then one is told to stop, and stops with the other."""
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole, parts = tmp_path / "whole" / "run", tmp_path / "parts" / "run"
+    stop_ranks(whole, variant, None, signal.SIGKILL, ())
+    stop_ranks(parts, variant, 6, signal.SIGKILL, (1,))
+    stop_ranks(parts, variant, last_tick(parts) + 7, signal.SIGKILL, (0, 1))
+    stop_ranks(parts, variant, last_tick(parts) + 2, signal.SIGTERM, (1,))
+    assert read_summary(parts)["status"] == "interrupted"
+    assert 15 <= read_checkpoint(parts / "checkpoints" / "last.ckpt")["tick"] < killed_ranks.MAX_TICKS
+    stop_ranks(parts, variant, None, signal.SIGKILL, ())
+    assert_same(parts, whole)
+    before = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
+    stop_ranks(parts, variant, None, signal.SIGKILL, ())
+    assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == before
+    assert f"has finished after {killed_ranks.MAX_TICKS} ticks; nothing is changed" in output_of(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", killed_ranks.VARIANTS)
+def test_two_ranks_that_are_killed_at_random(tmp_path: Path, variant: str) -> None:
+    chance, num_kills, num_chains = random.Random(variant), 0, 0
+    for name in ("first", "whole"):
+        (tmp_path / name).mkdir()
+        began = time.monotonic()
+        stop_ranks(tmp_path / name / "run", variant, None, signal.SIGKILL, ())
+    longest_life = 0.8 * (time.monotonic() - began)
+    while num_kills < 10:
+        folder = tmp_path / f"chain_{num_chains}" / "run"
+        folder.parent.mkdir()
+        while num_kills < 10 and last_tick(folder) < killed_ranks.MAX_TICKS:
+            whom = chance.choice(((0,), (1,), (0, 1)))
+            stop_ranks(folder, variant, -1, signal.SIGKILL, whom, chance.uniform(0.0, longest_life))
+            num_kills += 1
+        stop_ranks(folder, variant, None, signal.SIGKILL, ())
+        assert_same(folder, tmp_path / "whole" / "run")
+        assert not list(folder.rglob("*.tmp"))
+        num_chains += 1
+    print(f"{num_kills} kills in {num_chains} chains")

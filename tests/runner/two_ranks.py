@@ -1,5 +1,6 @@
 """What two ranks compute in tests/runner/test_distributed.py; `python -m tests.runner.two_ranks FOLDER` is one of them.
 
+With a number of ticks behind FOLDER it follows all algorithms in all programs for so many, and does nothing else.
 One pair of processes does all comparisons: starting one takes longer than everything that it computes.
 """
 
@@ -14,17 +15,23 @@ from torch import Tensor, nn
 
 from mlotool.config import compose, hypergradient_options
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.hypergradient import Unrolled
+from mlotool.hypergradient import (
+    ConjugateGradient,
+    FirstOrder,
+    Implicit,
+    NormalEquationConjugateGradient,
+    Unrolled,
+)
 from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement, differences, distribute
-from mlotool.runner.random_state import random_states, restore_random_states, with_own_steps
+from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
 from mlotool.runner.ranks import BUCKET_BYTES, Ranks
-from tests.hypergradient.every_algorithm import EVERY, Rows, program
+from tests.hypergradient.every_algorithm import EVERY, Batch, Rows, program, weighted
 from tests.program.small import Mlp, parameters, web
 
-NUM_TICKS = 4
+NUM_TICKS, NUM_FOLLOWED = 4, 50
 FOLLOWED = {"conf/finite_difference", "conf/cg", "conf/unrolled", "kept", "conf/soba", "conf/saba", "conf/penalty"}
-"""By these, the equal shares of Meta-Weight-Net are followed for 50 ticks."""
+"""By these, the equal shares of Meta-Weight-Net are followed for 50 ticks in the ordinary tests as well."""
 
 TRILEVEL = {"u": ["w"]}, {"w": ["v"], "v": ["u"]}
 NESTED = {"u": ["v"], "v": ["w"]}, {"w": ["v"], "v": ["u"]}
@@ -39,6 +46,12 @@ def options() -> dict[str, Make]:
     return {**found, "kept": lambda: Unrolled(remat=False)}
 
 
+def damped() -> dict[str, Make]:
+    """Return the same, but with a damping where an ill-conditioned solve would amplify the rounding tick by tick."""
+    solver = NormalEquationConjugateGradient
+    return {**options(), "conf/normal_cg": lambda: Implicit(solver(10, 1e-10, damping=10.0), "reverse")}
+
+
 def unequal(make: Make) -> Program:
     """Batches of 5, 5 and 2 samples of a lower problem, and of 11 and 1 of the upper one."""
     made = program(make)
@@ -47,18 +60,34 @@ def unequal(make: Make) -> Program:
     return made
 
 
+def in_the_middle(middle: Make) -> Callable[[Make], Program]:
+    """Return what makes the nested program with an algorithm of its own at the problem that shapes and reads."""
+
+    def build(make: Make) -> Program:
+        makes = {"u": FirstOrder, "v": middle, "w": make}
+        order = iter(makes.values())
+        return web(*NESTED, order=makes, hypergradient=lambda: next(order)())
+
+    return build
+
+
 PROGRAMS: dict[str, tuple[str, Callable[[Make], Program]]] = {
     "mwn": ("weigher", program),
     "unequal": ("weigher", unequal),
     "trilevel": ("u", lambda make: web(*TRILEVEL, hypergradient=make)),
     "nested": ("u", lambda make: web(*NESTED, hypergradient=make)),
+    "difference": (
+        "u",
+        in_the_middle(lambda: Implicit(ConjugateGradient(3, 1e-8, damping=1.0), "finite_difference")),
+    ),
+    "unrolled": ("u", in_the_middle(Unrolled)),
 }
 
 
-def compute(ranks: Ranks) -> dict[str, dict[str, Tensor] | str]:
+def compute(ranks: Ranks, num_ticks: int | None = None) -> dict[str, dict[str, Tensor] | str]:
     """Return, by program and algorithm, the top gradient and the parameters after ticks, or why there are none."""
     found: dict[str, dict[str, Tensor] | str] = {}
-    chosen = options()
+    chosen = options() if num_ticks is None else damped()
     for kind, (top, build) in PROGRAMS.items():
         more = {name: make for name, make in EVERY.items() if kind == "mwn" and "_difference" not in name}
         for name, make in {**more, **chosen}.items():
@@ -70,32 +99,78 @@ def compute(ranks: Ranks) -> dict[str, dict[str, Tensor] | str]:
             distribute(made, ranks, seed=0)
             gradient = {f"gradient.{key}": value for key, value in made.gradient(top).items()}
             schedule = Schedule(made)
-            for _ in range(50 if kind == "mwn" and name in FOLLOWED else NUM_TICKS):
+            is_followed = kind == "mwn" and name in FOLLOWED
+            for _ in range(num_ticks or (NUM_FOLLOWED if is_followed else NUM_TICKS)):
                 schedule.tick()
             found[f"{kind} {name}"] = {**gradient, **parameters(made)}
     return found
 
 
 def restored(ranks: Ranks) -> dict[str, Any]:
-    """Return what is drawn before and after a rank takes its states back, its recorded steps' included."""
+    """Return what is drawn before and after a rank takes its states back, its recorded steps' and buffers included."""
 
     def made() -> Program:
-        noisy = program(Unrolled, model=Mlp(nn.Dropout(0.5)))
+        noisy = program(Unrolled, model=Mlp(nn.BatchNorm1d(5).double(), nn.Dropout(0.5)), roll_back=True)
         distribute(noisy, ranks, seed=3)
         return noisy
 
     saved = made()
-    Schedule(saved).tick()
-    states, state = random_states(saved, ranks), ranks.first(saved.state_dict())
+    schedule = Schedule(saved)
+    for _ in range(3):
+        schedule.tick()
+    moment = schedule.state_dict()
+    states, state = random_states(saved, ranks, moment["snapshots"]), ranks.first(saved.state_dict())
+    shared = ranks.first(moment)
     drawn = torch.rand(1).item()
     resumed = made()
     resumed.load_state_dict(with_own_steps(state, states, ranks))
     restore_random_states(states, ranks)
-    steps = [
-        each["model"]["trajectory"]["steps"][0]["random"][0]["cpu"]
-        for each in (saved.state_dict(), state, resumed.state_dict())
-    ]
-    return {"drawn": [drawn, torch.rand(1).item()], "steps": steps}
+    programs = saved.state_dict(), state, resumed.state_dict()
+    schedules = moment, shared, with_own_snapshots(shared, states, ranks)
+    return {
+        "drawn": [drawn, torch.rand(1).item()],
+        "steps": [each["model"]["trajectory"]["steps"][0]["random"][0]["cpu"] for each in programs],
+        "means": [each["model"]["module"]["body.1.running_mean"] for each in programs],
+        "snapshots": [each["snapshots"]["model"]["module"]["body.1.running_mean"] for each in schedules],
+        "readings": restored_readings(ranks),
+    }
+
+
+def restored_readings(ranks: Ranks) -> list[Tensor]:
+    """Return the random state of a step that led to a solution which a recorded step has read."""
+
+    def made() -> Program:
+        both = web(*NESTED, hypergradient=Unrolled, settings={"w": {"unroll_steps": 2}})
+        distribute(both, ranks, seed=3)
+        return both
+
+    saved = made()
+    schedule = Schedule(saved)
+    for _ in range(2):
+        torch.rand(1)
+        schedule.tick()
+    states, state = random_states(saved, ranks), ranks.first(saved.state_dict())
+    resumed = made()
+    resumed.load_state_dict(with_own_steps(state, states, ranks))
+    steps = [each["v"]["trajectory"]["steps"][0] for each in (saved.state_dict(), state, resumed.state_dict())]
+    return [each["readings"]["w"]["steps"][1]["random"][0]["cpu"] for each in steps]
+
+
+def scaled_losses(ranks: Ranks) -> dict[str, Any]:
+    """Return the loss scale by tick, and the parameters, where a sample of one rank overflows at the first scale."""
+    rare = Rows(1)[5]["input"]
+
+    def overflowing(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
+        is_rare = (batch["input"] == rare).all(1)
+        return ((1.0 + 1e305 * is_rare.double()) * weighted(batch, model=model, weigher=weigher)).mean()
+
+    made = program(FirstOrder, lower=overflowing, precision="fp16")
+    distribute(made, ranks, seed=0)
+    schedule, scales = Schedule(made), []
+    for _ in range(3):
+        schedule.tick()
+        scales.append(made.problems["model"].loss_scale.value)  # type: ignore[union-attr]
+    return {"scales": scales, "parameters": parameters(made)}
 
 
 def exchanges(ranks: Ranks) -> dict[str, Any]:
@@ -127,6 +202,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "any": [ranks.any(ranks.rank == 1), ranks.any(False)],
         "differences": texts,
         "restored": restored(ranks),
+        "scaled": scaled_losses(ranks),
         "noise": noise,
         "buffers": [before, [buffer.clone() for buffer in normed.buffers()]],
         "diverged": _message(lambda: check_agreement(other, ranks, tick=7)),
@@ -142,7 +218,7 @@ def _message(call: Callable[[], object]) -> str:
     return "nothing was raised"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, num_ticks: int | None = None) -> None:
     import os
 
     from mlotool.runner.ranks import joined
@@ -151,9 +227,11 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        found = {"programs": compute(ranks), "exchanges": exchanges(ranks)}
+        found: dict[str, Any] = {"programs": compute(ranks, num_ticks)}
+        if num_ticks is None:
+            found["exchanges"] = exchanges(ranks)
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
