@@ -14,7 +14,7 @@ from mlotool.hypergradient.evolution import _centred_ranks
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from tests.hypergradient.test_unrolled import BATCHES, OPTIMIZERS, flat, upper_values
 from tests.hypergradient.test_unrolled import program as unrolled_program
-from tests.program.small import assert_identical, numbers, parameters, samples, web
+from tests.program.small import assert_identical, assert_resumes, numbers, parameters, samples, web
 from tests.programs import Point
 
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -141,17 +141,7 @@ def test_a_resumed_run_is_bit_identical() -> None:
     def make() -> Program:
         return program(EvolutionStrategies(2, shaping="rank"), quadratic)
 
-    whole, first, second = make(), make(), make()
-    runs = [Schedule(each) for each in (whole, first, second)]
-    for schedule, num_ticks in ((runs[0], 12), (runs[1], 7)):
-        for _ in range(num_ticks):
-            schedule.tick()
-    second.load_state_dict(first.state_dict())
-    runs[2].load_state_dict(runs[1].state_dict())
-    runs[1].tick()
-    for _ in range(5):
-        runs[2].tick()
-    assert_identical(parameters(second), parameters(whole))
+    assert_resumes(make, num_ticks=7, num_more=5)
 
 
 @pytest.mark.parametrize("shaping", ["none", "rank"])

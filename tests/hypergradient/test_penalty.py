@@ -12,7 +12,7 @@ from mlotool.core import stop_gradient
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Implicit, Penalty
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
-from tests.program.small import assert_identical, numbers, pair, parameters, samples, sgd, upper_loss
+from tests.program.small import assert_identical, assert_resumes, numbers, pair, samples, sgd, upper_loss
 from tests.program.test_reduce import BILEVEL, TRILEVEL, batches, two_ranks
 from tests.program.test_reduce import program as ranked
 from tests.programs import Case, Point, bilevel, diamond, nested, trilevel, two_path
@@ -193,17 +193,7 @@ def test_a_resumed_run_is_bit_identical(settings: dict[str, Any]) -> None:
     def make() -> Program:
         return pair({"unroll_steps": 2}, hypergradient=lambda: Penalty(**settings))
 
-    whole, first, second = make(), make(), make()
-    runs = [Schedule(each) for each in (whole, first, second)]
-    for schedule, num_ticks in ((runs[0], 12), (runs[1], 7)):
-        for _ in range(num_ticks):
-            schedule.tick()
-    second.load_state_dict(first.state_dict())
-    runs[2].load_state_dict(runs[1].state_dict())
-    runs[1].tick()
-    for _ in range(5):
-        runs[2].tick()
-    assert_identical(parameters(second), parameters(whole))
+    assert_resumes(make, num_ticks=7, num_more=5)
 
 
 def test_each_reader_has_an_iterate_of_its_own() -> None:

@@ -12,7 +12,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import EvolutionStrategies
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient.test_evolution import linear, program, quadratic
-from tests.program.small import assert_identical, momentum, numbers, parameters, web
+from tests.program.small import assert_identical, assert_resumes, momentum, numbers, parameters, web
 from tests.programs import Point
 
 SLOPE, STEPS = numbers(1.0, -2.0, 3.0), 3
@@ -104,17 +104,7 @@ def test_a_resumed_run_is_bit_identical(restart_every: int | None) -> None:
         built.problems["w"].optimizer = momentum(built.problems["w"].theta.values())
         return built
 
-    whole, first, second = make(), make(), make()
-    runs = [Schedule(each) for each in (whole, first, second)]
-    for schedule, num_ticks in ((runs[0], 15), (runs[1], 10)):
-        for _ in range(num_ticks):
-            schedule.tick()
-    second.load_state_dict(first.state_dict())
-    runs[2].load_state_dict(runs[1].state_dict())
-    runs[1].tick()
-    for _ in range(5):
-        runs[2].tick()
-    assert_identical(parameters(second), parameters(whole))
+    assert_resumes(make, num_ticks=10, num_more=5)
 
 
 def test_a_pair_that_diverged_begins_again_by_itself() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, Exact, FixedPoint, Implicit
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from tests.program.small import assert_identical, numbers, parameters, samples
+from tests.program.small import assert_identical, assert_resumes, numbers, samples
 from tests.program.test_reduce import BILEVEL, batches, two_ranks
 from tests.program.test_reduce import program as ranked
 from tests.programs import Point, nested
@@ -264,17 +264,7 @@ def test_a_resumed_run_is_bit_identical(roll_back: bool) -> None:
         upper = Problem("u", Point(numbers(0.1, 0.2, -0.4)), goal, roles={"w": "w"}, optimizer=optimizer)
         return Program([built.problems["w"], upper], built.graph)
 
-    whole, first, second = make(), make(), make()
-    runs = [Schedule(each) for each in (whole, first, second)]
-    for schedule, num_ticks in ((runs[0], 40), (runs[1], 25)):
-        for _ in range(num_ticks):
-            schedule.tick()
-    second.load_state_dict(first.state_dict())
-    runs[2].load_state_dict(runs[1].state_dict())
-    runs[1].tick()
-    for _ in range(15):
-        runs[2].tick()
-    assert_identical(parameters(second), parameters(whole))
+    assert_resumes(make, num_ticks=25, num_more=15)
 
 
 def test_two_ranks_equal_the_joined_batch() -> None:

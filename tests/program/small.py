@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.hypergradient import Exact, Identity, Implicit
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Stream
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
 from tests.programs import Point
 
 sgd = partial(torch.optim.SGD, lr=0.1)
@@ -117,6 +117,22 @@ def assert_identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     different = [name for name in a if not torch.equal(a[name], b[name])]
     assert not different
+
+
+def assert_resumes(make: Callable[[], Program], *, num_ticks: int, num_more: int) -> None:
+    """Assert that a run whose state is taken after `num_ticks` ends bit-identical to one that was not interrupted."""
+    whole, first, second = make(), make(), make()
+    runs = [Schedule(each) for each in (whole, first, second)]
+    for schedule, count in ((runs[0], num_ticks + num_more), (runs[1], num_ticks)):
+        for _ in range(count):
+            schedule.tick()
+    second.load_state_dict(first.state_dict())
+    runs[2].load_state_dict(runs[1].state_dict())
+    # What the first one does from here on must not reach the second.
+    runs[1].tick()
+    for _ in range(num_more):
+        runs[2].tick()
+    assert_identical(parameters(second), parameters(whole))
 
 
 class Mlp(nn.Module):
