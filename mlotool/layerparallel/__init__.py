@@ -1,5 +1,21 @@
 """Layer-parallel training: multigrid across layers, auxiliary variables; plain torch."""
 
-from mlotool.layerparallel.multigrid import BatchedStep, critical_path, mgrit, mgrit_adjoint
+from mlotool.layerparallel.multigrid import (
+    BatchedStep,
+    BlockLayers,
+    MultigridResidual,
+    StackedLayers,
+    critical_path,
+    mgrit,
+    mgrit_adjoint,
+)
 
-__all__ = ["BatchedStep", "critical_path", "mgrit", "mgrit_adjoint"]
+__all__ = [
+    "BatchedStep",
+    "BlockLayers",
+    "MultigridResidual",
+    "StackedLayers",
+    "critical_path",
+    "mgrit",
+    "mgrit_adjoint",
+]
