@@ -3,6 +3,7 @@
 from mlotool.layerparallel.multigrid import (
     BatchedStep,
     BlockLayers,
+    Multigrid,
     MultigridResidual,
     StackedLayers,
     critical_path,
@@ -13,6 +14,7 @@ from mlotool.layerparallel.multigrid import (
 __all__ = [
     "BatchedStep",
     "BlockLayers",
+    "Multigrid",
     "MultigridResidual",
     "StackedLayers",
     "critical_path",

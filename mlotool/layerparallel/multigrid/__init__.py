@@ -5,6 +5,7 @@ from mlotool.layerparallel.multigrid.guard import Guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, StackedLayers, WholeLayers
 from mlotool.layerparallel.multigrid.mgrit import mgrit, mgrit_adjoint
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
+from mlotool.layerparallel.multigrid.setting import Multigrid
 from mlotool.layerparallel.multigrid.steps import BatchedStep
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "BlockLayers",
     "CriticalPath",
     "Guard",
+    "Multigrid",
     "MultigridResidual",
     "StackedLayers",
     "WholeLayers",

@@ -43,7 +43,7 @@ class MultigridResidual(nn.Module):
         backward_tolerance: the same backward.
         cycle: "V" or "F".
         nested: start from the coarser grids.
-        warm_start: start from the states and adjoints of the last solve on the same batch (`begin` names it).
+        warm_start: each sample starts from its states and adjoints of its last solve (`begin` says which they are).
         guard_every: compare every so many gradients with the serial one, see `Guard`; 0 never does.
         guard_threshold: largest relative bias.
         guard_max_cycles: cycles that the guard may add.
@@ -112,14 +112,14 @@ class MultigridResidual(nn.Module):
         self.is_serial = is_serial
         return self
 
-    def begin(self, key: Any) -> None:
-        """Name the batch that follows, for the warm start: solves start from those of the same name.
+    def begin(self, index: Tensor | None) -> None:
+        """Say which samples follow, for the warm start: each begins where its last solve ended.
 
         Args:
-            key: hashable; None is a name as well, of the only batch.
+            index: (b,), their positions in their data set; None: there is one batch only.
         """
         if self.warm_start is not None:
-            self.warm_start.key = key
+            self.warm_start.index = index
 
     def forward(self, state: Tensor) -> Tensor:
         """Return u^N (b, ...) of u^0."""
@@ -161,7 +161,7 @@ class _System:
         self.names = names
         self.num_layers = part.num_layers
         self.h: float = part.layers.h  # type: ignore[assignment]
-        self.key = None if part.warm_start is None else part.warm_start.key
+        self.index = None if part.warm_start is None else part.warm_start.index
         device = state.device.type
         # A backward runs without the autocast of its forward, and the adjoint is that of the same function.
         self._precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
@@ -250,11 +250,11 @@ class _System:
 
     def _recall(self, kind: str, like: Tensor) -> Tensor | None:
         store = self.part.warm_start
-        return None if store is None else store.recall(self.key, kind, (self.num_layers + 1, *like.shape))
+        return None if store is None else store.recall(self.index, kind, (self.num_layers + 1, *like.shape))
 
     def _remember(self, kind: str, values: Tensor) -> None:
         if self.part.warm_start is not None:
-            self.part.warm_start.remember(self.key, kind, values)
+            self.part.warm_start.remember(self.index, kind, values)
 
 
 def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:

@@ -183,25 +183,36 @@ def test_autocast_reaches_the_backward() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = loss_of(part(u0))
         expected_loss = loss_of(part.serial()(u0))
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-4, atol=0)
+    torch.testing.assert_close(loss, expected_loss, rtol=0.01, atol=0)
     assert not torch.equal(loss, loss_of(part(u0)))
     found, expected = (torch.autograd.grad(each, list(part.parameters())) for each in (loss, expected_loss))
     for mine, exact in zip(found, expected, strict=True):
         assert torch.linalg.vector_norm(mine - exact) < 0.02 * torch.linalg.vector_norm(exact)
 
 
-def test_a_warm_start_of_the_same_batch_converges_over_the_steps() -> None:
+def test_a_warm_start_of_each_sample_converges_over_the_steps() -> None:
     torch.manual_seed(0)
     part = MultigridResidual(Wave(64, h=0.03), cycles=1, warm_start=True)
-    batches = torch.randn(2, 5, 3, dtype=torch.float64)
+    samples = torch.randn(10, 3, dtype=torch.float64)
+    scale = torch.linspace(0.5, 1, 10, dtype=torch.float64)
     residuals = []
     for _ in range(6):
-        for key, u0 in enumerate(batches):
-            part.begin(key)
-            loss_of(part(u0)).backward()
-        residuals.append([float(part.residuals[name][-1]) for name in ("forward", "backward")])
+        for index in torch.randperm(10).split(5):
+            part.begin(index)
+            (part(samples[index]).square() * scale[index, None]).sum().backward()
+            residuals.append([float(part.residuals[name][-1]) for name in ("forward", "backward")])
     assert residuals[-1][0] < 1e-3 * residuals[0][0]
     assert residuals[-1][1] < 1e-2 * residuals[0][1]
+
+
+def test_a_warm_start_goes_on_with_all_cycles() -> None:
+    torch.manual_seed(0)
+    layers, u0 = Wave(64, h=0.1), torch.randn(5, 3, dtype=torch.float64)
+    part = MultigridResidual(layers, cycles=1, warm_start=True, relaxation="F")
+    for _ in range(3):
+        last = part(u0)
+    expected, _ = mgrit(layers, u0, 64, 0.1, relaxation="F", cycles=3)
+    torch.testing.assert_close(last, expected[-1], rtol=0, atol=1e-13)
 
 
 def test_the_guard_adds_cycles_until_the_gradient_is_right() -> None:
