@@ -1,3 +1,5 @@
 """Layer-parallel training: multigrid across layers, auxiliary variables; plain torch."""
 
-__all__: list[str] = []
+from mlotool.layerparallel.auxiliary import Auxiliary
+
+__all__ = ["Auxiliary"]
