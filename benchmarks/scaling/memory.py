@@ -1,4 +1,4 @@
-"""Bytes of the lower step of Meta-Weight-Net with a ResNet-50, and of DARTS, computed from shapes: nothing is allocated.
+"""Bytes of the lower steps of Meta-Weight-Net with a ResNet-50 and of DARTS, computed: nothing is allocated.
 
 After tables 8 and 9 of Betty's paper (arXiv 2207.02849).
 """
