@@ -52,7 +52,7 @@ class Table:
 
     def _grown(self, slots: Tensor, like: Tensor) -> Tensor:
         room = 0 if self._values is None else len(self._values)
-        needed = int(slots.max()) + 1
+        needed = int(slots.max()) + 1 if len(slots) else 0
         device = self._device or like.device
         if self._values is None or self._values.device != device or needed > room:
             # By a quarter more: the first epoch meets ever larger numbers.

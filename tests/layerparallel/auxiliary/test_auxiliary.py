@@ -342,7 +342,10 @@ def test_the_loss_may_use_parameters_beside_the_call() -> None:
 def test_times_are_recorded_when_asked() -> None:
     parallel = auxiliary(record=2)
     follow(alone(parallel), 4)
-    timeline = parallel.timeline.spans
+    found = parallel.timeline()
+    timeline = found["spans"]
+    assert found["stages"] == 3
+    assert set(found["violation"]) == {"violation_1", "violation_2"}
     assert {(span["rank"], span["batch"]) for span in timeline} == {(k, batch) for k in range(3) for batch in range(2)}
     assert {span["what"] for span in timeline} == {"forward", "backward", "communication", "auxnet"}
     assert all(0 <= span["begin"] <= span["end"] for span in timeline)
