@@ -1,5 +1,25 @@
 """Layer-parallel training: multigrid across layers, auxiliary variables; plain torch."""
 
 from mlotool.layerparallel.auxiliary import Auxiliary
+from mlotool.layerparallel.multigrid import (
+    BatchedStep,
+    BlockLayers,
+    Multigrid,
+    MultigridResidual,
+    StackedLayers,
+    critical_path,
+    mgrit,
+    mgrit_adjoint,
+)
 
-__all__ = ["Auxiliary"]
+__all__ = [
+    "Auxiliary",
+    "BatchedStep",
+    "BlockLayers",
+    "Multigrid",
+    "MultigridResidual",
+    "StackedLayers",
+    "critical_path",
+    "mgrit",
+    "mgrit_adjoint",
+]
