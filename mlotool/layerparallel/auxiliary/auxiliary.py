@@ -1,21 +1,27 @@
 """Layer-parallel training by auxiliary variables: the stand-in for a problem's module in its own training steps."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mlotool.core.bound_module import Places
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.loss_output import LossOutput
 from mlotool.layerparallel.auxiliary.equations import Beta
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange
+from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
+from mlotool.layerparallel.auxiliary.joining import join
+from mlotool.layerparallel.auxiliary.replicas import Replicas
+from mlotool.layerparallel.auxiliary.report import Report
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import Step
 from mlotool.layerparallel.auxiliary.team import Plan, Team
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.partition import Chain, Inputs
-from mlotool.program.parallel import AbstractParallel
+from mlotool.program.parallel import AbstractParallel, StageDone
 
 
 class Auxiliary(AbstractParallel):
@@ -60,6 +66,8 @@ class Auxiliary(AbstractParallel):
         recalibrate: steps between two serial passes that collect BatchNorm's running statistics; 0 leaves that to the
             stages' passes.
         table_device: where stored variables are kept; None is where the module is.
+        processes: run each stage in a process of its own, where there are several: rank = part * stages + stage, with
+            as many parts of the batch as there are ranks for every stage. One process runs all stages.
         record: batches whose times are recorded.
 
     Raises:
@@ -101,6 +109,7 @@ class Auxiliary(AbstractParallel):
         copies: int = 1,
         recalibrate: int = 0,
         table_device: str | None = None,
+        processes: bool = False,
         record: int = 0,
     ) -> None:
         if not isinstance(stages, int) or stages < 1:
@@ -125,8 +134,9 @@ class Auxiliary(AbstractParallel):
         )
         self.settings.check()
         self.exchange: AbstractExchange = LocalExchange()
-        self.timeline = Timeline(record)
+        self._timeline = Timeline(record)
         self.num_steps = 0
+        self._processes = processes
         self._cut = None if cut is None else list(cut)
         self._auxnet = auxnet
         self._table_device = None if table_device is None else torch.device(table_device)
@@ -139,6 +149,8 @@ class Auxiliary(AbstractParallel):
         self._share = 1.0
         self._step: Step | None = None
         self._is_open = False
+        self._report: Report | None = None
+        self._is_moved = self._is_optimizer_moved = False
 
     def attach(self, name: str, module: nn.Module) -> None:
         """Trace the module and see where it may be cut."""
@@ -157,6 +169,45 @@ class Auxiliary(AbstractParallel):
         if self._team is not None:
             self._team.to(device)
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Each gradient moves the variables, so it is taken once."""
+        return self.num_stages == 1
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each stage is a process's own."""
+        return self.exchange.is_divided
+
+    def distribute(self, rank: int, num_ranks: int) -> tuple[int, int]:
+        """Take a stage, or all of them, of a part of the batch."""
+        if not self._processes:
+            self.exchange = LocalExchange(Replicas(rank, num_ranks))
+            return rank, num_ranks
+        exchange = join(rank, num_ranks, self.num_stages, self.key)
+        self.exchange, self._report = exchange, Report(exchange)
+        return exchange.replicas.number, exchange.replicas.count
+
+    def moved(self) -> None:
+        """The own stage's parameters move: the other processes have old ones until `sync`."""
+        self._is_moved = self._is_optimizer_moved = True
+
+    def sync(self, optimizer: Optimizer | None) -> None:
+        """Give all processes of a part of the batch what each stage's own one has."""
+        if self._team is None or not isinstance(self.exchange, ProcessExchange):
+            return
+        if self._is_moved:
+            self._team.sync(self.exchange)
+            self._is_moved = False
+        if self._is_optimizer_moved and optimizer is not None:
+            self._team.sync_optimizer(self.exchange, optimizer)
+            self._is_optimizer_moved = False
+
+    def agree_on_buffers(self) -> None:
+        """Average the own stage's buffers over the parts of the batch, and give them to all."""
+        if self._team is not None and isinstance(self.exchange, ProcessExchange):
+            self._team.agree_on_buffers(self.exchange)
+
     def begin(self, batch: Any, weight: float) -> None:
         """See which samples come."""
         self._share, self._is_open, self._step = weight, True, None
@@ -173,8 +224,21 @@ class Auxiliary(AbstractParallel):
         inputs = self._chain.bind(args, kwargs)
         team = self._team or self._build(inputs)
         self._step = step = self._describe(team, inputs)
-        self.timeline.begin(self.num_steps, step.device)
-        return team.forward(step)
+        self._timeline.begin(self.num_steps, step.device)
+        found = team.forward(step)
+        if not team.has_last:
+            raise StageDone
+        return found
+
+    def publish(self, output: LossOutput) -> None:
+        """Send the loss and its metrics to the other stages' processes."""
+        if self._report is not None and self._team is not None:
+            self._report.send(output, self._team.dtype, self._team.device)
+
+    def output(self) -> LossOutput:
+        """Return the loss of the last stage's process, which arrives while the own stage goes on."""
+        assert self._report is not None and self._team is not None
+        return self._report.expect(self._team.dtype, self._team.device)
 
     def gradient(self, loss: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Return the gradients of the stages' own losses; then correct variables, multipliers and networks."""
@@ -184,6 +248,8 @@ class Auxiliary(AbstractParallel):
                 "model.method(..). Call the module itself, or remove parallel."
             )
         found = self._team.backward(self._step, loss, theta)
+        if self._report is not None and not self._team.has_last:
+            self._report.receive()
         self._check_finite()
         self.num_steps += 1
         self._step = None
@@ -194,9 +260,24 @@ class Auxiliary(AbstractParallel):
         if self._team is None or self.num_stages == 1:
             return {}
         found = {"beta": self.settings.beta.at(max(self.num_steps - 1, 0))}
-        for number, (violation, relative) in self._team.violations().items():
+        for number, (violation, relative) in sorted(self._team.violations().items()):
             found |= {f"violation_{number}": violation, f"relative_violation_{number}": relative}
         return found
+
+    def timeline(self) -> dict[str, Any] | None:
+        """Return the recorded spans of all stages, and the last violations."""
+        found = self.exchange.gathered({str(number): self._timeline.spans for number in self._own_stages()[:1]})
+        if not any(found.values()):
+            return None
+        return {
+            "stages": self.num_stages,
+            "processes": self.num_stages if self.is_divided else 1,
+            "spans": sorted(itertools.chain(*found.values()), key=lambda span: (span["batch"], span["begin"])),
+            "violation": {key: value for key, value in self.statistics().items() if key.startswith("violation")},
+        }
+
+    def _own_stages(self) -> Sequence[int]:
+        return self.exchange.own(self.num_stages)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the variables, multipliers, networks, and counters."""
@@ -232,7 +313,7 @@ class Auxiliary(AbstractParallel):
             )
         plan = Plan(self.key, self._module, self._chain.stages(cut), cut, inputs, self._places)
         self._team = Team(
-            plan, self.settings, self.exchange, self.timeline, self._seed, self._auxnet, self._table_device
+            plan, self.settings, self.exchange, self._timeline, self._seed, self._auxnet, self._table_device
         )
         if self._pending is not None:
             self._team.load_state_dict(self._pending["stages"])
@@ -243,9 +324,10 @@ class Auxiliary(AbstractParallel):
         size = next((len(each) for each in inputs if isinstance(each, Tensor) and each.ndim), 1)
         unseen = None
         if self._slots is not None:
-            self._make_room(self._slots)
+            [slots] = self.exchange.replicas.joined([self._slots])
+            self._make_room(slots)
             unseen = ~self._seen[self._slots]
-            self._seen[self.exchange.joined([self._slots])[0]] = True
+            self._seen[slots] = True
         every = self.settings.recalibrate
         return Step(
             inputs,
@@ -256,7 +338,7 @@ class Auxiliary(AbstractParallel):
             self.settings.beta.at(self.num_steps),
             self.settings.reduction,
             self._share,
-            self.exchange.num_replicas,
+            self.exchange.replicas.count,
             self._slots,
             unseen,
             moves_buffers=every > 0 and self.num_steps % every == 0,

@@ -105,7 +105,5 @@ def next_multiplier(multiplier: Tensor, variable: Tensor, state: Tensor, rate: f
 
 
 def violations(variable: Tensor, state: Tensor) -> Tensor:
-    """Return `norm(lambda - X)` and `norm(lambda - X) / norm(X)` of a batch, (2,)."""
-    violation = torch.linalg.vector_norm(variable - state)
-    size = torch.linalg.vector_norm(state)
-    return torch.stack([violation, violation / size.clamp_min(torch.finfo(size.dtype).tiny)])
+    """Return `norm(lambda - X)` and `norm(X)` of a batch, (2,)."""
+    return torch.stack([torch.linalg.vector_norm(variable - state), torch.linalg.vector_norm(state)])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.layerparallel.partition import Inputs
+from mlotool.program.share import bounds
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ class Step:
     def own_weight(self, interface: int) -> float:
         """Return c of an interface for the variables, of which each replica has its own samples'."""
         return self.weight(interface) / self.num_replicas
+
+    def rows(self, replica: int) -> tuple[int, int]:
+        """Return where a replica's part begins in the whole batch, and the size of that."""
+        if not self.share:
+            return 0, self.size
+        size = round(self.size * self.num_replicas / self.share)
+        return bounds(size, replica, self.num_replicas)[0], size
 
     def blank(self, interface: int) -> Tensor:
         """Return an uninitialised state at an interface, (s, ...)."""

@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mlotool.core.bound_module import Places
+from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
+from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, ProcessExchange
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import Step
 from mlotool.layerparallel.auxiliary.timeline import Timeline
@@ -50,7 +52,7 @@ class Team:
     Args:
         plan: the module and its stages.
         settings: of the method.
-        exchange: between stages; its `stages` are those of this process.
+        exchange: between stages, of which it says which are this process's.
         timeline: takes the times.
         seed: of the noise.
         auxnet: a smaller module of the same family; None thins out the stages.
@@ -85,6 +87,33 @@ class Team:
             variables.to(self.device)
             self.workers[number] = Worker(plan.stages[number], variables, exchange, timeline, plan.places)
 
+    @property
+    def has_last(self) -> bool:
+        """Whether the last stage is here."""
+        return len(self._plan.stages) - 1 in self.workers
+
+    def sync(self, exchange: ProcessExchange) -> None:
+        """Give all processes of this part of the batch the parameters and buffers of each stage."""
+        stages = self._plan.stages
+        exchange.broadcast([[*stage.parameters.values(), *stage.buffers().values()] for stage in stages])
+
+    def sync_optimizer(self, exchange: ProcessExchange, optimizer: Optimizer) -> None:
+        """Give them the optimizer's state of each stage."""
+        [own], stages = self.workers, self._plan.stages
+        state = {name: optimizer.state.get(each, {}) for name, each in stages[own].parameters.items()}
+        for number, found in exchange.gathered({str(own): state}).items():
+            for name, each in stages[int(number)].parameters.items():
+                if int(number) != own and found[name]:
+                    optimizer.state[each] = _on_device(found[name], each.device)
+
+    def agree_on_buffers(self, exchange: ProcessExchange) -> None:
+        """Average the buffers of the own stage over the parts of the batch, and give them to all."""
+        [own] = self.workers
+        buffers = [each for each in self._plan.stages[own].buffers().values() if each.is_floating_point()]
+        for buffer, mean in zip(buffers, exchange.replicas.mean(buffers), strict=True):
+            buffer.copy_(mean)
+        exchange.broadcast([[*stage.buffers().values()] for stage in self._plan.stages])
+
     def shapes(self, inputs: Inputs) -> list[torch.Size]:
         """Return the shapes of one sample's states at the interfaces, for inputs of their shapes."""
         key = tuple(each.shape[1:] for each in inputs if isinstance(each, Tensor))
@@ -100,6 +129,8 @@ class Team:
     def forward(self, step: Step) -> Any:
         """Run the own stages; return what the last one returns, if that is here."""
         workers, output = self.workers.values(), None
+        # Here, and not at the end of the last step: what was still leaving had all of the optimizer's step for it.
+        self._exchange.finish()
         if step.is_serial:
             for worker in workers:
                 worker.pass_serially(step)
@@ -126,19 +157,27 @@ class Team:
             own = {id(each) for each in worker.stage.parameters.values()}
             places = [place for place, each in enumerate(theta) if worker.is_last or id(each) in own]
             slopes = worker.backward(loss, [theta[place] for place in places])
+            if self._exchange.is_divided:
+                self._check_own(own, [theta[place] for place in places], slopes)
             for place, slope in zip(places, slopes, strict=True):
                 found[place] = _sum(found[place], slope)
         for worker in self.workers.values():
             worker.correct(step)
         for worker in self.workers.values():
             worker.finish(step)
-        self._exchange.finish()
+        if self._exchange.is_divided:
+            return self._averaged(found)
         return found
 
-    def violations(self) -> dict[int, tuple[float, float]]:
+    def violations(self) -> dict[str, list[float]]:
         """Return, by interface, the norms of the last step's violations, absolute and relative."""
-        found = {number: worker.violations for number, worker in self.workers.items() if worker.violations is not None}
-        return {number: (values[0].item(), values[1].item()) for number, values in found.items()}
+        found = {}
+        for number, worker in self.workers.items():
+            if worker.violations is not None:
+                [squares] = self._exchange.replicas.mean([worker.violations.square()])
+                total, size = (squares * self._exchange.replicas.count).sqrt().tolist()
+                found[str(number)] = [total, total / size if size else 0.0]
+        return self._exchange.gathered(found)
 
     def to(self, device: torch.device) -> None:
         """Move what is kept beside the module."""
@@ -148,12 +187,29 @@ class Team:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept beside the module, by stage."""
-        return {str(number): worker.variables.state_dict() for number, worker in self.workers.items()}
+        own = {str(number): worker.variables.state_dict() for number, worker in self.workers.items()}
+        return dict(sorted(self._exchange.gathered(own).items()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
         for number, worker in self.workers.items():
             worker.variables.load_state_dict(state[str(number)], self.device)
+
+    def _check_own(self, own: set[int], theta: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
+        """Refuse a loss that depends on other stages' parameters, whose processes do not evaluate it."""
+        others = [each for each, slope in zip(theta, slopes, strict=True) if slope is not None and id(each) not in own]
+        if others:
+            [name] = [name for name, each in self._plan.module.named_parameters() if each is others[0]]
+            raise ConfigError(
+                f"{self._plan.key}.processes: found true, but the loss uses the parameter '{name}' beside the module's "
+                "call; expected that it uses the call alone, since one process evaluates it, which has one stage. "
+                f"Decay by the optimizer's weight_decay, or set {self._plan.key}.processes=false."
+            )
+
+    def _averaged(self, found: list[Tensor | None]) -> list[Tensor | None]:
+        """Return the means over the processes of the same stage."""
+        means = iter(self._exchange.replicas.mean([each for each in found if each is not None]))
+        return [None if each is None else next(means) for each in found]
 
     def _parts(self, settings: Settings, auxnet: nn.Module | None) -> list[nn.Module]:
         plan = self._plan
@@ -181,6 +237,13 @@ def _variables(
         return ChainVariables(number, num_stages, settings, exchange, seed + 1, network)
     network = AuxNet(parts[:number], is_first=True) if number else None
     return RecursiveVariables(number, num_stages, settings, exchange, seed, network)
+
+
+def _on_device(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return an optimizer's state of one parameter on its device; a count of steps stays where torch keeps it."""
+    return {
+        key: value.to(device) if isinstance(value, Tensor) and value.ndim else value for key, value in state.items()
+    }
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -92,13 +92,16 @@ class AbstractVariables(ABC):
             self._generator = torch.Generator(device)
             self._generator.set_state(state["noise"].cpu())
 
-    def _perturbed(self, clean: Tensor) -> Tensor:
+    def _perturbed(self, step: Step, clean: Tensor) -> Tensor:
         if not self.settings.noise:
             return clean
         if self._generator is None:
             self._generator = torch.Generator(clean.device).manual_seed(self._seed)
-        drawn = torch.randn(clean.shape, dtype=clean.dtype, device=clean.device, generator=self._generator)
-        return clean + self.settings.noise * drawn
+        # For the whole batch, of which this is a part: the noise does not depend on the number of parts.
+        begin, size = step.rows(self.exchange.replicas.number)
+        shape = size, *clean.shape[1:]
+        drawn = torch.randn(shape, dtype=clean.dtype, device=clean.device, generator=self._generator)
+        return clean + self.settings.noise * drawn[begin : begin + len(clean)]
 
     def _step_size(self, step: Step, interface: int) -> float:
         return self.settings.step_size(step.beta, step.own_weight(interface)) if step.share else 0.0
@@ -132,7 +135,7 @@ class StoredVariables(AbstractVariables):
         if not self.is_first:
             assert step.slots is not None
             self._clean = self._variables.get(step.slots, step.blank(number))
-            self.own = self._perturbed(self._clean)
+            self.own = self._perturbed(step, self._clean)
             send("variable", number, number - 1, self.own)
             if self.settings.has_multipliers:
                 self._multiplier = self._multipliers.get(step.slots, step.blank(number))
@@ -162,7 +165,7 @@ class StoredVariables(AbstractVariables):
             moved.append(next_multiplier(self._multiplier, moved[0], state, rate))
         # A part without samples of its own stands in with another part's.
         slots = step.slots if step.share else step.slots[:0]
-        slots, *moved = self.exchange.joined([slots, *(each[: len(slots)] for each in moved)])
+        slots, *moved = self.exchange.replicas.joined([slots, *(each[: len(slots)] for each in moved)])
         for table, values in zip((self._variables, self._multipliers), moved, strict=False):
             table.put(slots, values)
         self._clean = self._multiplier = None
@@ -239,7 +242,7 @@ class AbstractNetworkVariables(AbstractVariables):
         """Return what the network gives from a state, perturbed; its graph is kept for the first distillation step."""
         assert self.network is not None
         self._given, self._found = given, self._run(step, given)
-        return self._perturbed(self._found.detach())
+        return self._perturbed(step, self._found.detach())
 
     def _run(self, step: Step, given: Tensor | None) -> Tensor:
         assert self.network is not None
@@ -256,7 +259,9 @@ class AbstractNetworkVariables(AbstractVariables):
             if number:
                 found = self._run(step, self._given)
             loss = weight * (target - found).square().sum()
-            for parameter, gradient in zip(parameters, self.exchange.mean(_slopes(loss, parameters)), strict=True):
+            for parameter, gradient in zip(
+                parameters, self.exchange.replicas.mean(_slopes(loss, parameters)), strict=True
+            ):
                 parameter.grad = gradient
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
