@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange
-from mlotool.layerparallel.multigrid.mgrit import solve_adjoints, solve_states
+from mlotool.layerparallel.multigrid.propagation import solve_adjoints, solve_states
 from mlotool.layerparallel.multigrid.solver import Method
 from mlotool.layerparallel.multigrid.steps import Evaluate
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlotool.layerparallel.multigrid.functions import Gradient
 from mlotool.layerparallel.multigrid.grids import Grid
-from mlotool.layerparallel.multigrid.mgrit import start_of, transposed
+from mlotool.layerparallel.multigrid.propagation import start_of, transposed
 from mlotool.layerparallel.multigrid.solver import Method, solve
 from mlotool.layerparallel.multigrid.steps import Evaluate, Linearised, batched, layers_of, states_at
 
