@@ -83,13 +83,14 @@ def mgrit(
     3.1.1, equations 3.21 to 3.30, algorithm 1.
 
     Example:
+        >>> import torch
         >>> states, residuals = mgrit(lambda u, n, h: u - h * u, torch.ones(1, 1), 16, 0.1, 4, 2, "F", cycles=4)
         >>> round(states[-1].item(), 4), round(0.9**16, 4), len(residuals), residuals[-1] < 1e-6
         (0.1853, 0.1853, 5, True)
     """
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else Ranks(group)
-    states, residuals = solve_states(batched(step), u0, num_layers, h, method, initial, exchange)
+    states, residuals = solve_states(batched(step), u0, num_layers, float(h), method, initial, exchange)
     return states, residuals.tolist()
 
 
@@ -147,6 +148,7 @@ def mgrit_adjoint(
     Source: Günther et al. 2020, arXiv 1812.04352, section 3.2, equations 3.31 to 3.33.
 
     Example:
+        >>> import torch
         >>> states = torch.ones(17, 1, 1)
         >>> adjoints, _ = mgrit_adjoint(lambda u, n, h: u - h * u, states, torch.ones(1, 1), 16, 0.1, 4, 2, "F", 4)
         >>> round(adjoints[0].item(), 4), adjoints[16].item()
@@ -154,7 +156,9 @@ def mgrit_adjoint(
     """
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else Ranks(group, is_mirrored=True)
-    adjoints, residuals = solve_adjoints(batched(step), states, cotangent, num_layers, h, method, initial, exchange)
+    adjoints, residuals = solve_adjoints(
+        batched(step), states, cotangent, num_layers, float(h), method, initial, exchange
+    )
     return adjoints, residuals.tolist()
 
 
