@@ -2,6 +2,7 @@
 
 from mlotool.models.anchored import Anchored
 from mlotool.models.cell_network import CellArchitecture, CellNetwork, SearchNetwork
+from mlotool.models.expanded_resnet import ExpandedResNet18
 from mlotool.models.label_corrector import LabelCorrector
 from mlotool.models.mlp import MLP, Linear
 from mlotool.models.perturbation import BoundedPerturbation
@@ -23,6 +24,7 @@ __all__ = [
     "CellNetwork",
     "ConvolutionalResidualNetwork",
     "DenseResidualNetwork",
+    "ExpandedResNet18",
     "LabelCorrector",
     "Linear",
     "PositiveVector",

@@ -8,7 +8,14 @@ import torch
 from torch import nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.models import ConvolutionalResidualNetwork, DenseResidualNetwork, ResidualLayers, WideResNet
+from mlotool.models import (
+    ConvolutionalResidualNetwork,
+    DenseResidualNetwork,
+    ExpandedResNet18,
+    ResidualLayers,
+    WideResNet,
+    torchvision_model,
+)
 from mlotool.models.residual_layers import ACTIVATIONS, smooth_relu
 
 
@@ -143,3 +150,16 @@ def test_wide_blocks_normalise_before_they_convolve() -> None:
     assert residual.shape == (2, 16, 4, 4)
     assert all(block.shortcut is None for block in model.stages[1][1:])
     assert model(torch.randn(2, 3, 8, 8)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+def test_an_expanded_resnet18_has_the_shapes_of_a_resnet50(num_stages: int) -> None:
+    images = torch.randn(2, 3, 32, 32)
+    small = ExpandedResNet18(5, (3, 32, 32), num_stages=num_stages)
+    large = torchvision_model("resnet50", 5, (3, 32, 32))
+    names = ("conv1", "bn1", "relu", "maxpool", *(f"layer{stage + 1}" for stage in range(num_stages)))
+    beginning = nn.Sequential(*(large.get_submodule(name) for name in names))
+    assert small.expansion(small.stages(small.stem(images))).shape == beginning(images).shape
+    assert small(images).shape == (2, 5)
+    with pytest.raises(ConfigError, match="num_stages=5; expected 1, 2, 3 or 4"):
+        ExpandedResNet18(5, num_stages=5)

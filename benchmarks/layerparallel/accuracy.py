@@ -1,0 +1,127 @@
+"""Test accuracy of layer-parallel training: against the number of stages, with and without augmentation, against beta.
+
+    python -m benchmarks.layerparallel.accuracy PATH_TO_THE_FOLDER_OF_MNIST --seeds 0
+
+The shape of tables 4, 7 and 8 of Sun et al. 2021 (arXiv 2112.05387), far smaller: a ResNet-14 with four channels on
+2,000 images of MNIST, 12 epochs of batch 100. One stage is backpropagation. What diverges is written down as such. The
+result file is written after each run.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import mlotool
+from benchmarks.harness import record
+from mlotool import Schedule
+from mlotool.config import build
+from mlotool.core.errors import MlotoolError
+from mlotool.runner.evaluation import Evaluator
+
+PARALLEL = "problems.classifier.parallel"
+PENALTY = ("variables=stored", "method=penalty", "beta=1")
+LAGRANGIAN = ("variables=stored", "method=lagrangian", "beta=10", "lambda_lr=2000")
+AUXNET = ("variables=auxnet", "auxnet_optimizer=adam", "auxnet_lr=3e-3")
+STAGES = (1, 2, 3, 4)
+BETAS = (0.1, 1, 10, 100)
+DATA = {
+    "mnist": ("data=mnist", "data.sizes={train: 2000, val: 1000, test: 4000}"),
+    "cifar10": (
+        "data=cifar10_folder",
+        "data.sizes={train: 5000, val: 1000, test: 4000}",
+        "data.image_shape=[3,16,16]",
+    ),
+}
+
+
+def main() -> None:
+    options = _options()
+    name = "layerparallel_accuracy" + ("" if options.data == "mnist" else f"_{options.data}")
+    runs: list[dict[str, Any]] = _earlier(name) if options.add else []
+    for seed in options.seeds:
+        for row, augment, settings in rows(options.stages):
+            run = {"row": row, "seed": seed, **accuracy(options, seed, augment, settings)}
+            runs.append(run)
+            print(run, flush=True)
+            record.write(name, {"runs": runs, **record.surroundings()})
+    print(table(runs))
+
+
+def rows(stages: list[int]) -> list[tuple[str, bool, tuple[str, ...] | None]]:
+    """Return name, whether images are augmented, and the settings of the parallel node (None: backpropagation)."""
+    found: list[tuple[str, bool, tuple[str, ...] | None]] = []
+    for count in stages:
+        if count == 1:
+            found += [("backpropagation, K=1", False, None), ("backpropagation, augmented, K=1", True, None)]
+            continue
+        found += [
+            (f"auxnet, augmented, K={count}", True, (f"stages={count}", *AUXNET, "beta=10")),
+            (f"stored, penalty, K={count}", False, (f"stages={count}", *PENALTY)),
+            (f"stored, lagrangian, K={count}", False, (f"stages={count}", *LAGRANGIAN)),
+        ]
+    others = (beta for beta in BETAS if beta != 10)
+    return found + [(f"auxnet, augmented, K=2, beta={b}", True, ("stages=2", *AUXNET, f"beta={b}")) for b in others]
+
+
+def accuracy(options: argparse.Namespace, seed: int, augment: bool, settings: tuple[str, ...] | None) -> dict[str, Any]:
+    """Train, and return the test accuracy in percent (None: it diverged), the last violations and the seconds."""
+    own = [f"{PARALLEL}=null"] if settings is None else [_override(each) for each in settings]
+    overrides = [
+        *DATA[options.data],
+        f"data.root={options.root}",
+        f"data.augment={augment}",
+        "problems.classifier.module.width=4",
+        f"runner.max_ticks={options.ticks}",
+        f"problems.classifier.scheduler.T_max={options.ticks}",
+        f"seed={seed}",
+        *own,
+    ]
+    config = mlotool.compose("layerparallel_penalty", [*overrides, "logger=csv"])
+    built, start = build(config), time.process_time()
+    problem, schedule = built.program.problems["classifier"], Schedule(built.program)
+    try:
+        for _ in range(options.ticks):
+            schedule.tick()
+    except MlotoolError as error:
+        return {"accuracy": None, "error": str(error).split(";")[0], "cpu_s": time.process_time() - start}
+    seconds = time.process_time() - start
+    found = Evaluator(problem.module, built.data, ["accuracy"], 500).evaluate("test")["test/accuracy"]
+    statistics = {} if problem.parallel is None else dict(problem.parallel.statistics())
+    return {"accuracy": round(100 * found, 2), "statistics": statistics, "cpu_s": round(seconds, 1)}
+
+
+def _override(setting: str) -> str:
+    # The recipe has the first four of these; the others are new keys.
+    known = ("stages=", "variables=", "method=", "beta=")
+    return f"{'' if setting.startswith(known) else '+'}{PARALLEL}.{setting}"
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Return the accuracies in Markdown, one row a setting, the seeds beside each other."""
+    lines = ["| | test accuracy, % |", "|---|---|"]
+    for row in dict.fromkeys(run["row"] for run in runs):
+        found = [run["accuracy"] for run in runs if run["row"] == row]
+        lines.append(f"| {row} | {', '.join('diverged' if each is None else f'{each:.1f}' for each in found)} |")
+    return "\n".join(lines)
+
+
+def _earlier(name: str) -> list[dict[str, Any]]:
+    file: Path = record.RESULTS / f"{name}.json"
+    return list(json.loads(file.read_text())["runs"]) if file.exists() else []
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", help="folder that holds MNIST/, or train/ and test/ of CIFAR-10")
+    parser.add_argument("--data", choices=tuple(DATA), default="mnist")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--stages", type=int, nargs="+", default=list(STAGES))
+    parser.add_argument("--ticks", type=int, default=240)
+    parser.add_argument("--add", action="store_true", help="keep the runs of the result file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
