@@ -179,9 +179,8 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
                 raise ConfigError(
                     f"problems.{found[0]}.shard: found true, but the gradient of '{name}' passes through the solution "
                     f"of '{node.problem}' by {type(algorithm).__name__}; expected first_order, since sharded "
-                    "parameters have no second derivatives (FSDP2 frees what they need). Write "
-                    f"problems.{node.problem}.hypergradient: {{_target_: mlotool.hypergradient.FirstOrder}}, or "
-                    f"problems.{found[0]}.shard: false."
+                    "parameters have no second derivatives (FSDP2 frees what they need). Write hypergradient: "
+                    f"first_order, or problems.{found[0]}.shard: false."
                 )
 
 

@@ -1,8 +1,9 @@
 """What two ranks compute in tests/runner/test_shards.py; `python -m tests.runner.two_shards FOLDER` is one of them."""
 
+import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlotool.config import compose
 from mlotool.core.errors import NonFiniteParametersError
 from mlotool.hypergradient import FirstOrder
 from mlotool.program import Graph, Problem, Program, Schedule, Stream, shards
 from mlotool.program.shards import gathered
 from mlotool.runner.distributed import check_agreement, distribute, merge_shards
 from mlotool.runner.finiteness import check_parameters
-from mlotool.runner.ranks import Ranks
+from mlotool.runner.ranks import Ranks, joined
+from mlotool.runner.running import run
+from mlotool.runner.world import World
 from tests.hypergradient.every_algorithm import Batch, Rows, clean_and_decayed, sample_losses, weighted
 from tests.program.small import momentum
 
-NUM_TICKS = 6
+NUM_TICKS = 4
 WIDTH = 32
 
 
@@ -81,8 +85,8 @@ def two_levels(*sharded: str, **settings: Any) -> Program:
         weighted,
         roles=roles,
         stream=Stream(Rows(1), 5, shuffle=False, drop_last=False),
-        hypergradient=FirstOrder(),
-        **{"optimizer": momentum, "unroll_steps": 2, "shard": "model" in sharded, **settings},
+        **{"optimizer": momentum, "unroll_steps": 2, "shard": "model" in sharded, "hypergradient": FirstOrder()}
+        | settings,
     )
     upper = Problem(
         "weigher",
@@ -116,11 +120,14 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 }
 
 
-def compute(ranks: Ranks) -> dict[str, dict[str, Tensor]]:
+IN_GROUPS = "every_use", "both"
+
+
+def compute(ranks: Ranks, names: Iterable[str] = PROGRAMS) -> dict[str, dict[str, Tensor]]:
     """Return, by program, the gradients at the start and all states after ticks, in whole tensors."""
     found = {}
-    for name, make in PROGRAMS.items():
-        made = make()
+    for name in names:
+        made = PROGRAMS[name]()
         distribute(made, ranks, seed=0)
         gradients = {
             f"{problem}/{key}": value
@@ -132,7 +139,7 @@ def compute(ranks: Ranks) -> dict[str, dict[str, Tensor]]:
             losses += [each.metrics["gradient_norm"] for each in schedule.tick().values() if each.metrics]
         check_agreement(made, ranks, NUM_TICKS)
         check_parameters(made, NUM_TICKS)
-        after = {key: value for key, value in tensors(gathered(made.state_dict(), is_kept=True)).items()}
+        after = tensors(gathered(made.state_dict(), is_kept=True))
         found[name] = {**gradients, **after, "norms": torch.stack(losses) if losses else torch.zeros(())}
     return found
 
@@ -223,20 +230,45 @@ def unfinite(ranks: Ranks) -> str:
     return "nothing was raised"
 
 
+def config(max_ticks: int) -> Any:
+    """Return a whole run of a few seconds, with evaluations between and at the end."""
+    return compose(
+        "plain",
+        [
+            *("problems.classifier.shard=true", "runner.devices=2", "runner.accelerator=cpu", "logger=csv"),
+            *(
+                "problems.classifier.module.hidden=[9]",
+                "problems.classifier.optimizer.lr=0.1",
+                "debug.limit_samples=50",
+            ),
+            *(
+                "runner.report=false",
+                "runner.progress_bar=false",
+                "runner.log_every=1",
+                f"runner.max_ticks={max_ticks}",
+            ),
+            *("problems.classifier.stream.batch_size=15", "evaluate.splits={val: 2, test: end}"),
+        ],
+    )
+
+
+def runs(folder: Path) -> list[Mapping[str, float]]:
+    """Return the metrics of a run, and of one that was ended before and goes on."""
+    whole = run(config(6), output_dir=folder / "whole").metrics
+    run(config(3), output_dir=folder / "parts")
+    return [whole, run(config(6), resume=folder / "parts").metrics]
+
+
 def main(folder: Path) -> None:
-    import os
-
-    from mlotool.runner.ranks import joined
-    from mlotool.runner.world import World
-
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
         found: dict[str, Any] = {"shares": shares()}
-        for name, size in (("one group", 2**20), ("groups", 1)):
-            shards.MIN_BLOCK = size
-            found[name] = compute(ranks)
+        found["one group"] = compute(ranks)
+        shards.MIN_BLOCK = 1
+        found["groups"] = compute(ranks, IN_GROUPS)
         found |= {"resumed": resumed(ranks), "merged": merged(ranks), "unfinite": unfinite(ranks)}
+        found["runs"] = runs(folder)
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
 
 
