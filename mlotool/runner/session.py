@@ -161,8 +161,10 @@ class Session:
         finally:
             outcome.training_s = module.training_s + time.perf_counter() - began
             display.stop()
-        if ranks.any(interrupt.requested):
-            raise Interrupted(interrupt.exit_code)
+        # A cluster may have told one rank alone: all end with the code of its signal.
+        [code] = ranks.largest([interrupt.exit_code if interrupt.requested else 0])
+        if code:
+            raise Interrupted(int(code))
         if module.is_pruned:
             raise PrunedError(f"pruned after tick {self._schedule.num_ticks}")
 
