@@ -1,4 +1,4 @@
-"""A problem's parameters divided among ranks: each holds a part of them, their gradient and of the optimizer's state.
+"""A problem divided among ranks: each holds a part of its parameters, of their gradient and of the optimizer's state.
 
 The problem's own training step runs PyTorch's FSDP2, which gathers a block's parameters for its forward and backward
 pass and scatters the mean of its gradient. Whatever else needs the parameters (the losses of other problems, an
@@ -41,7 +41,7 @@ class Shards:
     """
 
     def __init__(self, key: str, module: nn.Module, mesh: "DeviceMesh") -> None:
-        # Half a second, which only a run that divides anything has to wait for.
+        # Imported here: only a run that divides anything has to wait for it.
         from torch.distributed.fsdp import fully_shard
 
         for name, parameter in module.named_parameters():
