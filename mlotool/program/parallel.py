@@ -73,6 +73,11 @@ class AbstractParallel(ABC):
         """Return what to log of the last step, by name."""
         return {}
 
+    @property
+    def differs_by_rank(self) -> bool:
+        """Whether each rank has a state of its own, which a checkpoint then keeps by rank."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a bit-identical resume needs; plain containers and tensors."""
         return {}

@@ -36,7 +36,7 @@ class BatchSystem:
         self.num_layers = part.num_layers
         self.h: float = part.layers.h  # type: ignore[assignment]
         self.index = index
-        device = state.device.type
+        self._device, device = state.device, state.device.type
         # A backward runs without the autocast of its forward, and the adjoint is that of the same function.
         self._precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
 
@@ -126,7 +126,9 @@ class BatchSystem:
     def recall(self, kind: str, shape: tuple[int, ...]) -> Tensor | None:
         """Return a warm start of the "states" or "adjoints", if there is one of that shape."""
         store = self.part.warm_start
-        return None if store is None else store.recall(self.index, kind, shape)
+        found = None if store is None else store.recall(self.index, kind, shape)
+        # What a checkpoint has put back may lie elsewhere.
+        return None if found is None else found.to(self._device)
 
     def keep(self, kind: str, values: Tensor, residuals: Tensor) -> None:
         """Take what was found, for the next warm start and for the statistics."""
