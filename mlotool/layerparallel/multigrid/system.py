@@ -78,10 +78,10 @@ class BatchSystem:
         initial = self.recall("adjoints", tuple(states.shape)) if is_first else None
         given = [each.detach() for each in (None if sources is None else sources[-1], last) if each is not None]
         origin = given[0] if len(given) == 1 else given[0] + given[1]
-        values = start_of(origin, self.num_layers, None if initial is None else initial.flip(0))
-        mirrored = None if sources is None else sources.flip(0)
-        found, residuals = solve(advance, origin, values, mirrored, self.methods()[1], is_warm=initial is not None)
-        adjoints = found.flip(0)
+        values = start_of(origin, self.num_layers, initial, place=-1)
+        adjoints, residuals = solve(
+            advance, origin, values, sources, self.methods()[1], is_warm=initial is not None, is_mirrored=True
+        )
         if is_first:
             self.keep("adjoints", adjoints, residuals)
         return adjoints
