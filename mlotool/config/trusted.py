@@ -36,7 +36,7 @@ _DATA = (
     *("Digits", "MNIST", "CIFAR10", "CIFAR100", "ImageFolder", "Clothing1M", "OfficeHome", "TwoDomains"),
     *("DigitsEpisodes", "SinusoidEpisodes", "SyntheticClassification", "SyntheticText", "Wrench", "SST"),
 )
-_PARALLEL: tuple[str, ...] = ("Multigrid",)
+_PARALLEL: tuple[str, ...] = ("Auxiliary", "Multigrid")
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
 # What these packages offer beside is no data, no solver.
 _NAMES = {

@@ -1,5 +1,6 @@
 """Layer-parallel training: multigrid across layers, auxiliary variables; plain torch."""
 
+from mlotool.layerparallel.auxiliary import Auxiliary
 from mlotool.layerparallel.multigrid import (
     BatchedStep,
     BlockLayers,
@@ -12,6 +13,7 @@ from mlotool.layerparallel.multigrid import (
 )
 
 __all__ = [
+    "Auxiliary",
     "BatchedStep",
     "BlockLayers",
     "Multigrid",
