@@ -282,6 +282,10 @@ class Wider(nn.Module):
         (lambda: MultigridResidual(dense, 6), "coarsening: found 4 for a grid of 6 layers"),
         (lambda: MultigridResidual([dense()] * 15 + [Wider()])(torch.zeros(2, 3)), r"block 15 \(Wider\)"),
         (lambda: MultigridResidual(lambda: nn.Dropout(0.5), 8), r"blocks.0 of the multigrid part is Dropout"),
+        (
+            lambda: MultigridResidual(lambda: nn.MultiheadAttention(2, 1, dropout=0.1), 8),
+            r"blocks.0 of the multigrid part is MultiheadAttention",
+        ),
         (lambda: MultigridResidual([], 8), "blocks: found none"),
         (lambda: MultigridResidual([dense()] * 8, 16), "num_layers: found 16 for 8 blocks"),
         (lambda: MultigridResidual(Wave(), h=0.3), "h: found 0.3 beside Wave"),
