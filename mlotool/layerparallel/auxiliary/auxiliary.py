@@ -62,7 +62,8 @@ class Auxiliary(AbstractParallel):
         lambda_lr: eta; None is 1 / (2 c beta), which solves the stationarity of lambda (eq. 17) for the slope at hand.
         multiplier_rule: `exact`, 2 beta, or `paper`, eta / (2 beta) as it is printed, which is the inverse.
         noise: standard deviation of Gaussian noise on lambda.
-        copies: augmented copies of each sample, for stored variables; the batch then has a `copy` beside its `index`.
+        copies: augmented copies of each sample, for stored variables; the batch then has a `copy` beside its `index`
+            (`data.augment` is that number).
         recalibrate: steps between two serial passes that collect BatchNorm's running statistics; 0 leaves that to the
             stages' passes.
         table_device: where stored variables are kept; None is where the module is.
@@ -361,7 +362,15 @@ class Auxiliary(AbstractParallel):
                 f"or set {self.key}.variables=auxnet."
             )
         slots = batch["index"].cpu()
-        return slots if copies == 1 else slots * copies + batch["copy"].cpu()
+        if "copy" not in batch:
+            return slots
+        copy = batch["copy"].cpu()
+        if int(copy.max()) >= copies:
+            raise ConfigError(
+                f"{self.key}.copies: found {copies}, but the batch has copy number {int(copy.max())} of a sample; "
+                f"expected as many as the data has. Set {self.key}.copies to data.augment."
+            )
+        return slots * copies + copy
 
     def _check_finite(self) -> None:
         assert self._team is not None

@@ -384,6 +384,7 @@ def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
         (lambda: alone(auxiliary(), loss=twice), r"calls its module a second time"),
         (lambda: alone(auxiliary(), loss=never), r"has not called its module"),
         (lambda: alone(auxiliary(copies=2)), r"the batch has no 'copy'"),
+        (lambda: alone(auxiliary(copies=2), stream=Stream(Augmented(), 12)), r"the batch has copy number 2"),
         (lambda: alone(auxiliary(), stream=Stream(torch.randn(6, 3).double(), 2)), r"the batch has no 'index'"),
         (lambda: alone(auxiliary(variables="auxnet", auxnet=stack(widths=(5, 5)))), r"no place for interface 1 of 2"),
         (lambda: reweighted(auxiliary(), hypergradient=Unrolled()), r"hypergradient: found Unrolled"),
