@@ -10,6 +10,7 @@ from mlotool.report.figure import Card, Sketchbook, report_style
 from mlotool.report.graph_picture import graph_picture
 from mlotool.report.markup import Markup, element, join
 from mlotool.report.palette import css_variables, problem_colours
+from mlotool.report.residuals import residual_cards, split_residuals
 from mlotool.report.run_folder import RunFolder, as_dict, read_run_folder
 from mlotool.report.sections import final_table, header, origin
 from mlotool.report.series import SPLIT_NAMES, Series, problem_names, read_series
@@ -52,6 +53,7 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     run.notes += notes
     if num_bad:
         run.notes.append(f"metrics.csv has {num_bad} line{'s' if num_bad > 1 else ''} that could not be read.")
+    residuals, series = split_residuals(series)
     if len(series) > MAX_SERIES:
         run.notes.append(f"metrics.csv has {len(series)} keys; only the first {MAX_SERIES} are drawn.")
         series = series[:MAX_SERIES]
@@ -61,7 +63,11 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     value = objective.get("value")
     best = Best(run.best_tick, str(objective.get("key")), value if isinstance(value, int | float) else None)
     evaluated = colours.get(str(as_dict(run.config.get("evaluate")).get("problem")), "ink")
-    curves = [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, series, colours)]
+    curves = [
+        *evaluation_cards(book, series, splits, evaluated, best),
+        *training_cards(book, series, colours),
+        *residual_cards(book, residuals, colours),
+    ]
     learned = [
         card
         for weighting in weightings
