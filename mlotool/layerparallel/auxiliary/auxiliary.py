@@ -102,7 +102,7 @@ class Auxiliary(AbstractParallel):
         auxnet_lr: float = 0.1,
         auxnet_optimizer: str = "sgd",
         distillation_steps: int = 1,
-        beta: float | Mapping[str, float] = 1.0,
+        beta: float | Mapping[str, float] = 10.0,
         reduction: str = "mean",
         lambda_lr: float | None = None,
         multiplier_rule: str = "exact",

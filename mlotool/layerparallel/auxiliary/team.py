@@ -25,6 +25,10 @@ from mlotool.layerparallel.auxiliary.worker import Worker
 from mlotool.layerparallel.partition import Inputs, Stage, at_rest, first_sample
 
 
+TINY = 1e-12
+"""The norm of a state that has died; what is relative to it then says so by its size."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A module and its stages.
@@ -176,7 +180,7 @@ class Team:
             if worker.violations is not None:
                 [squares] = self._exchange.replicas.mean([worker.violations.square()])
                 total, size = (squares * self._exchange.replicas.count).sqrt().tolist()
-                found[str(number)] = [total, total / size if size else 0.0]
+                found[str(number)] = [total, total / max(size, TINY)]
         return self._exchange.gathered(found)
 
     def to(self, device: torch.device) -> None:
