@@ -24,7 +24,6 @@ from mlotool.layerparallel.auxiliary.variables import (
 from mlotool.layerparallel.auxiliary.worker import Worker
 from mlotool.layerparallel.partition import Inputs, Stage, at_rest, first_sample
 
-
 TINY = 1e-12
 """The norm of a state that has died; what is relative to it then says so by its size."""
 
