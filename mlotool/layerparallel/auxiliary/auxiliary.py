@@ -57,7 +57,8 @@ class Auxiliary(AbstractParallel):
         auxnet_lr: step size of these networks, once a batch.
         auxnet_optimizer: `sgd` or `adam`.
         distillation_steps: steps of the networks a batch.
-        beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps.
+        beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps. A larger one
+            binds the stages closer and makes their local losses steeper: lower their learning rate with it.
         reduction: c is 1 over the number of elements (`mean`), or 1 (`sum`).
         lambda_lr: eta; None is 1 / (2 c beta), which solves the stationarity of lambda (eq. 17) for the slope at hand.
         multiplier_rule: `exact`, 2 beta, or `paper`, eta / (2 beta) as it is printed, which is the inverse.

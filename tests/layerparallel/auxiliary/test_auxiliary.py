@@ -339,6 +339,45 @@ def test_the_loss_may_use_parameters_beside_the_call() -> None:
     torch.testing.assert_close(*map(parameters, programs), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("kind", ["lagrangian", "auxnet", "recursive"])
+def test_in_mixed_precision_variables_stay_in_full(kind: str) -> None:
+    parallel = auxiliary(**KINDS[kind])
+    samples = Rows()
+    samples.input, samples.target = samples.input.float(), samples.target.float()
+    program = alone(parallel, stack().float(), precision="bf16", stream=Stream(samples, 4, seed=1))
+    statistics = follow(program, 4)[-1]
+    assert 0 < statistics["net/violation_2"] < 10
+    kept = [each for each in _tensors(parallel.state_dict()["stages"]) if each.is_floating_point()]
+    assert {each.dtype for each in kept} == {torch.float32}
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    if isinstance(state, Tensor):
+        return [state]
+    return [each for value in state.values() for each in _tensors(value)] if isinstance(state, dict) else []
+
+
+def test_frozen_layers_stay() -> None:
+    """A stage of frozen layers has no gradient; the others have."""
+    module = stack()
+    for parameter in module[0].parameters():
+        parameter.requires_grad_(False)
+    program = alone(auxiliary(noise=0.1), module)
+    follow(program, 4)
+    ours, start = module.state_dict(), stack().state_dict()
+    moved = {name.split(".")[0] for name, tensor in start.items() if not torch.equal(ours[name], tensor)}
+    assert moved == {"1", "2", "3", "4"}
+
+
+def test_a_gradient_of_several_batches_is_their_mean() -> None:
+    """Two batches that have no sample in common, before any parameter moves."""
+    once = alone(auxiliary(), stream=Stream(Rows(), 8, seed=1))
+    halves = alone(auxiliary(), accumulate_batches=2)
+    for program in (once, halves):
+        follow(program, 1)
+    torch.testing.assert_close(*map(parameters, (once, halves)), rtol=1e-12, atol=1e-13)
+
+
 def test_times_are_recorded_when_asked() -> None:
     parallel = auxiliary(record=2)
     follow(alone(parallel), 4)
