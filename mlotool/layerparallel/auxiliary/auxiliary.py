@@ -70,6 +70,7 @@ class Auxiliary(AbstractParallel):
         table_device: where stored variables are kept; None is where the module is.
         processes: run each stage in a process of its own, where there are several: rank = part * stages + stage, with
             as many parts of the batch as there are ranks for every stage. One process runs all stages.
+        streams: in one process on a GPU, whether each stage has a CUDA stream of its own.
         record: batches whose times are recorded.
 
     Raises:
@@ -112,6 +113,7 @@ class Auxiliary(AbstractParallel):
         recalibrate: int = 0,
         table_device: str | None = None,
         processes: bool = False,
+        streams: bool = False,
         record: int = 0,
     ) -> None:
         if not isinstance(stages, int) or stages < 1:
@@ -138,7 +140,7 @@ class Auxiliary(AbstractParallel):
         self.exchange: AbstractExchange = LocalExchange()
         self._timeline = Timeline(record)
         self.num_steps = 0
-        self._processes = processes
+        self._processes, self._has_lanes = processes, streams
         self._cut = None if cut is None else list(cut)
         self._auxnet = auxnet
         self._table_device = None if table_device is None else torch.device(table_device)
@@ -212,6 +214,9 @@ class Auxiliary(AbstractParallel):
 
     def begin(self, batch: Any, weight: float) -> None:
         """See which samples come."""
+        if self._team is not None and self._team.device.type == "cuda":
+            # Of the last step: by now it is done, so looking at it makes nothing wait.
+            self._check_finite()
         self._share, self._is_open, self._step = weight, True, None
         self._slots = self._slots_of(batch) if self.settings.is_stored and self.num_stages > 1 else None
 
@@ -252,8 +257,9 @@ class Auxiliary(AbstractParallel):
         found = self._team.backward(self._step, loss, theta)
         if self._report is not None and not self._team.has_last:
             self._report.receive()
-        self._check_finite()
         self.num_steps += 1
+        if self._team.device.type != "cuda":
+            self._check_finite()
         self._step = None
         return found
 
@@ -261,6 +267,8 @@ class Auxiliary(AbstractParallel):
         """Return the constraint violations at each interface, absolute and relative, and beta."""
         if self._team is None or self.num_stages == 1:
             return {}
+        if self._team.device.type == "cuda":
+            self._check_finite()
         found = {"beta": self.settings.beta.at(max(self.num_steps - 1, 0))}
         for number, (violation, relative) in sorted(self._team.violations().items()):
             found |= {f"violation_{number}": violation, f"relative_violation_{number}": relative}
@@ -315,7 +323,14 @@ class Auxiliary(AbstractParallel):
             )
         plan = Plan(self.key, self._module, self._chain.stages(cut), cut, inputs, self._places)
         self._team = Team(
-            plan, self.settings, self.exchange, self._timeline, self._seed, self._auxnet, self._table_device
+            plan,
+            self.settings,
+            self.exchange,
+            self._timeline,
+            self._seed,
+            self._auxnet,
+            self._table_device,
+            self._has_lanes,
         )
         if self._pending is not None:
             self._team.load_state_dict(self._pending["stages"])
@@ -377,10 +392,10 @@ class Auxiliary(AbstractParallel):
         assert self._team is not None
         for number, worker in self._team.workers.items():
             if worker.violations is not None and not torch.isfinite(worker.violations).all():
-                beta = self.settings.beta.at(self.num_steps)
+                beta = self.settings.beta.at(self.num_steps - 1)
                 raise RunError(
                     f"{self.key}: the violation at interface {number} became {worker.violations[0].item()} at step "
-                    f"{self.num_steps + 1} with beta={beta:g}; expected a finite number. The penalty diverges: lower "
+                    f"{self.num_steps} with beta={beta:g}; expected a finite number. The penalty diverges: lower "
                     f"{self.key}.beta (or the factor of its schedule), {self.key}.lambda_lr, or the learning rates of "
                     "the stages and of their networks."
                 )

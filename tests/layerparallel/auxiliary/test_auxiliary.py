@@ -379,6 +379,21 @@ def test_a_gradient_of_several_batches_is_their_mean() -> None:
     torch.testing.assert_close(*map(parameters, (once, halves)), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_change_nothing(kind: str) -> None:
+    """On a GPU, stages on streams of their own end where those on one stream do."""
+    found = []
+    for streams in (False, True):
+        program = alone(auxiliary(streams=streams, noise=0.1, **KINDS[kind]), stack(widths=(64, 64, 64, 64)).cuda())
+        problem = program.problems["net"]
+        problem.stream.to("cuda")
+        problem.parallel.to(torch.device("cuda"))
+        follow(program, 20)
+        found.append(problem.module.state_dict())
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
+
+
 def test_times_are_recorded_when_asked() -> None:
     parallel = auxiliary(record=2)
     follow(alone(parallel), 4)
