@@ -1,6 +1,5 @@
 """Layer-parallel training by auxiliary variables: the stand-in for a problem's module in its own training steps."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -166,6 +165,18 @@ class Auxiliary(AbstractParallel):
             self._cut = self._chain.resolve(self._cut)
         self._places = Places(module)
 
+    def check_data(self, dataset: Any) -> None:
+        """Refuse stored variables of samples that come in another form each time."""
+        is_random = getattr(dataset, "seeded", False) and not hasattr(
+            getattr(dataset, "augmentation", None), "num_copies"
+        )
+        if is_random and self.settings.is_stored and self.num_stages > 1:
+            raise ConfigError(
+                f"{self.key}.variables: found stored, but the data are augmented anew each time; expected samples that "
+                f"come again as they were. Set {self.key}.variables=auxnet, data.augment=false, or data.augment and "
+                f"{self.key}.copies to a number of copies."
+            )
+
     def to(self, device: torch.device) -> None:
         """Move networks and tables."""
         if self._auxnet is not None:
@@ -276,18 +287,16 @@ class Auxiliary(AbstractParallel):
 
     def timeline(self) -> dict[str, Any] | None:
         """Return the recorded spans of all stages, and the last violations."""
-        found = self.exchange.gathered({str(number): self._timeline.spans for number in self._own_stages()[:1]})
-        if not any(found.values()):
+        [first, *_] = self.exchange.own(self.num_stages)
+        spans = Timeline.joined(list(self.exchange.gathered({str(first): self._timeline.state()}).values()))
+        if not spans:
             return None
         return {
             "stages": self.num_stages,
             "processes": self.num_stages if self.is_divided else 1,
-            "spans": sorted(itertools.chain(*found.values()), key=lambda span: (span["batch"], span["begin"])),
+            "spans": spans,
             "violation": {key: value for key, value in self.statistics().items() if key.startswith("violation")},
         }
-
-    def _own_stages(self) -> Sequence[int]:
-        return self.exchange.own(self.num_stages)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the variables, multipliers, networks, and counters."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
+from mlotool.data.augmented_copies import AugmentedCopies
 from mlotool.hypergradient import SABA, Identity, Implicit, Unrolled
 from mlotool.layerparallel import Auxiliary
 from mlotool.models import ResNet
@@ -406,6 +408,12 @@ def test_times_are_recorded_when_asked() -> None:
     assert all(0 <= span["begin"] <= span["end"] for span in timeline)
 
 
+def pictures(augmentation: Any) -> InMemoryDataset:
+    return InMemoryDataset(
+        torch.zeros(8, 1, 1, 3), torch.zeros(8).long(), Normalization([0.5], [0.5]), augmentation=augmentation
+    )
+
+
 def twice(batch: Any, *, model: Any) -> Tensor:
     return (model(batch["input"]) + model(batch["input"])).square().mean()
 
@@ -439,6 +447,11 @@ def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
         (lambda: alone(auxiliary(), loss=twice), r"calls its module a second time"),
         (lambda: alone(auxiliary(), loss=never), r"has not called its module"),
         (lambda: alone(auxiliary(copies=2)), r"the batch has no 'copy'"),
+        (lambda: alone(auxiliary(), stream=Stream(pictures(CropAndFlip(1)), 4)), r"the data are augmented anew"),
+        (
+            lambda: alone(auxiliary(), stream=Stream(pictures(AugmentedCopies(CropAndFlip(1), 3)), 4)),
+            r"has copy number",
+        ),
         (lambda: alone(auxiliary(copies=2), stream=Stream(Augmented(), 12)), r"the batch has copy number 2"),
         (lambda: alone(auxiliary(), stream=Stream(torch.randn(6, 3).double(), 2)), r"the batch has no 'index'"),
         (lambda: alone(auxiliary(variables="auxnet", auxnet=stack(widths=(5, 5)))), r"no place for interface 1 of 2"),
