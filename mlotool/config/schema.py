@@ -93,6 +93,7 @@ class ProblemConfig:
     compile: bool = False
     channels_last: bool = False
     parallel: Any = None
+    shard: bool = False
 
 
 @dataclass
@@ -229,6 +230,16 @@ def describe_type(path: str) -> str:
     """
     kind = _kind_at(path)
     return " or ".join(_word(each) for each in _members(kind))
+
+
+def is_boolean(path: str) -> bool:
+    """Say whether the schema has true or false at a dotted path.
+
+    Example:
+        >>> is_boolean("problems.classifier.compile"), is_boolean("seed"), is_boolean("data.download")
+        (True, False, False)
+    """
+    return bool in _members(_kind_at(path))
 
 
 def is_container(path: str) -> bool:

@@ -178,7 +178,7 @@ def solve_states(
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         return evaluate(values, layers_of(grid, points), h * grid.stride)
 
-    values = start_of(origin, num_own, initial, is_first=exchange.part == 0)
+    values = start_of(origin, num_own, initial, place=0 if exchange.part == 0 else None)
     return solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
 
 
@@ -206,19 +206,19 @@ def solve_adjoints(
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         return (fine_advance if grid.stride == 1 else coarse_advance)(grid, values, points)
 
-    values = start_of(origin, num_own, None if initial is None else initial.flip(0), is_first=exchange.part == 0)
-    found, residuals = solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
-    return found.flip(0), residuals
+    values = start_of(origin, num_own, initial, place=-1 if exchange.part == 0 else None)
+    return solve(
+        advance, origin, values, None, method, is_warm=initial is not None, is_mirrored=True, exchange=exchange
+    )
 
 
 def transposed(jacobians: Linearised, step_size: float) -> Advance:
     """Return what advances adjoints, which are mirrored: point m of a grid of M layers is that of layer M - m - 1."""
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
-        # In increasing order of the layers, so that slices of stacked parameters have a positive step.
         last = grid.num_layers - 1 - points[-1]
         layers = layers_of(grid, range(last, grid.num_layers - points.start, points.step))
-        return jacobians.transposed(values.flip(0), layers, step_size * grid.stride).flip(0)
+        return jacobians.transposed(values, layers, step_size * grid.stride)
 
     return advance
 
@@ -228,8 +228,8 @@ def own_layers(num_layers: int, method: Method, exchange: AbstractExchange) -> i
     return len(exchange.part_of(make_grids(num_layers, method.coarsening, method.levels)[0]))
 
 
-def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, is_first: bool = True) -> Tensor:
-    """Return a start of all points: a copy of `initial` that begins with `first`, or `first` everywhere."""
+def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, place: int | None = 0) -> Tensor:
+    """Return a start of all points: a copy of `initial` with `first` in its place, or `first` everywhere."""
     first = first.detach()
     if initial is None:
         return first.expand(num_layers + 1, *first.shape).clone()
@@ -239,8 +239,8 @@ def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, is_first
             "point. Pass the states of an earlier solve, or leave initial out."
         )
     values = initial.detach().clone()
-    if is_first:
-        values[0] = first
+    if place is not None:
+        values[place] = first
     return values
 
 
@@ -250,8 +250,7 @@ def _linearisation(
     """Return the states of this process's layers, and those of the coarse grids' layers, all of which it needs."""
     grid = make_grids(num_layers, method.coarsening, method.levels)[0]
     begin = num_layers - exchange.part_of(grid).stop
-    # The parts are mirrored, and so are their states.
-    coarse = exchange.gather(states[: -1 : grid.coarsening].flip(0)).flip(0)
+    coarse = exchange.gather(states[: -1 : grid.coarsening])
 
     def own_at(layers: range) -> Tensor:
         return states_at(states, range(layers.start - begin, layers.stop - begin, layers.step))
