@@ -80,13 +80,8 @@ def test_sweep_settings_without_a_sweep_warn(call: Callable[..., Result]) -> Non
 
 def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     words = ["+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "evaluate.splits.val=500"]
-    words += [
-        "debug.limit_ticks=3000",
-        "runner.max_ticks=3000",
-        "seed=0,1",
-        "sweep.workers=2",
-        "runner.checkpoint_seconds=0.05",
-    ]
+    words += ["debug.limit_ticks=3000", "runner.max_ticks=3000", "seed=0,1", "sweep.workers=2"]
+    words += ["runner.checkpoint_seconds=0.05"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
     command = [sys.executable, "-m", "mlotool", "run", "-m", *words, "resume=auto"]
     first = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
