@@ -35,6 +35,16 @@ class AbstractParallel(ABC):
             ConfigError: the module cannot be run in this way.
         """
 
+    def check_data(self, dataset: Any) -> None:
+        """Refuse data that it cannot be trained on; called once, after `attach`.
+
+        Args:
+            dataset: of the problem's stream; None where it has none of its own.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
     def to(self, device: torch.device) -> None:
         """Move what it keeps beside the module to a device; called before the first step."""
 

@@ -1,7 +1,7 @@
 """What each stage did when, for the first batches."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ class Timeline:
         self.spans: list[dict[str, Any]] = []
         self._num_batches = num_batches
         self._batch = -1
-        self._began = 0.0
+        self._began = self._began_at = 0.0
         self._device = torch.device("cpu")
 
     @property
@@ -31,7 +31,22 @@ class Timeline:
         """Begin a batch, counted from 0."""
         self._batch, self._device = batch, device
         if batch == 0:
-            self._began = time.perf_counter()
+            self._began, self._began_at = time.perf_counter(), time.time()
+
+    def state(self) -> tuple[float, list[dict[str, Any]]]:
+        """Return when the first batch began, by the clock on the wall, and the spans since then."""
+        return self._began_at, self.spans
+
+    @staticmethod
+    def joined(states: Sequence[tuple[float, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+        """Return the spans of several processes in order, in seconds since the first of them began."""
+        begun = [began for began, spans in states if spans]
+        moved = [
+            {**span, "begin": span["begin"] + began - min(begun), "end": span["end"] + began - min(begun)}
+            for began, spans in states
+            for span in spans
+        ]
+        return sorted(moved, key=lambda span: (span["batch"], span["begin"]))
 
     @contextmanager
     def span(self, rank: int, what: str) -> Iterator[None]:
