@@ -1,5 +1,6 @@
 """Layer-parallel training by auxiliary variables: the stand-in for a problem's module in its own training steps."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ class Auxiliary(AbstractParallel):
             stages' passes.
         table_device: where stored variables are kept; None is where the module is.
         processes: run each stage in a process of its own, where there are several: rank = part * stages + stage, with
-            as many parts of the batch as there are ranks for every stage. One process runs all stages.
+            as many parts of the batch as there are ranks for every stage. One rank runs all stages, and warns.
         streams: in one process on a GPU, whether each stage has a CUDA stream of its own.
         record: batches whose times are recorded.
 
@@ -196,7 +197,13 @@ class Auxiliary(AbstractParallel):
 
     def distribute(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Take a stage, or all of them, of a part of the batch."""
-        if not self._processes:
+        if self._processes and num_ranks == 1:
+            warnings.warn(
+                f"{self.key}.processes: found true on one rank, which runs all {self.num_stages} stages one after the "
+                f"other; expected a rank a stage. Set runner.devices={self.num_stages}, or leave processes out.",
+                stacklevel=2,
+            )
+        if not self._processes or num_ranks == 1:
             self.exchange = LocalExchange(Replicas(rank, num_ranks))
             return rank, num_ranks
         exchange = join(rank, num_ranks, self.num_stages, self.key)
