@@ -126,6 +126,11 @@ class AbstractParallel(ABC):
         """Return what ran when on which rank, to be drawn; None where nothing was recorded; called by all ranks."""
         return None
 
+    @property
+    def differs_by_rank(self) -> bool:
+        """Whether each rank has a state of its own, which a checkpoint then keeps by rank."""
+        return False
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a bit-identical resume needs; plain containers and tensors."""
         return {}
