@@ -16,12 +16,22 @@ from mlotool.models import MLP, WeightNet
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 CELLS = ["problems.classifier.module.num_cells=3", "problems.classifier.module.width=4"]
+# A penalty for states of the paper's size.
+PARALLEL = ["problems.classifier.parallel.beta=1"]
 # On CIFAR-10 at the size of their paper; what of it is too much for a test is made smaller.
 SMALLER = {
     "data_poisoning_paper": ["problems.classifier.module.depth=8", "problems.poison.module.num_samples=50"],
     "darts_evaluate_paper": CELLS,
     "darts_paper": CELLS,
     "label_correction_paper": [],
+    "layerparallel_imagenet_paper": [*PARALLEL, "problems.classifier.stream.num_workers=0"],
+    "layerparallel_resnet_paper": [
+        *("problems.classifier.module.depth=14", "problems.classifier.parallel.auxnet.depth=8", *PARALLEL)
+    ],
+    "layerparallel_wrn_paper": [
+        *(f"problems.classifier.{node}.widen_factor=1" for node in ("module", "parallel.auxnet")),
+        *("problems.classifier.module.depth=16", "problems.classifier.parallel.auxnet.depth=10", *PARALLEL),
+    ],
 }
 # On data that has to be downloaded; on the embedded one here, with a model for it.
 ELSEWHERE = {

@@ -35,6 +35,7 @@ _SOLVERS = (
 _DATA = (
     *("Digits", "MNIST", "CIFAR10", "CIFAR100", "ImageFolder", "Clothing1M", "OfficeHome", "TwoDomains"),
     *("DigitsEpisodes", "SinusoidEpisodes", "SyntheticClassification", "SyntheticText", "Wrench", "SST"),
+    *("Peaks", "IndianPines", "SyntheticSpectra"),
 )
 _PARALLEL: tuple[str, ...] = ("Auxiliary", "Multigrid")
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
