@@ -19,7 +19,7 @@ from benchmarks.harness.pair import Pair
 from benchmarks.scaling import communication, memory, times
 from benchmarks.scaling.programs import ALGORITHMS, MODELS, Workload
 
-SETTINGS = ("stem", "precision", "num_ranks")
+SETTINGS = ("task", "precision", "num_ranks")
 PARTS = ("times", "communication", "memory")
 
 
@@ -76,7 +76,7 @@ def _show_communication(row: dict[str, Any]) -> None:
 
 def _show_memory(rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        settings = f"{row['stem']}, {row['precision']}, {row['num_ranks']} rank(s)"
+        settings = f"{row['task']}, {row['precision']}, {row['num_ranks']} rank(s)"
         parts = ", ".join(f"{key} {value / 2**20:.0f}" for key, value in row.items() if key not in SETTINGS)
         print(f"{settings}, MiB: {parts}")
 

@@ -148,6 +148,7 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
         scheduler=None if scheduler is None else scheduler_factory(f"{key}.scheduler", scheduler),
         hypergradient=_hypergradient(f"{key}.hypergradient", node, values) if is_read else None,
         precision=node["precision"] or values["runner"]["precision"],
+        parallel=None if node["parallel"] is None else _seeded(f"{key}.parallel", node["parallel"], values["seed"]),
         **settings,
     )
 
@@ -155,11 +156,18 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
 def _module(name: str, node: Values, seed: int, *, channels_last: bool) -> "nn.Module":
     import torch
 
+    module: nn.Module = _seeded(f"problems.{name}.module", node, seed)
+    return module.to(memory_format=torch.channels_last) if channels_last else module
+
+
+def _seeded(key: str, node: Values, seed: int) -> Any:
+    import torch
+
     # A seed of its own, so that another module beside it does not change this one's start.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed(seed, "module", name))
-        module: nn.Module = instantiate(f"problems.{name}.module", node)
-    return module.to(memory_format=torch.channels_last) if channels_last else module
+        _, name, kind = key.split(".")
+        torch.manual_seed(derived_seed(seed, kind, name))
+        return instantiate(key, node)
 
 
 def _stream(name: str, node: Values | None, seed: int, data: Any) -> "Stream | None":

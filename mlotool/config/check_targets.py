@@ -28,6 +28,7 @@ _INSIDE = {
     "analysis": "module",
     "scheduler": "scheduler",
     "hypergradient": "solver",
+    "parallel": "module",
 }
 
 
@@ -59,7 +60,7 @@ def _places(values: Values) -> Iterator[Place]:
     yield Place("data", values["data"], "data")
     yield Place("hypergradient", values["hypergradient"], "hypergradient")
     for name, problem in values["problems"].items():
-        for kind in ("module", "loss", "optimizer", "scheduler", "hypergradient"):
+        for kind in ("module", "loss", "optimizer", "scheduler", "hypergradient", "parallel"):
             node = problem.get(kind)
             if node is not None or kind in ("module", "loss", "optimizer"):
                 yield Place(f"problems.{name}.{kind}", node, kind)

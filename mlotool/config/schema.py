@@ -92,6 +92,7 @@ class ProblemConfig:
     precision: str | None = None
     compile: bool = False
     channels_last: bool = False
+    parallel: Any = None
 
 
 @dataclass

@@ -18,7 +18,7 @@ from mlotool.config.torch_names import LOSS_MODULES, MODULES, OPTIMIZERS, SCHEDU
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
-KINDS = ("module", "loss", "analysis", "data", "hypergradient", "solver", "optimizer", "scheduler")
+KINDS = ("module", "loss", "analysis", "data", "hypergradient", "solver", "optimizer", "scheduler", "parallel")
 # By kind of node, the package whose public names all fit there.
 _HOMES = {"module": "mlotool.models", "loss": "mlotool.losses", "analysis": "mlotool.losses"}
 _SOLVERS = (
@@ -36,12 +36,14 @@ _DATA = (
     *("Digits", "MNIST", "CIFAR10", "CIFAR100", "ImageFolder", "Clothing1M", "OfficeHome", "TwoDomains"),
     *("DigitsEpisodes", "SinusoidEpisodes", "SyntheticClassification", "SyntheticText", "Wrench", "SST"),
 )
+_PARALLEL: tuple[str, ...] = ()
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
 # What these packages offer beside is no data, no solver.
 _NAMES = {
     "data": tuple(f"mlotool.data.{name}" for name in _DATA),
     "hypergradient": tuple(f"mlotool.hypergradient.{name}" for name in _HYPERGRADIENTS),
     "solver": tuple(f"mlotool.hypergradient.{name}" for name in _SOLVERS),
+    "parallel": tuple(f"mlotool.layerparallel.{name}" for name in _PARALLEL),
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
     "module": tuple(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),

@@ -247,8 +247,9 @@ class _MixedEdge(nn.Module):
         self.operations = nn.ModuleList(operation(name, width, stride, affine=False) for name in OPERATIONS[1:])
 
     def forward(self, images: Tensor, weights: Tensor) -> Tensor:
-        parts = [apply(images) for apply in self.operations]
-        return torch.tensordot(weights[1:], torch.stack(parts), dims=1)
+        outputs = torch.stack([apply(images) for apply in self.operations])
+        # Autocast leaves tensordot alone.
+        return torch.tensordot(weights[1:].to(outputs.dtype), outputs, dims=1)
 
 
 class _FixedCell(nn.Module):

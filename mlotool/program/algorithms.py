@@ -49,6 +49,7 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
         is_nested = _is_nested(problem, steps)
         _check_precision(problem, algorithm, is_higher=is_nested or is_differentiated)
         _check_compiled(problem, problems, algorithm, is_differentiated=is_differentiated)
+        _check_parallel(problem, algorithm)
         algorithm.check(name, is_nested=is_nested, is_differentiated=is_differentiated)
         if is_nested and algorithm.moves_solutions:
             _check_moved(problem, problems, steps)
@@ -155,6 +156,16 @@ def _check_compiled(
                 f"derivatives of a loss that it plays in, which torch.compile does not have; expected false, or an "
                 f"algorithm of first order. Write hypergradient: finite_difference, or remove compile."
             )
+
+
+def _check_parallel(problem: Problem, algorithm: AbstractHypergradient) -> None:
+    if problem.parallel is not None and algorithm.sees_steps:
+        raise ConfigError(
+            f"problems.{problem.name}.hypergradient: found {type(algorithm).__name__}, which takes the steps of "
+            f"'{problem.name}' again, but problems.{problem.name}.parallel is set, and layer-parallel steps follow "
+            "other gradients than the loss's; expected an implicit hypergradient. Write hypergradient: "
+            "finite_difference, or remove parallel."
+        )
 
 
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:

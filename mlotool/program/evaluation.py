@@ -125,7 +125,7 @@ class Evaluation:
                 training=player.training,
                 places=other.places,
                 moves_buffers=live,
-                compiled=other.compiled,
+                compiled=other.parallel if is_own and other.parallel is not None else other.compiled,
             )
         return LossOutput.of(problem.loss(batch, **roles))
 

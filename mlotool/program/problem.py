@@ -18,6 +18,7 @@ from mlotool.core.precision import DTYPES, autocast
 from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.graph import ProblemNode
 from mlotool.program.loss_scale import LossScale
+from mlotool.program.parallel import AbstractParallel
 from mlotool.program.stream import Stream
 from mlotool.program.tasks import stack_parameters
 from mlotool.program.trajectory import Streams, Trajectory, copied
@@ -70,6 +71,7 @@ class Problem:
         precision: "fp32", or autocast around its loss: "bf16", or "fp16" with a loss scale of its own. Finite
             differences and penalties are taken in fp32 all the same; parameters and solvers stay in it.
         compile: run its module through `torch.compile`. It has no second derivatives then.
+        parallel: how its training steps evaluate its module, layer-parallel; None is one serial pass.
 
     Raises:
         ConfigError: a setting is out of range, or the module has no parameter that requires a gradient.
@@ -104,9 +106,11 @@ class Problem:
         tasks: int | None = None,
         precision: str = "fp32",
         compile: bool = False,
+        parallel: AbstractParallel | None = None,
     ) -> None:
         self.name = name
         self.module = module
+        self.parallel = parallel
         self.tasks = tasks
         known = ", ".join(DTYPES)
         _require(precision in DTYPES, f"problems.{name}.precision", precision, f"one of {known}")
@@ -145,6 +149,12 @@ class Problem:
             "'step' or 'evaluation'",
         )
         self.places = Places(module)
+        if parallel is not None:
+            key = f"problems.{name}"
+            _require(tasks is None, f"{key}.tasks", tasks, "null, since its training is layer-parallel")
+            _require(not compile, f"{key}.compile", compile, "false, since its training is layer-parallel")
+            _require(precision != "fp16", f"{key}.precision", precision, "fp32 or bf16 beside layer-parallel training")
+            parallel.attach(name, module)
         built = optimizer if isinstance(optimizer, Optimizer) or optimizer is None else optimizer(self.theta.values())
         _check_parameters(name, built, self.theta)
         self.optimizer: Optimizer | None = built
@@ -368,6 +378,7 @@ class Problem:
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "num_steps": self.num_steps,
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
+            "parallel": None if self.parallel is None else self.parallel.state_dict(),
         }
 
     def _load_learned_state(self, state: dict[str, Any]) -> None:
@@ -379,6 +390,8 @@ class Problem:
         self.num_steps = state["num_steps"]
         if self.loss_scale is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
+        if self.parallel is not None:
+            self.parallel.load_state_dict(state["parallel"])
 
 
 def _role(name: str, role: str, value: str | Mapping[str, str]) -> Role:

@@ -17,8 +17,10 @@ from mlotool.program.differentiation import AbstractZerothOrder, Particle, Reduc
 from mlotool.program.evaluation import Evaluation, Scope
 from mlotool.program.graph import Graph
 from mlotool.program.pace import takes_several_steps
+from mlotool.program.parallel import StageDone
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
+from mlotool.program.share import Share
 from mlotool.program.trajectory import Reading, StepGraph, StepRecord, Trajectory
 from mlotool.program.update import Settings
 
@@ -251,19 +253,31 @@ class Program:
         """Return the loss of problem `name` for a training step: its own buffers move, the graph is kept."""
         problem = self.problems[name]
         scale = problem.loss_scale.value if problem.loss_scale is not None else 1.0
-        return self._evaluation.loss(name, {name: problem.theta}, batch, is_live=True, scale=scale)
+        if problem.parallel is None:
+            return self._evaluation.loss(name, {name: problem.theta}, batch, is_live=True, scale=scale)
+        problem.parallel.begin(*Share.opened(batch))
+        try:
+            return self._evaluation.loss(name, {name: problem.theta}, batch, is_live=True, scale=scale)
+        except StageDone:
+            return problem.parallel.output()
 
-    def differentiate(self, name: str, loss: Tensor, batch: Any = None) -> list[Tensor | None]:
+    def differentiate(
+        self, name: str, loss: Tensor, batch: Any = None, *, is_live: bool = False
+    ) -> list[Tensor | None]:
         """Return the mean over ranks of the gradient of `loss` with respect to theta of problem `name`.
 
         Args:
             name: the problem.
             loss: with its graph; not looked at where an algorithm of zeroth order evaluates it anew.
             batch: that the loss was evaluated on.
+            is_live: the loss is one of `live_loss`; a layer-parallel problem then steps along what it makes of it.
         """
         if self._zeroth_order[name] is not None:
             return self._estimate(name, batch, {})
         parameters = list(self.problems[name].theta.values())
+        parallel = self.problems[name].parallel
+        if is_live and parallel is not None:
+            return self._reduced(parallel.gradient(loss, parameters))
         if not loss.requires_grad:
             raise ConfigError(
                 f"problems.{name}.loss: the loss does not depend on any parameter of '{name}'; expected that it does. "
@@ -276,9 +290,7 @@ class Program:
         )
         if loss_scale is not None:
             gradient = loss_scale.unscaled(gradient)
-        # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
-        reduced = iter(self.reduce([tensor for tensor in gradient if tensor is not None]))
-        return [None if tensor is None else next(reduced) for tensor in gradient]
+        return self._reduced(gradient)
 
     def step_direction(
         self, name: str, gradient: list[Tensor | None], batch: Any, batch_number: int | None
@@ -298,12 +310,13 @@ class Program:
         return algorithm.step_direction(name, theta, gradient, batch, batch_number)
 
     def statistics(self) -> dict[str, float]:
-        """Return what the hypergradients report about their last pullback, as `<problem>/<name>`."""
+        """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
         return {
             f"{name}/{key}": value
             for name, problem in self.problems.items()
-            if problem.hypergradient is not None
-            for key, value in problem.hypergradient.statistics().items()
+            for source in (problem.hypergradient, problem.parallel)
+            if source is not None
+            for key, value in source.statistics().items()
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -320,6 +333,11 @@ class Program:
         streams = {name: problem.stream for name, problem in self.problems.items()}
         for name, problem in self.problems.items():
             problem.load_state_dict(state[name], streams)
+
+    def _reduced(self, gradient: Sequence[Tensor | None]) -> list[Tensor | None]:
+        # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
+        reduced = iter(self.reduce([tensor for tensor in gradient if tensor is not None]))
+        return [None if tensor is None else next(reduced) for tensor in gradient]
 
     def _estimate(self, name: str, batch: Any, batches: Mapping[str, Any]) -> list[Tensor | None]:
         """Return a gradient from values of the loss of `name`, which are means over ranks."""

@@ -176,7 +176,7 @@ class Schedule:
 
     def _direction_on(self, problem: Problem, batch: Any, number: int | None) -> tuple[LossOutput, list[Tensor | None]]:
         output = self.program.live_loss(problem.name, batch)
-        gradient = self.program.differentiate(problem.name, output.loss, batch)
+        gradient = self.program.differentiate(problem.name, output.loss, batch, is_live=True)
         return output, self.program.step_direction(problem.name, gradient, batch, number)
 
     def _count(self, stepped: Iterable[str]) -> None:

@@ -69,3 +69,5 @@ def place(program: Program, device: torch.device) -> None:
         problem.module.to(device)
         if problem.stream is not None:
             problem.stream.to(device)
+        if problem.parallel is not None:
+            problem.parallel.to(device)

@@ -59,6 +59,15 @@ def test_the_architecture_decides_what_is_computed() -> None:
     torch.testing.assert_close(logits, network.stack.classifier.bias.expand(2, 3))
 
 
+def test_a_search_network_runs_under_autocast() -> None:
+    torch.manual_seed(0)
+    network, logits = SearchNetwork([1, 8, 8], 3, width=2, num_cells=3, num_nodes=1), 0.1 * torch.randn(2, 8)
+    images = torch.randn(4, 1, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        reduced = network(images, logits, logits)
+    torch.testing.assert_close(reduced.float(), network(images, logits, logits), rtol=0.1, atol=0.1)
+
+
 def test_evaluation_takes_the_architecture_of_the_last_training_step() -> None:
     network, architecture = SearchNetwork([1, 8, 8], 3, width=2, num_cells=3, num_nodes=1), CellArchitecture(1, 1.0)
     images = torch.randn(4, 1, 8, 8)

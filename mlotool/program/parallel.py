@@ -1,0 +1,81 @@
+"""How a problem's own training step may evaluate its module: layer-parallel, in place of one serial pass."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.loss_output import LossOutput
+
+
+class StageDone(Exception):  # noqa: N818 - no error: it leaves a loss whose rest belongs to another rank
+    """Raised out of a loss by a rank that has no part in what follows its module."""
+
+
+class AbstractParallel(ABC):
+    """A layer-parallel way to take the training steps of one problem.
+
+    In the problem's own loss, in its own training steps, it stands in the module's place, for the roles that play
+    this problem. Evaluation and hypergradients never see it: they run the module as one serial pass, at the
+    parameters as they are.
+    """
+
+    @abstractmethod
+    def attach(self, name: str, module: nn.Module) -> None:
+        """Take the problem's module, whose parameters stay where they are; called once.
+
+        Args:
+            name: of the problem, for messages.
+            module: of the problem.
+
+        Raises:
+            ConfigError: the module cannot be run in this way.
+        """
+
+    def to(self, device: torch.device) -> None:
+        """Move what it keeps beside the module to a device; called before the first step."""
+
+    def begin(self, batch: Any, weight: float) -> None:
+        """See the batch of the training step that follows.
+
+        Args:
+            batch: of the step; this rank's part.
+            weight: of its loss among the ranks' (`program/share.py`); 1 for an equal share.
+        """
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run in the module's place, in train mode and with its own parameters.
+
+        Raises:
+            StageDone: the loss of what the module returns is another rank's; `output` stands for it.
+        """
+
+    def output(self) -> LossOutput:
+        """Return what to log as the step's loss where `StageDone` was raised."""
+        raise NotImplementedError
+
+    def gradient(self, loss: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Return what the problem steps along, and move its own state (auxiliary variables, ...).
+
+        Args:
+            loss: 0-D, of the step, with its graph.
+            theta: the problem's parameters.
+
+        Returns:
+            One tensor a parameter; None where it is not this rank's, or unused.
+        """
+        return torch.autograd.grad(loss, list(theta), allow_unused=True)
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return what to log of the last step, by name."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a bit-identical resume needs; plain containers and tensors."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state back."""
