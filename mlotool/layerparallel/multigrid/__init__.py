@@ -1,0 +1,7 @@
+"""Multigrid across the layers of a residual network (Günther et al. 2020, arXiv 1812.04352)."""
+
+from mlotool.layerparallel.multigrid.cost import CriticalPath, critical_path
+from mlotool.layerparallel.multigrid.mgrit import mgrit, mgrit_adjoint
+from mlotool.layerparallel.multigrid.steps import BatchedStep
+
+__all__ = ["BatchedStep", "CriticalPath", "critical_path", "mgrit", "mgrit_adjoint"]

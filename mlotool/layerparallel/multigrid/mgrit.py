@@ -1,0 +1,187 @@
+"""MGRIT for the states and the adjoints of a residual network, as functions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.multigrid.grids import Grid
+from mlotool.layerparallel.multigrid.solver import Method, solve
+from mlotool.layerparallel.multigrid.steps import BatchedStep, Linearised, Step, batched, layers_of
+
+
+def mgrit(
+    step: Step | BatchedStep,
+    u0: Tensor,
+    num_layers: int,
+    h: float,
+    coarsening: int | Sequence[int] = 4,
+    levels: int | None = None,
+    relaxation: str = "FCF",
+    cycles: int = 10,
+    tolerance: float | None = None,
+    *,
+    relative_tolerance: float | None = None,
+    cycle: str = "V",
+    nested: bool = False,
+    initial: Tensor | None = None,
+) -> tuple[Tensor, list[float]]:
+    """Solve `u^{n+1} = Phi(u^n, theta^n)` for all layers at once by multigrid, with full approximation storage.
+
+    The system is `A(U) = G` with `A(U)_0 = u^0`, `A(U)_n = u^n - Phi(u^{n-1})` and `G = (u0, 0, ..., 0)`; its residual
+    is `R = G - A(U)`. On a grid of N layers the C-points are the multiples of c, all others are F-points.
+
+    1. F-relaxation: `u^n = Phi(u^{n-1}) + G_n` at the F-points, one after the other within a chunk, all chunks at
+       once. "FCF" goes on with the same at all C-points (each from the F-point before it), and F-relaxation again.
+    2. The coarse system: `A_c(V) = A_c(U_c) + R_c`, where U_c and R_c are the values and residuals at the C-points.
+       Its right-hand side is nonzero at all points: `G_c^k = Phi(u^{kc-1}) + G^{kc} - Phi_c(u^{(k-1)c})` for k > 0 (the
+       tau correction). Phi_c is the step with `c h` and the parameters of layer nc; on level l, of layer `n c^l`.
+       It is solved by one cycle that begins at U_c ("V"), by an F-cycle and then a V-cycle ("F"), or, on the coarsest
+       grid, exactly, one layer after the other.
+    3. `u^{kc} = u^{kc} + V^k - U_c^k`, and F-relaxation.
+
+    All points start at u0. One F-relaxation goes before the first cycle, and the residual after it is the first one of
+    the history; the others are those at the END of each cycle. The norm is Frobenius', over all points and the whole
+    batch: after F-relaxation the F-points contribute nothing, so that of the C-points is all of it. No level is
+    skipped on the first way down, and all levels relax alike. Levels are added while c divides the number of layers and
+    leaves at least two. After N/c cycles with F and N/(2c) with FCF the result is the serial one; F on two grids is
+    Parareal.
+
+    Nothing is recorded for autograd: `MultigridResidual` is the module that has a backward.
+
+    Args:
+        step: `step(u, n, h)`, the state (b, ...) after layer n of the FINEST grid with step h; or a `BatchedStep`.
+        u0: (b, ...), the first state.
+        num_layers: N.
+        h: step of the finest grid.
+        coarsening: c, or one factor from each level to the next.
+        levels: at most so many, the finest included (2: two grids); None for all.
+        relaxation: "F" or "FCF".
+        cycles: at most so many.
+        tolerance: ends once the residual is at most this; None takes all cycles.
+        relative_tolerance: the same, times the first residual.
+        cycle: "V", or "F", which visits coarse grids more often.
+        nested: start from the coarsest grid's solution, improved by one V-cycle on each grid between it and the finest.
+        initial: (N + 1, b, ...), the start of all points, such as the states of the last training step.
+
+    Returns:
+        The states (N + 1, b, ...), and the residuals: before the first cycle, then after each.
+
+    Raises:
+        ConfigError: a setting is out of range, the coarsening does not divide, or a layer changes the shape.
+
+    Cost: `critical_path` counts the layers. Memory: N + 1 states and those of the coarser grids, N/(c - 1).
+
+    Source: Günther et al. 2020, Layer-parallel training of deep residual neural networks, arXiv 1812.04352, section
+    3.1.1, equations 3.21 to 3.30, algorithm 1.
+
+    Example:
+        >>> states, residuals = mgrit(lambda u, n, h: u - h * u, torch.ones(1, 1), 16, 0.1, 4, 2, "F", cycles=4)
+        >>> round(states[-1].item(), 4), round(0.9**16, 4), len(residuals), residuals[-1] < 1e-6
+        (0.1853, 0.1853, 5, True)
+    """
+    evaluate = batched(step)
+    method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
+
+    def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+        return evaluate(values, layers_of(grid, points), h * grid.stride)
+
+    return solve(advance, start_of(u0, num_layers, initial), None, method, is_warm=initial is not None)
+
+
+def mgrit_adjoint(
+    step: Step | BatchedStep,
+    states: Tensor,
+    cotangent: Tensor,
+    num_layers: int,
+    h: float,
+    coarsening: int | Sequence[int] = 4,
+    levels: int | None = None,
+    relaxation: str = "FCF",
+    cycles: int = 10,
+    tolerance: float | None = None,
+    *,
+    relative_tolerance: float | None = None,
+    cycle: str = "V",
+    nested: bool = False,
+    initial: Tensor | None = None,
+) -> tuple[Tensor, list[float]]:
+    """Solve `ubar^n = (dPhi/du (u^n, theta^n))^T ubar^{n+1}` from `ubar^N` for all layers at once by multigrid.
+
+    The same cycles as `mgrit` on the mirrored points `w^m = ubar^{N-m}`: all points start at the cotangent, chunks run
+    from layer N down, and F-relaxation goes first. The C-points are those with m, so also n = N - m, a multiple of c.
+    A coarse layer is the transposed step with `c h` and the parameters of layer nc, linearised at the FINE state u^{nc}.
+
+    Args:
+        step: as for `mgrit`.
+        states: (N + 1, b, ...), at which the layers are linearised; the last one is not looked at.
+        cotangent: ubar^N (b, ...), the loss's gradient with respect to the last state.
+        num_layers: N.
+        h: step of the finest grid.
+        coarsening: as for `mgrit`, like all that follow.
+        levels: at most so many.
+        relaxation: "F" or "FCF".
+        cycles: at most so many.
+        tolerance: of the residual.
+        relative_tolerance: of the residual, relative to the first one.
+        cycle: "V" or "F".
+        nested: start from the coarser grids.
+        initial: (N + 1, b, ...), the start of all adjoints, by n.
+
+    Returns:
+        The adjoints (N + 1, b, ...) by n, and the residuals.
+
+    Raises:
+        ConfigError: as for `mgrit`; or there are not N + 1 states.
+
+    Cost: as for `mgrit`, with a layer's transposed product for the layer. Each layer is traced once on each grid, and
+    the traces are kept for all cycles.
+
+    Source: Günther et al. 2020, arXiv 1812.04352, section 3.2, equations 3.31 to 3.33.
+
+    Example:
+        >>> states = torch.ones(17, 1, 1)
+        >>> adjoints, _ = mgrit_adjoint(lambda u, n, h: u - h * u, states, torch.ones(1, 1), 16, 0.1, 4, 2, "F", 4)
+        >>> round(adjoints[0].item(), 4), adjoints[16].item()
+        (0.1853, 1.0)
+    """
+    if len(states) != num_layers + 1 or states[0].shape != cotangent.shape:
+        raise ConfigError(
+            f"states: found the shape {tuple(states.shape)}; expected {(num_layers + 1, *cotangent.shape)}, the states "
+            "of all points in the cotangent's shape. Pass what mgrit returns."
+        )
+    jacobians = Linearised(batched(step), states[:-1])
+    method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
+    mirrored = None if initial is None else initial.flip(0)
+    values = start_of(cotangent, num_layers, mirrored)
+    found, residuals = solve(transposed(jacobians, h), values, None, method, is_warm=initial is not None)
+    return found.flip(0), residuals
+
+
+def transposed(jacobians: Linearised, step_size: float) -> Any:
+    """Return what advances adjoints, which are mirrored: point m of a grid of M layers is that of layer M - m."""
+
+    def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+        # In increasing order of the layers, so that slices of stacked parameters have a positive step.
+        last = grid.num_layers - 1 - points[-1]
+        layers = layers_of(grid, range(last, grid.num_layers - points.start, points.step))
+        return jacobians.transposed(values.flip(0), layers, step_size * grid.stride).flip(0)
+
+    return advance
+
+
+def start_of(first: Tensor, num_layers: int, initial: Tensor | None) -> Tensor:
+    """Return a start of all points: a copy of `initial` that begins with `first`, or `first` everywhere."""
+    first = first.detach()
+    if initial is None:
+        return first.expand(num_layers + 1, *first.shape).clone()
+    if initial.shape != (num_layers + 1, *first.shape):
+        raise ConfigError(
+            f"initial: found the shape {tuple(initial.shape)}; expected {(num_layers + 1, *first.shape)}, one value a "
+            "point. Pass the states of an earlier solve, or leave initial out."
+        )
+    values = initial.detach().clone()
+    values[0] = first
+    return values

@@ -1,0 +1,116 @@
+"""Steps of many layers at once, and their Jacobians' products."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.multigrid.grids import Grid
+
+Step = Callable[[Tensor, int, float], Tensor]
+"""`step(u, n, h)`: the state (b, ...) after layer n of the finest grid, with step h."""
+
+Evaluate = Callable[[Tensor, range, float], Tensor]
+"""`evaluate(values, layers, h)`: the states (k, b, ...) after k layers of the finest grid, each of its own state."""
+
+
+class BatchedStep:
+    """A step that takes many layers in one call: a sweep visits the k-th layer of all chunks at once.
+
+    `mgrit` and `mgrit_adjoint` take it in the place of a plain step. Called as one, it is that step.
+
+    Args:
+        evaluate: `(values (k, b, ...), layers, h) -> (k, b, ...)`; `layers` is a range of k layer indices, and a
+            stacked weight's part is `weight[layers.start : layers.stop : layers.step]`, without a copy.
+
+    Example:
+        >>> rates = torch.arange(4.0)
+        >>> step = BatchedStep(lambda u, layers, h: u + h * rates[layers.start:layers.stop:layers.step, None, None] * u)
+        >>> step.many(torch.ones(2, 1, 1), range(1, 4, 2), 0.5).flatten(), step(torch.ones(1, 1), 3, 0.5)
+        (tensor([1.5000, 2.5000]), tensor([[2.5000]]))
+    """
+
+    def __init__(self, evaluate: Evaluate) -> None:
+        self.many = evaluate
+
+    def __call__(self, values: Tensor, layer: int, step_size: float) -> Tensor:
+        """Return the state after one layer."""
+        return self.many(values[None], range(layer, layer + 1), step_size)[0]
+
+
+def batched(step: Any) -> Evaluate:
+    """Return what evaluates many layers of a step: its own `many`, or one layer after the other."""
+    many: Evaluate | None = getattr(step, "many", None)
+
+    def evaluate(values: Tensor, layers: range, step_size: float) -> Tensor:
+        if many is not None:
+            return _checked(many(values, layers, step_size), values, layers)
+        moved = [
+            _checked(step(each, layer, step_size), each, range(layer, layer + 1))
+            for each, layer in zip(values, layers, strict=True)
+        ]
+        return torch.stack(moved)
+
+    return evaluate
+
+
+def layers_of(grid: Grid, points: range) -> range:
+    """Return the fine layers that begin at these points of a grid."""
+    return range(points.start * grid.stride, points.stop * grid.stride, points.step * grid.stride)
+
+
+class Linearised:
+    """Products with the Jacobians of layers at fixed states, each layer traced once a step size.
+
+    A level's groups of layers are the same in every cycle, so their graphs are kept from one to the next: at most
+    those of 1 + 1/(c - 1) backward passes, as backpropagation keeps those of one.
+
+    Args:
+        evaluate: of the step.
+        states: u (N, b, ...), at which layer n is linearised.
+    """
+
+    def __init__(self, evaluate: Evaluate, states: Tensor) -> None:
+        self._evaluate = evaluate
+        self._states = states.detach()
+        self._traces: dict[tuple[range, float], tuple[Tensor, Tensor]] = {}
+        self._pulled: dict[tuple[range, float], tuple[Tensor, Tensor]] = {}
+
+    def transposed(self, cotangents: Tensor, layers: range, step_size: float) -> Tensor:
+        """Return `(dPhi_n/du)^T w_n` of the layers (k, b, ...)."""
+        at, moved = self._trace(layers, step_size)
+        return torch.autograd.grad(moved, at, cotangents, retain_graph=True, materialize_grads=True)[0]
+
+    def plain(self, tangents: Tensor, layers: range, step_size: float) -> Tensor:
+        """Return `(dPhi_n/du) v_n` of the layers (k, b, ...): the transpose of what is linear in the cotangent."""
+        key = (layers, step_size)
+        if key not in self._pulled:
+            at, moved = self._trace(layers, step_size)
+            with torch.enable_grad():
+                cotangent = torch.zeros_like(moved, requires_grad=True)
+                pulled = torch.autograd.grad(moved, at, cotangent, create_graph=True, materialize_grads=True)[0]
+            self._pulled[key] = cotangent, pulled
+        cotangent, pulled = self._pulled[key]
+        return torch.autograd.grad(pulled, cotangent, tangents, retain_graph=True, materialize_grads=True)[0]
+
+    def _trace(self, layers: range, step_size: float) -> tuple[Tensor, Tensor]:
+        key = (layers, step_size)
+        if key not in self._traces:
+            with torch.enable_grad():
+                at = self._states[layers.start : layers.stop : layers.step].detach().requires_grad_()
+                self._traces[key] = at, self._evaluate(at, layers, step_size)
+        return self._traces[key]
+
+
+def _checked(moved: Tensor, values: Tensor, layers: range) -> Tensor:
+    if moved.shape != values.shape:
+        single = len(layers) == 1
+        name = f"layer {layers.start}" if single else f"layers {layers.start}, {layers.start + layers.step}, ..."
+        raise ConfigError(
+            f"step: {name} turned a state of shape {tuple(values.shape)} into {tuple(moved.shape)}; expected the same "
+            "shape, since coarse grids leave layers out. Keep layers that change the shape outside of the multigrid "
+            "part."
+        )
+    return moved

@@ -1,0 +1,192 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel import BatchedStep, mgrit, mgrit_adjoint
+from tests.layerparallel.multigrid.reference import Network, Reference, levels_of
+
+WIDTH, BATCH = 3, 4
+
+
+def plain_step(network: Network) -> Callable[[Tensor, int, float], Tensor]:
+    weight, bias = torch.from_numpy(network.weight), torch.from_numpy(network.bias)
+    return lambda u, n, h: u + h * torch.tanh(u @ weight[n].T + bias[n])
+
+
+def batched_step(network: Network) -> BatchedStep:
+    weight, bias = torch.from_numpy(network.weight), torch.from_numpy(network.bias)
+
+    def evaluate(u: Tensor, layers: range, h: float) -> Tensor:
+        part = slice(layers.start, layers.stop, layers.step)
+        return u + h * torch.tanh(torch.baddbmm(bias[part, None], u, weight[part].mT))
+
+    return BatchedStep(evaluate)
+
+
+def start(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(BATCH, WIDTH))
+
+
+@pytest.mark.parametrize("kind", ["V", "F"])
+@pytest.mark.parametrize("levels", [2, 3, None])
+@pytest.mark.parametrize("relaxation", ["F", "FCF"])
+@pytest.mark.parametrize("num_layers", [64, 256])
+def test_histories_equal_the_plain_algorithm(num_layers: int, relaxation: str, levels: int | None, kind: str) -> None:
+    network, u0, cotangent, cycles = Network.random(num_layers), start(), start(2), 5
+    factors = levels_of(num_layers, 4, levels)
+    expected, norms = Reference(network.forward_phi(factors), factors, relaxation, kind).run(u0, num_layers, cycles)
+    settings = (num_layers, network.h, 4, levels, relaxation, cycles)
+    step = batched_step(network)
+    states, residuals = mgrit(step, torch.from_numpy(u0), *settings, cycle=kind)
+    np.testing.assert_allclose(residuals, norms, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(states, expected, rtol=0, atol=1e-10)
+    # At states that are not converged, so that each linearisation matters.
+    phi = network.adjoint_phi(factors, states.numpy())
+    expected, norms = Reference(phi, factors, relaxation, kind).run(cotangent, num_layers, cycles)
+    adjoints, residuals = mgrit_adjoint(step, states, torch.from_numpy(cotangent), *settings, cycle=kind)
+    np.testing.assert_allclose(residuals, norms, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(adjoints.numpy()[::-1], expected, rtol=0, atol=1e-10)
+
+
+def test_plain_and_batched_steps_agree() -> None:
+    network, u0 = Network.random(32), torch.from_numpy(start())
+    found = [mgrit(step, u0, 32, network.h, 4, None, "FCF", 2) for step in (plain_step(network), batched_step(network))]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-13)
+    found = [
+        mgrit_adjoint(step, found[0][0], u0, 32, network.h, 4, None, "FCF", 2)
+        for step in (plain_step(network), batched_step(network))
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("factors", [[4, 2, 2], [2, 8]])
+def test_each_level_may_have_its_own_coarsening(factors: list[int]) -> None:
+    network, u0 = Network.random(64), start()
+    expected, norms = Reference(network.forward_phi(factors), factors, "FCF").run(u0, 64, 3)
+    states, residuals = mgrit(batched_step(network), torch.from_numpy(u0), 64, network.h, factors, None, "FCF", 3)
+    np.testing.assert_allclose(residuals, norms, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(states, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("relaxation", "cycles"), [("F", 16), ("FCF", 8)])
+@pytest.mark.parametrize("levels", [2, None])
+def test_it_is_exact_after_a_finite_number_of_cycles(relaxation: str, cycles: int, levels: int | None) -> None:
+    network, u0, cotangent = Network.random(64, depth=16.0), start(), start(2)
+    expected = network.states(u0)
+    settings = (64, network.h, 4, levels, relaxation)
+    states, _ = mgrit(batched_step(network), torch.from_numpy(u0), *settings, cycles)
+    np.testing.assert_allclose(states, expected, rtol=1e-12, atol=1e-12)
+    adjoints, _ = mgrit_adjoint(batched_step(network), states, torch.from_numpy(cotangent), *settings, cycles)
+    exact = network.adjoints(expected, cotangent)
+    np.testing.assert_allclose(adjoints, exact, rtol=1e-12, atol=1e-12 * np.abs(exact).max())
+
+
+def test_two_grids_with_f_relaxation_are_parareal() -> None:
+    num_layers, factor = 24, 4
+    network, u0 = Network.random(num_layers), start()
+
+    def fine(k: int, u: np.ndarray) -> np.ndarray:
+        for n in range(k * factor, (k + 1) * factor):
+            u = network.step(n, u, network.h)
+        return u
+
+    def coarse(k: int, u: np.ndarray) -> np.ndarray:
+        return network.step(k * factor, u, factor * network.h)
+
+    points = [u0 for _ in range(num_layers // factor + 1)]
+    for cycles in range(1, 4):
+        old, points = points, [u0]
+        for k in range(num_layers // factor):
+            points.append(coarse(k, points[k]) + fine(k, old[k]) - coarse(k, old[k]))
+        states, _ = mgrit(plain_step(network), torch.from_numpy(u0), num_layers, network.h, factor, 2, "F", cycles)
+        np.testing.assert_allclose(states[::factor], np.stack(points), rtol=0, atol=1e-13)
+
+
+def test_convergence_does_not_depend_on_the_number_of_layers() -> None:
+    rates = []
+    for num_layers in (64, 128, 256, 512, 1024, 2048):
+        network = Network.random(num_layers)
+        u0 = torch.from_numpy(start())
+        _, residuals = mgrit(batched_step(network), u0, num_layers, network.h, 4, None, "FCF", 6)
+        rates.append((residuals[-1] / residuals[0]) ** (1 / 6))
+    assert max(rates) < 0.12
+    # Deeper is no worse: the last four differ by a fraction only.
+    assert max(rates[2:]) < 1.5 * min(rates[2:])
+
+
+def test_a_tolerance_ends_the_cycles() -> None:
+    network, u0 = Network.random(64), torch.from_numpy(start())
+    _, history = mgrit(batched_step(network), u0, 64, network.h, cycles=9)
+    _, absolute = mgrit(batched_step(network), u0, 64, network.h, cycles=9, tolerance=history[3])
+    _, relative = mgrit(batched_step(network), u0, 64, network.h, cycles=9, relative_tolerance=history[2] / history[0])
+    assert absolute == history[:4]
+    assert relative == history[:3]
+
+
+def test_nested_iteration_begins_closer() -> None:
+    network, u0 = Network.random(256), torch.from_numpy(start())
+    arguments = (batched_step(network), u0, 256, network.h, 4, None, "FCF", 4)
+    cold, nested = mgrit(*arguments)[1], mgrit(*arguments, nested=True)[1]
+    assert nested[0] < 0.5 * cold[0]
+    torch.testing.assert_close(
+        mgrit(*arguments[:-1], 32, nested=True)[0], torch.from_numpy(network.states(u0.numpy())), rtol=0, atol=1e-12
+    )
+
+
+def test_nested_iteration_on_two_grids_starts_from_the_coarse_solution() -> None:
+    network, u0 = Network.random(16), start()
+    points = [u0]
+    for k in range(4):
+        points.append(network.step(4 * k, points[-1], 4 * network.h))
+    states, _ = mgrit(plain_step(network), torch.from_numpy(u0), 16, network.h, 4, 2, "F", 0, nested=True)
+    np.testing.assert_allclose(states[::4], np.stack(points), rtol=0, atol=1e-14)
+
+
+def test_a_warm_start_goes_on() -> None:
+    network, u0 = Network.random(64), torch.from_numpy(start())
+    arguments = (batched_step(network), u0, 64, network.h, 4, None, "F")
+    states, whole = mgrit(*arguments, 4)
+    half, first = mgrit(*arguments, 2)
+    found, second = mgrit(*arguments, 2, initial=half)
+    torch.testing.assert_close(found, states, rtol=0, atol=1e-14)
+    np.testing.assert_allclose([*first, *second[1:]], whole, rtol=1e-10)
+    cotangent = torch.from_numpy(start(2))
+    arguments = (batched_step(network), states, cotangent, 64, network.h, 4, None, "F")
+    whole_adjoints, _ = mgrit_adjoint(*arguments, 4)
+    half, _ = mgrit_adjoint(*arguments, 2)
+    torch.testing.assert_close(mgrit_adjoint(*arguments, 2, initial=half)[0], whole_adjoints, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"coarsening": 5}, "coarsening: found 5 for a grid of 64 layers"),
+        ({"coarsening": 1}, "coarsening: found 1"),
+        ({"coarsening": [4, 3]}, "coarsening: found 3 for a grid of 16 layers"),
+        ({"coarsening": [4], "levels": 3}, "coarsening: found 1 factors for levels=3"),
+        ({"levels": 1}, "levels: found 1"),
+        ({"relaxation": "CF"}, "relaxation: found 'CF'; expected one of F, FCF"),
+        ({"cycle": "W"}, "cycle: found 'W'"),
+        ({"cycles": -1}, "cycles: found -1"),
+        ({"tolerance": -1.0}, "tolerance: found -1.0"),
+        ({"initial": torch.zeros(3, 4, 3)}, "initial: found the shape"),
+    ],
+)
+def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> None:
+    step = plain_step(Network.random(64))
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace("[", r"\[")):
+        mgrit(step, torch.zeros(4, 3, dtype=torch.float64), **{"num_layers": 64, "h": 0.1, **changes})  # type: ignore[arg-type]
+
+
+def test_a_layer_that_changes_the_shape_is_refused() -> None:
+    def step(u: Tensor, n: int, h: float) -> Tensor:
+        return u[:, :2] if n == 5 else u
+
+    with pytest.raises(ConfigError, match=r"layer 5 turned a state of shape \(4, 3\) into \(4, 2\)"):
+        mgrit(step, torch.zeros(4, 3), 16, 0.1)
+    with pytest.raises(ConfigError, match=r"states: found the shape \(3, 4, 3\); expected \(17, 4, 3\)"):
+        mgrit_adjoint(step, torch.zeros(3, 4, 3), torch.zeros(4, 3), 16, 0.1)
