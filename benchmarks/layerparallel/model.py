@@ -1,7 +1,8 @@
 """A residual network that every rival trains: blocks of one shape, so that two stages have the same work."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,59 +14,19 @@ from torch import Tensor, nn
 NUM_GROUPS, NUM_CLASSES = 8, 10
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What is trained, whoever trains it.
-
-    Args:
-        num_blocks: residual blocks of two convolutions each; a multiple of the stages.
-        num_channels: c.
-        image_size: h and w.
-        batch_size: b.
-        learning_rate: of plain SGD.
-    """
-
-    num_blocks: int = 16
-    num_channels: int = 64
-    image_size: int = 16
-    batch_size: int = 64
-    learning_rate: float = 0.05
-
-    def make_stages(self, num_stages: int) -> "list[Stage]":
-        """Return the model in parts, the same parameters at every call whatever the number of parts."""
-        torch.manual_seed(0)
-        blocks = [Block(self.num_channels) for _ in range(self.num_blocks)]
-        share = self.num_blocks // num_stages
-        stages = [Stage(*blocks[share * k : share * (k + 1)]) for k in range(num_stages)]
-        stages[0].insert(0, nn.Conv2d(3, self.num_channels, 3, padding=1))
-        stages[-1].append(Head(self.num_channels))
-        return [stage.to(memory_format=torch.channels_last) for stage in stages]
-
-    def make_model(self) -> "Stage":
-        """Return the whole model."""
-        return self.make_stages(1)[0]
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield two batches of noise (b, 3, h, w) and targets (b) in turn, for ever."""
-        generator = torch.Generator().manual_seed(1)
-        size = (self.batch_size, 3, self.image_size, self.image_size)
-        made = [
-            (torch.randn(size, generator=generator), torch.randint(NUM_CLASSES, size[:1], generator=generator))
-            for _ in range(2)
-        ]
-        while True:
-            yield from made
-
-
-class Stage(nn.Sequential):
+class Stage(nn.Module):
     """Layers that compute in channels_last and talk, in both directions, in the usual order.
 
     gloo sends the bytes of a tensor as they lie, and torch's pipelines refuse a gradient in channels_last.
     """
 
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
     def forward(self, images: Tensor) -> Tensor:
         """Return contiguous features (b, c, h, w), or logits (b, k)."""
-        features = super().forward(_Relaid.apply(images, torch.channels_last, torch.contiguous_format))
+        features = self.layers(_Relaid.apply(images, torch.channels_last, torch.contiguous_format))
         if features.dim() == 2:
             return features
         return _Relaid.apply(features, torch.contiguous_format, torch.channels_last)
@@ -113,3 +74,46 @@ class Head(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return logits (b, k) of features (b, c, h, w)."""
         return self.classifier(F.relu(self.norm(features)).mean(dim=(2, 3)))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, whoever trains it.
+
+    Args:
+        num_blocks: residual blocks of two convolutions each; a multiple of the stages.
+        num_channels: c.
+        image_size: h and w.
+        batch_size: b.
+        learning_rate: of plain SGD.
+    """
+
+    num_blocks: int = 12
+    num_channels: int = 64
+    image_size: int = 16
+    batch_size: int = 96
+    learning_rate: float = 0.05
+
+    def make_stages(self, num_stages: int) -> list[Stage]:
+        """Return the model in parts, the same parameters at every call whatever the number of parts."""
+        torch.manual_seed(0)
+        stem = nn.Conv2d(3, self.num_channels, 3, padding=1)
+        layers = [stem, *(Block(self.num_channels) for _ in range(self.num_blocks)), Head(self.num_channels)]
+        share = self.num_blocks // num_stages
+        bounds = [0, *(1 + share * k for k in range(1, num_stages)), len(layers)]
+        return [Stage(layers[begin:end]).to(memory_format=torch.channels_last) for begin, end in pairwise(bounds)]
+
+    def make_model(self) -> Stage:
+        """Return the whole model."""
+        return self.make_stages(1)[0]
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield two batches of noise (b, 3, h, w) and targets (b) in turn, for ever."""
+        generator = torch.Generator().manual_seed(1)
+        size = (self.batch_size, 3, self.image_size, self.image_size)
+        made = [
+            (torch.randn(size, generator=generator), torch.randint(NUM_CLASSES, size[:1], generator=generator))
+            for _ in range(2)
+        ]
+        while True:
+            yield from made
