@@ -86,6 +86,7 @@ class Workload:
         image_size: h and w.
         batch_size: b.
         learning_rate: of plain SGD.
+        dtype: of parameters and images.
     """
 
     num_blocks: int = 12
@@ -93,6 +94,7 @@ class Workload:
     image_size: int = 16
     batch_size: int = 96
     learning_rate: float = 0.05
+    dtype: torch.dtype = torch.float32
 
     def make_stages(self, num_stages: int) -> list[Stage]:
         """Return the model in parts, the same parameters at every call whatever the number of parts."""
@@ -101,7 +103,10 @@ class Workload:
         layers = [stem, *(Block(self.num_channels) for _ in range(self.num_blocks)), Head(self.num_channels)]
         share = self.num_blocks // num_stages
         bounds = [0, *(1 + share * k for k in range(1, num_stages)), len(layers)]
-        return [Stage(layers[begin:end]).to(memory_format=torch.channels_last) for begin, end in pairwise(bounds)]
+        return [
+            Stage(layers[begin:end]).to(self.dtype, memory_format=torch.channels_last)
+            for begin, end in pairwise(bounds)
+        ]
 
     def make_model(self) -> Stage:
         """Return the whole model."""
@@ -112,7 +117,10 @@ class Workload:
         generator = torch.Generator().manual_seed(1)
         size = (self.batch_size, 3, self.image_size, self.image_size)
         made = [
-            (torch.randn(size, generator=generator), torch.randint(NUM_CLASSES, size[:1], generator=generator))
+            (
+                torch.randn(size, generator=generator).to(self.dtype),
+                torch.randint(NUM_CLASSES, size[:1], generator=generator),
+            )
             for _ in range(2)
         ]
         while True:
