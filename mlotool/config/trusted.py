@@ -35,8 +35,9 @@ _SOLVERS = (
 _DATA = (
     *("Digits", "MNIST", "CIFAR10", "CIFAR100", "ImageFolder", "Clothing1M", "OfficeHome", "TwoDomains"),
     *("DigitsEpisodes", "SinusoidEpisodes", "SyntheticClassification", "SyntheticText", "Wrench", "SST"),
+    *("Peaks", "IndianPines", "SyntheticSpectra"),
 )
-_PARALLEL: tuple[str, ...] = ()
+_PARALLEL: tuple[str, ...] = ("Multigrid",)
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
 # What these packages offer beside is no data, no solver.
 _NAMES = {

@@ -1,4 +1,4 @@
-"""Data sets with train, meta, val and test splits, long tails and wrong labels: images, texts, points, tasks."""
+"""Data sets with train, meta, val and test splits, long tails, wrong labels: images, texts, points, spectra, tasks."""
 
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.cifar import CIFAR10, CIFAR100
@@ -8,13 +8,16 @@ from mlotool.data.digits_episodes import DigitsEpisodes
 from mlotool.data.image_folder import ImageFolder
 from mlotool.data.in_memory import InMemoryDataset, Normalization
 from mlotool.data.in_memory_tensors import InMemoryTensors
+from mlotool.data.indian_pines import IndianPines
 from mlotool.data.label_noise import corrupt_labels
 from mlotool.data.mnist import MNIST
 from mlotool.data.office_home import OfficeHome
+from mlotool.data.peaks import Peaks
 from mlotool.data.sampling import long_tail_counts, long_tail_indices, split_indices
 from mlotool.data.sinusoids import SinusoidEpisodes
 from mlotool.data.sst import SST
 from mlotool.data.synthetic_classification import SyntheticClassification
+from mlotool.data.synthetic_spectra import SyntheticSpectra
 from mlotool.data.synthetic_text import SyntheticText
 from mlotool.data.two_domains import TwoDomains
 from mlotool.data.vocabulary import Vocabulary
@@ -33,11 +36,14 @@ __all__ = [
     "ImageFolder",
     "InMemoryDataset",
     "InMemoryTensors",
+    "IndianPines",
     "LabelModel",
     "Normalization",
     "OfficeHome",
+    "Peaks",
     "SinusoidEpisodes",
     "SyntheticClassification",
+    "SyntheticSpectra",
     "SyntheticText",
     "TwoDomains",
     "Vocabulary",

@@ -8,10 +8,11 @@ from torch import Tensor
 
 
 class CropAndFlip:
-    """Random crops of the zero-padded images, then a horizontal flip of every second one on average.
+    """Random crops of the zero-padded images, then (unless `flip` is false) a flip of every second one on average.
 
     Args:
         padding: pixels added on each side before the crop; offsets are uniform over `0 .. 2 * padding`.
+        flip: whether images are flipped horizontally; digits must not be.
 
     Source: He et al. 2016, Deep Residual Learning for Image Recognition, section 4.2 (padding 4, CIFAR-10).
 
@@ -21,8 +22,9 @@ class CropAndFlip:
         torch.Size([2, 3, 32, 32])
     """
 
-    def __init__(self, padding: int = 4) -> None:
+    def __init__(self, padding: int = 4, flip: bool = True) -> None:
         self.padding = padding
+        self.flip = flip
 
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return augmented images.
@@ -40,5 +42,7 @@ class CropAndFlip:
         crops = padded.unfold(2, height, 1).unfold(3, width, 1)
         offsets = torch.randint(0, 2 * self.padding + 1, (2, num_images), generator=generator)
         cropped = crops[torch.arange(num_images), :, offsets[0], offsets[1]]
+        if not self.flip:
+            return cropped
         is_flipped = torch.rand(num_images, generator=generator) < 0.5
         return torch.where(is_flipped[:, None, None, None], cropped.flip(-1), cropped)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
 from mlotool.data.in_memory import Normalization
 
@@ -21,6 +22,7 @@ class Digits(AbstractImageData):
         seed: of splits and noise.
         imbalance_factor: of the long tail of `train`, or None.
         label_noise: of `train`, or None.
+        augment: random crops (padding 1) for `train`.
 
     Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits (UCI), the test part of it.
 
@@ -38,12 +40,14 @@ class Digits(AbstractImageData):
         seed: int = 0,
         imbalance_factor: float | None = None,
         label_noise: Mapping[str, Any] | None = None,
+        augment: bool = False,
     ) -> None:
         super().__init__(
             read_digits(),
             None,
             SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
             NORMALIZATION,
+            CropAndFlip(padding=1, flip=False) if augment else None,
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
 from mlotool.data.in_memory import Normalization
 from mlotool.data.torchvision_part import read_with_torchvision
@@ -20,6 +21,7 @@ class MNIST(AbstractImageData):
         imbalance_factor: of the long tail of `train`, or None.
         label_noise: of `train`, or None.
         download: fetch the files into `root` where they are missing.
+        augment: random crops (padding 2) for `train`.
 
     Raises:
         ConfigError: the files are not there; the options do not fit the data.
@@ -37,12 +39,14 @@ class MNIST(AbstractImageData):
         imbalance_factor: float | None = None,
         label_noise: Mapping[str, Any] | None = None,
         download: bool = False,
+        augment: bool = False,
     ) -> None:
         super().__init__(
             _read(root, is_train=True, download=download),
             _read(root, is_train=False, download=download),
             SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
             Normalization(mean=[0.1307], std=[0.3081]),
+            CropAndFlip(padding=2, flip=False) if augment else None,
         )
 
 

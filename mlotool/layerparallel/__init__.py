@@ -1,5 +1,23 @@
 """Layer-parallel training: multigrid across layers, auxiliary variables; plain torch."""
 
-from mlotool.layerparallel.multigrid import BatchedStep, critical_path, mgrit, mgrit_adjoint
+from mlotool.layerparallel.multigrid import (
+    BatchedStep,
+    BlockLayers,
+    Multigrid,
+    MultigridResidual,
+    StackedLayers,
+    critical_path,
+    mgrit,
+    mgrit_adjoint,
+)
 
-__all__ = ["BatchedStep", "critical_path", "mgrit", "mgrit_adjoint"]
+__all__ = [
+    "BatchedStep",
+    "BlockLayers",
+    "Multigrid",
+    "MultigridResidual",
+    "StackedLayers",
+    "critical_path",
+    "mgrit",
+    "mgrit_adjoint",
+]

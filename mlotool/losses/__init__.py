@@ -21,6 +21,7 @@ from mlotool.losses.poisoning import (
     poisoned_cross_entropy,
 )
 from mlotool.losses.reweighted import reweighted_cross_entropy, sample_weighted_cross_entropy
+from mlotool.losses.smooth_layers import smooth_layers_cross_entropy
 
 __all__ = [
     "architecture_analysis",
@@ -46,5 +47,6 @@ __all__ = [
     "reweighted_cross_entropy",
     "sample_weight_analysis",
     "sample_weighted_cross_entropy",
+    "smooth_layers_cross_entropy",
     "weight_against_loss",
 ]

@@ -7,10 +7,13 @@ from mlotool.models.mlp import MLP, Linear
 from mlotool.models.perturbation import BoundedPerturbation
 from mlotool.models.positive_vector import PositiveVector
 from mlotool.models.pretrained_text import PretrainedText
+from mlotool.models.residual_layers import ResidualLayers
+from mlotool.models.residual_network import ConvolutionalResidualNetwork, DenseResidualNetwork
 from mlotool.models.resnet import ResNet
 from mlotool.models.text_transformer import TextTransformer
 from mlotool.models.torchvision_model import torchvision_model
 from mlotool.models.weights import SampleWeights, WeightNet
+from mlotool.models.wide_resnet import WideResNet
 
 __all__ = [
     "MLP",
@@ -18,14 +21,18 @@ __all__ = [
     "BoundedPerturbation",
     "CellArchitecture",
     "CellNetwork",
+    "ConvolutionalResidualNetwork",
+    "DenseResidualNetwork",
     "LabelCorrector",
     "Linear",
     "PositiveVector",
     "PretrainedText",
     "ResNet",
+    "ResidualLayers",
     "SampleWeights",
     "SearchNetwork",
     "TextTransformer",
     "WeightNet",
+    "WideResNet",
     "torchvision_model",
 ]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
+from mlotool.data import CropAndFlip, Digits, InMemoryDataset, Normalization
 
 
 @pytest.fixture
@@ -91,3 +91,26 @@ def test_crops_and_flips_are_those_of_the_padded_image() -> None:
 def _crop(image: torch.Tensor, dy: int, dx: int, flip: bool) -> torch.Tensor:
     crop = image[:, dy : dy + 5, dx : dx + 4]
     return crop.flip(-1) if flip else crop
+
+
+def test_crops_without_flips() -> None:
+    images = torch.arange(1, 2 * 3 * 5 * 4 + 1).reshape(2, 3, 5, 4)
+    padded = torch.zeros(2, 3, 7, 6, dtype=images.dtype)
+    padded[:, :, 1:6, 1:5] = images
+    seen = set()
+    for seed in range(60):
+        augmented = CropAndFlip(padding=1, flip=False)(images, torch.Generator().manual_seed(seed))
+        for n in range(2):
+            places = [(dy, dx) for dy in range(3) for dx in range(3)]
+            seen |= {(dy, dx) for dy, dx in places if torch.equal(augmented[n], padded[n, :, dy : dy + 5, dx : dx + 4])}
+    assert len(seen) == 9
+
+
+def test_digits_are_augmented_in_train_alone() -> None:
+    sizes = {"train": 30, "val": 10}
+    plain, augmented = Digits(sizes), Digits(sizes, augment=True)
+    assert augmented.split("train").seeded
+    assert not augmented.split("val").seeded
+    assert not plain.split("train").seeded
+    found = augmented.split("train").__getitems__(range(30), seed=0)["input"]
+    assert not torch.equal(found, plain.split("train").__getitems__(range(30))["input"])

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
@@ -88,7 +87,8 @@ def mgrit(
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         return evaluate(values, layers_of(grid, points), h * grid.stride)
 
-    return solve(advance, start_of(u0, num_layers, initial), None, method, is_warm=initial is not None)
+    states, residuals = solve(advance, start_of(u0, num_layers, initial), None, method, is_warm=initial is not None)
+    return states, residuals.tolist()
 
 
 def mgrit_adjoint(
@@ -112,7 +112,7 @@ def mgrit_adjoint(
 
     The same cycles as `mgrit` on the mirrored points `w^m = ubar^{N-m}`: all points start at the cotangent, chunks run
     from layer N down, and F-relaxation goes first. The C-points are those with m, so also n = N - m, a multiple of c.
-    A coarse layer is the transposed step with `c h` and the parameters of layer nc, linearised at the FINE state u^{nc}.
+    A coarse layer is the transposed step with `c h` and the parameters of layer nc at the FINE state u^{nc}.
 
     Args:
         step: as for `mgrit`.
@@ -157,7 +157,7 @@ def mgrit_adjoint(
     mirrored = None if initial is None else initial.flip(0)
     values = start_of(cotangent, num_layers, mirrored)
     found, residuals = solve(transposed(jacobians, h), values, None, method, is_warm=initial is not None)
-    return found.flip(0), residuals
+    return found.flip(0), residuals.tolist()
 
 
 def transposed(jacobians: Linearised, step_size: float) -> Any:

@@ -50,7 +50,7 @@ class Method:
 
 def solve(
     advance: Advance, values: Tensor, source: Tensor | None, method: Method, *, is_warm: bool = False
-) -> tuple[Tensor, list[float]]:
+) -> tuple[Tensor, Tensor]:
     """Return v with `v^0 = values^0` and `v^{n+1} = Phi(v^n) + source^{n+1}`, as far as the cycles get.
 
     Args:
@@ -61,7 +61,7 @@ def solve(
         is_warm: whether the start is worth more than what nested iteration would make of its first point.
 
     Returns:
-        The values, and the residuals' Frobenius norms: after the first F-relaxation and after each cycle.
+        The values, and the residuals' Frobenius norms (cycles + 1): after the first F-relaxation and after each cycle.
     """
     grids = make_grids(len(values) - 1, method.coarsening, method.levels)
     return _Solve(advance, grids, method).run(values, source, is_nested=method.nested and not is_warm)
@@ -76,7 +76,7 @@ class _Solve:
         self.method = method
 
     @torch.no_grad()
-    def run(self, values: Tensor, source: Tensor | None, *, is_nested: bool) -> tuple[Tensor, list[float]]:
+    def run(self, values: Tensor, source: Tensor | None, *, is_nested: bool) -> tuple[Tensor, Tensor]:
         """Iterate to the tolerance."""
         if is_nested:
             self._start_nested(values, source)
@@ -90,7 +90,7 @@ class _Solve:
             self._cycle(0, values, source, ahead, self.method.cycle)
             ahead = self._sweep(0, values, source)
             norms.append(self._norm(values, source, ahead))
-        return values, torch.stack(norms).tolist()
+        return values, torch.stack(norms)
 
     def _cycle(self, level: int, values: Tensor, source: Tensor | None, ahead: Tensor, kind: str) -> None:
         """Relax, and correct the C-points; the F-points are the caller's.

@@ -1,0 +1,148 @@
+"""States, adjoints and tangents of residual layers as autograd functions: each one's backward is made of the others.
+
+With `A` the linearised system `(A v)^0 = v^0`, `(A v)^{n+1} = v^{n+1} - Phi_n' v^n`, and theta the parameters:
+
+    states U(u0, theta)            dU = A^-1 (du0, dPhi/dtheta dtheta)
+    adjoints w = A^-T g            dw = A^-T (dg + d(Phi'^T) w)
+    tangents v = A^-1 g            dv = A^-1 (dg + d(Phi') v)
+
+so that derivatives of any order are multigrid solves. They are exact where the solves have converged.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mlotool.layerparallel.multigrid.steps import Evaluate
+
+# states, adjoints, tangents, cotangents: (N + 1, b, ...)
+
+
+Gradient = list[Tensor | None]
+"""With respect to u0 and to each parameter."""
+
+
+class System(Protocol):
+    """The solves for one batch."""
+
+    num_layers: int
+    h: float
+
+    def evaluate(self, theta: Sequence[Tensor]) -> Evaluate:
+        """Return the layers with these parameters."""
+
+    def solve_states(self, u0: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        """Return U."""
+
+    def solve_adjoints(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], *, is_first: bool) -> Tensor:
+        """Return `A^-T g`; `is_first`: of a first derivative, as every training step has one."""
+
+    def solve_tangents(self, states: Tensor, sources: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        """Return `A^-1 g`."""
+
+    def inspect(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
+        """See the gradient before it is handed on; return it, or a better one."""
+
+
+class States(torch.autograd.Function):
+    """U of u0 and theta."""
+
+    @staticmethod
+    def forward(ctx: Any, system: System, u0: Tensor, *theta: Tensor) -> Tensor:
+        """Solve."""
+        states = system.solve_states(u0, theta)
+        ctx.system = system
+        ctx.save_for_backward(states, *theta)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        """Return `w^0` and `sum_n (dPhi_n/dtheta)^T w^{n+1}`, all layers in one product."""
+        states, *theta = ctx.saved_tensors
+        system: System = ctx.system
+        adjoints: Tensor = Adjoints.apply(system, True, states, cotangents[0], *theta)
+        gradient = [adjoints[0], *_weight_gradient(system, states, adjoints, theta, ctx.needs_input_grad[2:])]
+        return None, *system.inspect(states, cotangents[0], theta, gradient)
+
+
+class Adjoints(torch.autograd.Function):
+    """`w = A^-T g` of the states, g and theta."""
+
+    @staticmethod
+    def forward(ctx: Any, system: System, is_first: bool, states: Tensor, cotangents: Tensor, *theta: Tensor) -> Tensor:
+        """Solve."""
+        adjoints = system.solve_adjoints(states, cotangents, theta, is_first=is_first)
+        ctx.system = system
+        ctx.save_for_backward(states, adjoints, *theta)
+        return adjoints
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        """Return the derivatives with respect to the states, g and theta."""
+        states, adjoints, *theta = ctx.saved_tensors
+        tangents: Tensor = Tangents.apply(ctx.system, states, cotangents[0], *theta)
+        along_states, along_theta = _curvature(ctx.system, states, adjoints, tangents, theta)
+        return None, None, along_states, tangents, *along_theta
+
+
+class Tangents(torch.autograd.Function):
+    """`v = A^-1 g` of the states, g and theta."""
+
+    @staticmethod
+    def forward(ctx: Any, system: System, states: Tensor, sources: Tensor, *theta: Tensor) -> Tensor:
+        """Solve."""
+        tangents = system.solve_tangents(states, sources, theta)
+        ctx.system = system
+        ctx.save_for_backward(states, tangents, *theta)
+        return tangents
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        """Return the derivatives with respect to the states, g and theta."""
+        states, tangents, *theta = ctx.saved_tensors
+        adjoints: Tensor = Adjoints.apply(ctx.system, False, states, cotangents[0], *theta)
+        along_states, along_theta = _curvature(ctx.system, states, adjoints, tangents, theta)
+        return None, along_states, adjoints, *along_theta
+
+
+def _weight_gradient(
+    system: System, states: Tensor, adjoints: Tensor, theta: Sequence[Tensor], is_needed: Sequence[bool]
+) -> list[Tensor | None]:
+    keeps_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Derivatives are taken at aliases: the states depend on theta too, and that path is the adjoints'.
+        at, aliases = _alias(states, keeps_graph), [_alias(tensor, keeps_graph) for tensor in theta]
+        moved = system.evaluate(aliases)(at[:-1], range(system.num_layers), system.h)
+    wanted = [alias for alias, needed in zip(aliases, is_needed, strict=True) if needed]
+    if not wanted:
+        return [None] * len(theta)
+    found = iter(torch.autograd.grad(moved, wanted, adjoints[1:], create_graph=keeps_graph, allow_unused=True))
+    return [next(found) if needed else None for needed in is_needed]
+
+
+def _curvature(
+    system: System, states: Tensor, adjoints: Tensor, tangents: Tensor, theta: Sequence[Tensor]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the derivatives of `sum_n <w^{n+1}, Phi_n' v^n>` with respect to the states and theta, w and v fixed."""
+    keeps_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        at, aliases = _alias(states, keeps_graph), [_alias(tensor, keeps_graph) for tensor in theta]
+        moved = system.evaluate(aliases)(at[:-1], range(system.num_layers), system.h)
+        pulled = torch.autograd.grad(moved, at, adjoints[1:], create_graph=True)[0]
+        if not pulled.requires_grad:
+            # Layers that are linear in their state and have no parameters.
+            return torch.zeros_like(states), [None] * len(theta)
+        value = (pulled * tangents).sum()
+        wanted = [at, *(alias for alias in aliases if alias.requires_grad)]
+        found = torch.autograd.grad(value, wanted, create_graph=keeps_graph, allow_unused=True)
+    slopes = iter(found[1:])
+    along_states = torch.zeros_like(states) if found[0] is None else found[0]
+    return along_states, [next(slopes) if alias.requires_grad else None for alias in aliases]
+
+
+def _alias(tensor: Tensor, keeps_graph: bool) -> Tensor:
+    if not keeps_graph:
+        return tensor.detach().requires_grad_()
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()

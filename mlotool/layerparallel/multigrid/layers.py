@@ -1,0 +1,178 @@
+"""Runs of residual layers that multigrid can coarsen."""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+
+# k: some of the layers, b: batch
+
+
+@runtime_checkable
+class Layers(Protocol):
+    """What multigrid needs of a module that is N residual layers; `mlotool.models.ResidualLayers` is one.
+
+    Attributes:
+        num_layers: N.
+        h: step of each layer.
+    """
+
+    num_layers: int
+    h: float
+
+    def many(self, states: Tensor, layers: range, h: float) -> Tensor:
+        """Return what so many layers make of a state (k, b, ...) each, with another step."""
+
+    def __call__(self, state: Tensor) -> Tensor:
+        """Return the last state of the first one, one layer after the other."""
+
+
+class BlockLayers(nn.Module):
+    """N residual layers `u^{n+1} = u^n + h F^n(u^n)` of any blocks F that keep the shape; one after the other.
+
+    Args:
+        blocks: F^0 to F^{N-1}.
+        h: the step.
+
+    Raises:
+        ConfigError: there is no block.
+
+    Example:
+        >>> layers = BlockLayers([nn.Tanh() for _ in range(4)], h=0.5)
+        >>> layers(torch.zeros(2, 3)).shape, layers.many(torch.zeros(2, 2, 3), range(0, 4, 2), 1.0).shape
+        (torch.Size([2, 3]), torch.Size([2, 2, 3]))
+    """
+
+    def __init__(self, blocks: Iterable[nn.Module], h: float = 1.0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        if not self.blocks:
+            raise ConfigError("blocks: found none; expected one block a layer. Pass the modules F^0, F^1, ...")
+        self.num_layers = len(self.blocks)
+        self.h = h
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Return u^N of u^0."""
+        for n in range(self.num_layers):
+            state = self._step(state, n, self.h)
+        return state
+
+    def many(self, states: Tensor, layers: range, h: float) -> Tensor:
+        """Return what so many layers make of a state (k, b, ...) each."""
+        return torch.stack([self._step(state, n, h) for state, n in zip(states.unbind(), layers, strict=True)])
+
+    def _step(self, state: Tensor, n: int, h: float) -> Tensor:
+        change = self.blocks[n](state)
+        check_shape(f"block {n} ({type(self.blocks[n]).__name__})", state, change)
+        return state + h * change
+
+
+class WholeLayers(nn.Module):
+    """N layers `u^{n+1} = B^n(u^n)` whose blocks include the shortcut: `F^n(u) = B^n(u) - u` with the step 1.
+
+    Args:
+        blocks: B^0 to B^{N-1}, such as the equal blocks of one stage of a residual network.
+
+    Example:
+        >>> double = nn.Linear(1, 1, bias=False)
+        >>> _ = nn.init.constant_(double.weight, 2.0)
+        >>> WholeLayers(nn.Sequential(double, double)).many(torch.ones(1, 1, 1), range(1), 4.0).item()
+        5.0
+    """
+
+    def __init__(self, blocks: nn.Sequential) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.num_layers = len(blocks)
+        self.h = 1.0
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Return u^N of u^0."""
+        result: Tensor = self.blocks(state)
+        return result
+
+    def many(self, states: Tensor, layers: range, h: float) -> Tensor:
+        """Return what so many layers make of a state (k, b, ...) each."""
+        return torch.stack([self._step(state, n, h) for state, n in zip(states.unbind(), layers, strict=True)])
+
+    def _step(self, state: Tensor, n: int, h: float) -> Tensor:
+        moved = self.blocks[n](state)
+        check_shape(f"block {n} ({type(self.blocks[n]).__name__})", state, moved)
+        return moved if h == 1.0 else state + h * (moved - state)
+
+
+class StackedLayers(nn.Module):
+    """N residual layers of one kind of block, whose parameters are stacked: `torch.vmap` runs many of them at once.
+
+    Args:
+        make_block: called N times; the blocks have the same structure, no buffers, and no randomness.
+        num_layers: N.
+        h: the step.
+
+    Raises:
+        ConfigError: a block has buffers.
+
+    Example:
+        >>> layers = StackedLayers(lambda: nn.Sequential(nn.Linear(3, 3), nn.Tanh()), num_layers=4, h=0.5)
+        >>> [tuple(p.shape) for p in layers.parameters()]
+        [(4, 3, 3), (4, 3)]
+    """
+
+    def __init__(self, make_block: Callable[[], nn.Module], num_layers: int, h: float = 1.0) -> None:
+        super().__init__()
+        blocks = [make_block() for _ in range(num_layers)]
+        buffers = [name for name, _ in blocks[0].named_buffers()]
+        if buffers:
+            raise ConfigError(
+                f"make_block: found the buffer '{buffers[0]}' in {type(blocks[0]).__name__}; expected none, since "
+                "stacked layers run in one call. Use BlockLayers."
+            )
+        self._names = [name for name, _ in blocks[0].named_parameters()]
+        stacked, _ = torch.func.stack_module_state(blocks)
+        self.stacked = nn.ParameterList(nn.Parameter(stacked[name].detach()) for name in self._names)
+        # A template without parameters of its own: those are the stacked ones.
+        self._template = (blocks[0].to("meta"),)
+        self.num_layers = num_layers
+        self.h = h
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Return u^N of u^0."""
+        for parameters in zip(*(tensor.unbind() for tensor in self.stacked), strict=True):
+            state = self._step(parameters, state, self.h)
+        return state
+
+    def many(self, states: Tensor, layers: range, h: float) -> Tensor:
+        """Return what so many layers make of a state (k, b, ...) each, at once."""
+        parameters = tuple(tensor[layers.start : layers.stop : layers.step] for tensor in self.stacked)
+        moved: Tensor = torch.vmap(lambda own, state: self._step(own, state, h))(parameters, states)
+        return moved
+
+    def _step(self, parameters: Iterable[Tensor], state: Tensor, h: float) -> Tensor:
+        own = dict(zip(self._names, parameters, strict=True))
+        block = self._template[0].train(self.training)
+        change: Tensor = torch.func.functional_call(block, own, (state,))
+        check_shape(f"a {type(block).__name__} block", state, change)
+        return state + h * change
+
+
+def check_shape(name: str, state: Tensor, found: Tensor) -> None:
+    """Refuse a block that changes the shape."""
+    if found.shape != state.shape:
+        raise ConfigError(
+            f"{name} of the multigrid part turned a state of shape {tuple(state.shape)} into {tuple(found.shape)}; "
+            "expected blocks that keep the shape, since coarse grids leave layers out. Move it before or behind that "
+            "part."
+        )
+
+
+def check_repeatable(layers: nn.Module) -> None:
+    """Refuse layers that are not the same function each time multigrid evaluates them."""
+    for name, module in layers.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise ConfigError(
+                f"{name} of the multigrid part is {module}; expected no dropout there, since multigrid evaluates a "
+                "layer many times and needs the same function each time. Set p=0, or move it before or behind."
+            )

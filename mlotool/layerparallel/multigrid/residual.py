@@ -1,0 +1,283 @@
+"""A run of residual layers whose forward and backward are multigrid solves."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.bound_module import Places
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.multigrid.functions import Gradient, States
+from mlotool.layerparallel.multigrid.grids import Grid, make_grids
+from mlotool.layerparallel.multigrid.guard import Guard
+from mlotool.layerparallel.multigrid.layers import BlockLayers, Layers, check_repeatable
+from mlotool.layerparallel.multigrid.mgrit import start_of, transposed
+from mlotool.layerparallel.multigrid.solver import Method, solve
+from mlotool.layerparallel.multigrid.steps import Evaluate, Linearised, batched, layers_of
+from mlotool.layerparallel.multigrid.warm_start import WarmStart
+
+# N: layers, b: batch
+
+
+class MultigridResidual(nn.Module):
+    """N residual layers `u^{n+1} = u^n + h F(u^n, theta^n)`, forward and backward by multigrid across the layers.
+
+    Forward is `mgrit`, backward `mgrit_adjoint` with the loss's cotangents as its right-hand side, and the gradient of
+    all layers' parameters, `sum over the batch of (dPhi/dtheta)^T ubar^{n+1}`, is one product over all layers where
+    they are stacked. The backward is differentiable to any order, by further multigrid solves (see `functions`): its
+    derivatives are exact where the cycles have converged, and as inexact as the gradient where they have not.
+
+    Args:
+        blocks: what the layers are: a module of `Layers` (`mlotool.models.ResidualLayers`, `StackedLayers`), with its
+            own number of layers and step; or N blocks F; or what makes one.
+        num_layers: N, where `blocks` makes one; else None.
+        h: the step, where `blocks` has none; None is 1.
+        coarsening: one factor c for all levels, or one from each level to the next; it divides the layers.
+        levels: at most so many, the finest included; None for all.
+        relaxation: "F" or "FCF".
+        cycles: of the forward solve, at most.
+        backward_cycles: of the backward solve; None is the same.
+        tolerance: ends the forward cycles at a residual of at most this times the first one; None takes all.
+        backward_tolerance: the same backward.
+        cycle: "V" or "F".
+        nested: start from the coarser grids.
+        warm_start: each sample starts from its states and adjoints of its last solve (`begin` says which they are).
+        guard_every: compare every so many gradients with the serial one, see `Guard`; 0 never does.
+        guard_threshold: largest relative bias.
+        guard_max_cycles: cycles that the guard may add.
+
+    Attributes:
+        residuals: of the last forward and backward solve: tensors (cycles + 1,), empty before the first.
+        guard: what the guard has seen.
+
+    Raises:
+        ConfigError: a setting is out of range, a block changes the shape, or has dropout.
+
+    Cost: `critical_path` counts the layers. The memory is that of backpropagation through 1 + 1/(c - 1) times the
+    layers.
+
+    Source: Günther et al. 2020, arXiv 1812.04352, sections 3.1 and 3.2.
+
+    Example:
+        >>> part = MultigridResidual(lambda: nn.Sequential(nn.Linear(3, 3), nn.Tanh()), 16, h=0.1, cycles=4)
+        >>> loss = part(torch.ones(2, 3)).sum()
+        >>> loss.backward()
+        >>> len(part.residuals["forward"]), len(part.residuals["backward"])
+        (5, 5)
+        >>> torch.testing.assert_close(part.serial()(torch.ones(2, 3)).sum(), loss)
+    """
+
+    def __init__(
+        self,
+        blocks: nn.Module | Iterable[nn.Module] | Callable[[], nn.Module],
+        num_layers: int | None = None,
+        h: float | None = None,
+        coarsening: int | Sequence[int] = 4,
+        levels: int | None = None,
+        relaxation: str = "FCF",
+        cycles: int = 2,
+        backward_cycles: int | None = None,
+        tolerance: float | None = None,
+        backward_tolerance: float | None = None,
+        cycle: str = "V",
+        nested: bool = False,
+        warm_start: bool = False,
+        guard_every: int = 0,
+        guard_threshold: float = 0.1,
+        guard_max_cycles: int = 8,
+    ) -> None:
+        super().__init__()
+        self.layers = _layers(blocks, num_layers, h)
+        check_repeatable(self.layers)
+        self.num_layers: int = self.layers.num_layers  # type: ignore[assignment]
+        make_grids(self.num_layers, coarsening, levels)
+        method = Method(coarsening, levels, relaxation, cycles, None, tolerance, cycle, nested)
+        self.method = method
+        self.backward_method = replace(
+            method,
+            cycles=cycles if backward_cycles is None else backward_cycles,
+            relative_tolerance=backward_tolerance,
+        )
+        self.guard = Guard(guard_every, guard_threshold, guard_max_cycles)
+        self.warm_start = WarmStart() if warm_start else None
+        self.residuals: dict[str, Tensor] = {}
+        self.is_serial = False
+        self._has_buffers = any(True for _ in self.layers.buffers())
+        self._places = Places(self.layers)
+
+    def serial(self, is_serial: bool = True) -> Self:
+        """Run the layers one after the other from now on, in plain autograd; with False, by multigrid again."""
+        self.is_serial = is_serial
+        return self
+
+    def begin(self, index: Tensor | None) -> None:
+        """Say which samples follow, for the warm start: each begins where its last solve ended.
+
+        Args:
+            index: (b,), their positions in their data set; None: there is one batch only.
+        """
+        if self.warm_start is not None:
+            self.warm_start.index = index
+
+    def forward(self, state: Tensor) -> Tensor:
+        """Return u^N (b, ...) of u^0."""
+        if self.is_serial or self.guard.is_serial:
+            result: Tensor = self.layers(state)
+            return result
+        return self.states(state)[-1]
+
+    def states(self, state: Tensor) -> Tensor:
+        """Return the states (N + 1, b, ...) of all points, by multigrid; differentiable."""
+        theta = dict(self.layers.named_parameters())
+        states: Tensor = States.apply(_System(self, tuple(theta), state), state, *theta.values())
+        if self._has_buffers and self.training:
+            # Running statistics move once, on the states that were found.
+            with torch.no_grad():
+                self.layers.many(states[:-1], range(self.num_layers), self.layers.h)  # type: ignore[operator]
+        return states
+
+    def statistics(self) -> dict[str, float]:
+        """Return the residuals of the last solves, by cycle, and what the guard has seen."""
+        found = {
+            f"{name}_residual_{number}": value
+            for name, history in self.residuals.items()
+            for number, value in enumerate(history.tolist())
+        }
+        return found | self.guard.statistics()
+
+    def extra_repr(self) -> str:
+        """Return what `print` shows."""
+        method = self.method
+        return f"coarsening={method.coarsening}, relaxation={method.relaxation}, cycles={method.cycles}"
+
+
+class _System:
+    """The solves for one batch, at the parameters that it was made with."""
+
+    def __init__(self, part: MultigridResidual, names: tuple[str, ...], state: Tensor) -> None:
+        self.part = part
+        self.names = names
+        self.num_layers = part.num_layers
+        self.h: float = part.layers.h  # type: ignore[assignment]
+        self.index = None if part.warm_start is None else part.warm_start.index
+        device = state.device.type
+        # A backward runs without the autocast of its forward, and the adjoint is that of the same function.
+        self._precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+
+    def evaluate(self, theta: Sequence[Tensor]) -> Evaluate:
+        """Return the layers with these parameters, and with buffers that stay."""
+        layers, places = self.part.layers, self.part._places
+        many = batched(layers)
+        parameters = dict(zip(self.names, theta, strict=True))
+        device, dtype, is_enabled = self._precision
+
+        def evaluate(states: Tensor, which: range, step_size: float) -> Tensor:
+            restore = places.fill(parameters, places.copy_buffers())
+            try:
+                with torch.autocast(device, dtype=dtype, enabled=is_enabled):
+                    return many(states, which, step_size)
+            finally:
+                restore()
+
+        return evaluate
+
+    def solve_states(self, u0: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        """Return the states, from a warm start where there is one."""
+        evaluate = self.evaluate([tensor.detach() for tensor in theta])
+
+        def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+            return evaluate(values, layers_of(grid, points), self.h * grid.stride)
+
+        initial = self._recall("states", u0)
+        values = start_of(u0, self.num_layers, initial)
+        states, self.part.residuals["forward"] = solve(
+            advance, values, None, self._method(self.part.method), is_warm=initial is not None
+        )
+        self._remember("states", states)
+        return states
+
+    def solve_adjoints(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], *, is_first: bool) -> Tensor:
+        """Return the adjoints with these right-hand sides at all points; those of a first derivative are kept."""
+        advance, method = transposed(self._jacobians(states, theta), self.h), self._method(self.part.backward_method)
+        initial = self._recall("adjoints", cotangents[-1]) if is_first else None
+        values = start_of(cotangents[-1], self.num_layers, None if initial is None else initial.flip(0))
+        found, residuals = solve(advance, values, cotangents.flip(0), method, is_warm=initial is not None)
+        adjoints = found.flip(0)
+        if is_first:
+            self.part.residuals["backward"] = residuals
+            self._remember("adjoints", adjoints)
+        return adjoints
+
+    def solve_tangents(self, states: Tensor, sources: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        """Return the tangents with these right-hand sides at all points."""
+        jacobians = self._jacobians(states, theta)
+
+        def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+            return jacobians.plain(values, layers_of(grid, points), self.h * grid.stride)
+
+        values = start_of(sources[0], self.num_layers, None)
+        return solve(advance, values, sources, self._method(self.part.backward_method))[0]
+
+    def inspect(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
+        """Compare with plain backpropagation when that is due, and hand its gradient on then."""
+        # A gradient that will be differentiated again stays what its graph says.
+        if torch.is_grad_enabled() or not self.part.guard.is_due():
+            return gradient
+        u0 = states[0].detach().requires_grad_()
+        leaves = [tensor.detach().requires_grad_() for tensor in theta]
+        device, dtype, is_enabled = self._precision
+        restore = self.part._places.fill(dict(zip(self.names, leaves, strict=True)), self.part._places.copy_buffers())
+        try:
+            with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=is_enabled):
+                last = self.part.layers(u0)
+        finally:
+            restore()
+        serial = torch.autograd.grad(last, [u0, *leaves], cotangents[-1], materialize_grads=True)
+        is_used = [each is not None for each in gradient]
+        mine = [each for each in gradient if each is not None]
+        exact = [each for each, used in zip(serial, is_used, strict=True) if used]
+        self.part.guard.compare(mine, exact, states[-1], last.detach())
+        return [each if used else None for each, used in zip(serial, is_used, strict=True)]
+
+    def _jacobians(self, states: Tensor, theta: Sequence[Tensor]) -> Linearised:
+        return Linearised(self.evaluate([tensor.detach() for tensor in theta]), states[:-1])
+
+    def _method(self, method: Method) -> Method:
+        extra = self.part.guard.extra_cycles
+        return replace(method, cycles=method.cycles + extra) if extra else method
+
+    def _recall(self, kind: str, like: Tensor) -> Tensor | None:
+        store = self.part.warm_start
+        return None if store is None else store.recall(self.index, kind, (self.num_layers + 1, *like.shape))
+
+    def _remember(self, kind: str, values: Tensor) -> None:
+        if self.part.warm_start is not None:
+            self.part.warm_start.remember(self.index, kind, values)
+
+
+def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:
+    if isinstance(blocks, nn.Module) and isinstance(blocks, Layers):
+        for key, value, own in (("num_layers", num_layers, blocks.num_layers), ("h", h, blocks.h)):
+            if value is not None and value != own:
+                raise ConfigError(
+                    f"{key}: found {value!r} beside {type(blocks).__name__}, which has {own!r} itself; expected null. "
+                    f"Remove {key}, or set it there."
+                )
+        return blocks
+    step_size = 1.0 if h is None else h
+    if isinstance(blocks, Iterable):
+        found = BlockLayers(blocks, step_size)
+        if num_layers not in (None, found.num_layers):
+            raise ConfigError(
+                f"num_layers: found {num_layers!r} for {found.num_layers} blocks; expected null. Remove num_layers."
+            )
+        return found
+    if num_layers is None or isinstance(blocks, nn.Module) or not callable(blocks):
+        raise ConfigError(
+            f"blocks: found {type(blocks).__name__} with num_layers={num_layers!r}; expected a module with the method "
+            "many(states, layers, h), a list of N blocks, or a function that makes one block, with num_layers=N. Pass "
+            "one of these."
+        )
+    return BlockLayers([blocks() for _ in range(num_layers)], step_size)

@@ -1,0 +1,295 @@
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.bound_module import BoundModule
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel import BlockLayers, MultigridResidual, StackedLayers, mgrit
+from mlotool.layerparallel.multigrid import WholeLayers
+
+N = 16
+
+
+class Wave(nn.Module):
+    """Dense layers with stacked weights, `u + h tanh(K u + b)`, at once by one batched product."""
+
+    def __init__(self, num_layers: int = N, width: int = 3, h: float = 0.2) -> None:
+        super().__init__()
+        self.num_layers, self.h = num_layers, h
+        self.weight = nn.Parameter(torch.randn(num_layers, width, width, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.randn(num_layers, width, dtype=torch.float64))
+        self.calls: list[range] = []
+
+    def many(self, states: Tensor, layers: range, h: float) -> Tensor:
+        self.calls.append(layers)
+        part = slice(layers.start, layers.stop, layers.step)
+        return states + h * torch.tanh(torch.baddbmm(self.bias[part, None], states, self.weight[part].mT))
+
+    def forward(self, state: Tensor) -> Tensor:
+        for n in range(self.num_layers):
+            state = state + self.h * torch.tanh(state @ self.weight[n].T + self.bias[n])
+        return state
+
+
+class WithNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+
+    def forward(self, state: Tensor) -> Tensor:
+        return torch.tanh(self.norm(self.linear(state)))
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 1))
+
+
+MAKERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "stacked by hand": (Wave, (5, 3)),
+    "dense blocks": (lambda: BlockLayers([dense() for _ in range(N)], 0.2), (5, 3)),
+    "dense blocks, stacked": (lambda: StackedLayers(dense, N, 0.2), (5, 3)),
+    "convolutions": (lambda: BlockLayers([convolution() for _ in range(N)], 0.2), (2, 2, 4, 4)),
+    "convolutions, stacked": (lambda: StackedLayers(convolution, N, 0.2), (2, 2, 4, 4)),
+    "normalised blocks": (lambda: BlockLayers([WithNorm() for _ in range(N)], 0.1), (5, 3)),
+    "whole blocks": (lambda: WholeLayers(nn.Sequential(*[nn.Tanh() for _ in range(N)])), (5, 3)),
+}
+
+
+def loss_of(last: Tensor) -> Tensor:
+    return (last.square() * torch.linspace(0.5, 1, last.numel(), dtype=last.dtype).view_as(last)).sum()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(("relaxation", "cycles"), [("F", 4), ("FCF", 2)])
+def test_gradients_equal_those_of_autograd_at_convergence(name: str, relaxation: str, cycles: int) -> None:
+    torch.manual_seed(0)
+    make, shape = MAKERS[name]
+    part = MultigridResidual(make().double(), relaxation=relaxation, cycles=cycles)
+    u0 = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    inputs = [u0, *part.parameters()]
+    loss = loss_of(part(u0))
+    found = torch.autograd.grad(loss, inputs)
+    expected_loss = loss_of(part.serial()(u0))
+    expected = torch.autograd.grad(expected_loss, inputs)
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["stacked by hand", "dense blocks", "convolutions, stacked"])
+def test_second_and_third_derivatives_equal_those_of_autograd_at_convergence(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape = MAKERS[name]
+    part = MultigridResidual(make().double(), cycles=2)
+    u0 = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    inputs = [u0, *part.parameters()]
+    directions = [torch.randn_like(each) for each in inputs]
+
+    def derivatives() -> list[tuple[Tensor, ...]]:
+        value, found = loss_of(part(u0)), []
+        for _ in range(3):
+            slopes = torch.autograd.grad(value, inputs, create_graph=True)
+            found.append(tuple(slope.detach() for slope in slopes))
+            value = sum((slope * direction).sum() for slope, direction in zip(slopes, directions, strict=True))
+        return found
+
+    mine = derivatives()
+    part.serial()
+    for found, expected in zip(mine, derivatives(), strict=True):
+        assert max(each.abs().max() for each in expected) > 1e-3
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_gradcheck() -> None:
+    torch.manual_seed(0)
+    part = MultigridResidual(Wave(8, 2), coarsening=2, cycles=4, levels=2)
+    u0 = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+
+    def run(u0: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return BoundModule(part, {"layers.weight": weight, "layers.bias": bias})(u0)
+
+    weight, bias = (each.detach().clone().requires_grad_() for each in part.parameters())
+    assert torch.autograd.gradcheck(run, (u0, weight, bias), fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, (u0, weight, bias), fast_mode=True)
+
+
+def test_few_cycles_are_those_of_the_functions() -> None:
+    torch.manual_seed(0)
+    part = MultigridResidual(Wave(), coarsening=2, cycles=2, backward_cycles=1, relaxation="F")
+    u0 = torch.randn(5, 3, dtype=torch.float64)
+    states, residuals = mgrit(part.layers, u0, N, 0.2, 2, None, "F", 2)
+    last = part(u0)
+    torch.testing.assert_close(last, states[-1], rtol=0, atol=0)
+    torch.testing.assert_close(part.residuals["forward"].tolist(), residuals, rtol=0, atol=0)
+    loss_of(last).backward()
+    assert len(part.residuals["backward"]) == 2
+    assert part.statistics()["forward_residual_2"] == residuals[2]
+
+
+def test_all_weights_in_one_product() -> None:
+    layers = Wave()
+    part = MultigridResidual(layers, cycles=1)
+    loss = loss_of(part(torch.randn(5, 3, dtype=torch.float64)))
+    layers.calls.clear()
+    loss.backward()
+    assert layers.calls.count(range(N)) == 1
+    assert layers.weight.grad is not None
+    assert layers.weight.grad.shape == (N, 3, 3)
+
+
+def test_functional_parameters_are_those_of_the_forward() -> None:
+    torch.manual_seed(0)
+    part = MultigridResidual(Wave(), cycles=2)
+    u0 = torch.randn(5, 3, dtype=torch.float64)
+    weight = torch.randn_like(part.layers.weight).requires_grad_()
+    loss = loss_of(BoundModule(part, {"layers.weight": weight})(u0))
+    (found,) = torch.autograd.grad(loss, weight)
+    with torch.no_grad():
+        part.layers.weight.copy_(weight)
+    (expected,) = torch.autograd.grad(loss_of(part.serial()(u0)), part.layers.weight)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_frozen_parameters_get_no_gradient() -> None:
+    part = MultigridResidual(Wave(), cycles=2)
+    part.layers.weight.requires_grad_(False)
+    loss_of(part(torch.randn(5, 3, dtype=torch.float64))).backward()
+    assert part.layers.weight.grad is None
+    assert part.layers.bias.grad is not None
+
+
+def test_running_statistics_move_once() -> None:
+    torch.manual_seed(0)
+    parts = [MultigridResidual([WithNorm().double() for _ in range(N)], h=0.1, cycles=2) for _ in range(2)]
+    parts[1].load_state_dict(parts[0].state_dict())
+    u0 = torch.randn(5, 3, dtype=torch.float64)
+    for _ in range(2):
+        loss_of(parts[0](u0)).backward()
+        parts[1].serial()(u0)
+    for found, expected in zip(parts[0].buffers(), parts[1].buffers(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_autocast_reaches_the_backward() -> None:
+    torch.manual_seed(0)
+    part = MultigridResidual(StackedLayers(dense, N, 0.2), cycles=2)
+    u0 = torch.randn(5, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(part(u0))
+        expected_loss = loss_of(part.serial()(u0))
+    torch.testing.assert_close(loss, expected_loss, rtol=0.01, atol=0)
+    assert not torch.equal(loss, loss_of(part(u0)))
+    found, expected = (torch.autograd.grad(each, list(part.parameters())) for each in (loss, expected_loss))
+    for mine, exact in zip(found, expected, strict=True):
+        assert torch.linalg.vector_norm(mine - exact) < 0.02 * torch.linalg.vector_norm(exact)
+
+
+def test_a_warm_start_of_each_sample_converges_over_the_steps() -> None:
+    torch.manual_seed(0)
+    part = MultigridResidual(Wave(64, h=0.03), cycles=1, warm_start=True)
+    samples = torch.randn(10, 3, dtype=torch.float64)
+    scale = torch.linspace(0.5, 1, 10, dtype=torch.float64)
+    residuals = []
+    for _ in range(6):
+        for index in torch.randperm(10).split(5):
+            part.begin(index)
+            (part(samples[index]).square() * scale[index, None]).sum().backward()
+            residuals.append([float(part.residuals[name][-1]) for name in ("forward", "backward")])
+    assert residuals[-1][0] < 1e-3 * residuals[0][0]
+    assert residuals[-1][1] < 1e-2 * residuals[0][1]
+
+
+def test_a_warm_start_goes_on_with_all_cycles() -> None:
+    torch.manual_seed(0)
+    layers, u0 = Wave(64, h=0.1), torch.randn(5, 3, dtype=torch.float64)
+    part = MultigridResidual(layers, cycles=1, warm_start=True, relaxation="F")
+    for _ in range(3):
+        last = part(u0)
+    expected, _ = mgrit(layers, u0, 64, 0.1, relaxation="F", cycles=3)
+    torch.testing.assert_close(last, expected[-1], rtol=0, atol=1e-13)
+
+
+def test_the_guard_adds_cycles_until_the_gradient_is_right() -> None:
+    torch.manual_seed(0)
+    u0 = torch.randn(5, 3, dtype=torch.float64)
+    part = MultigridResidual(Wave(64, h=0.1), cycles=0, guard_every=3, guard_threshold=0.01)
+    biases = []
+    with pytest.warns(UserWarning, match="more cycles than set"):
+        for _ in range(20):
+            loss_of(part(u0)).backward()
+            biases.append(part.statistics().get("gradient_bias"))
+    assert biases[:2] == [None, None]
+    assert biases[2] > 0.01 > biases[-1] > 0
+    assert 1 <= part.guard.extra_cycles < 8
+    assert len(part.residuals["forward"]) == 1 + part.guard.extra_cycles
+    assert not part.guard.is_serial
+
+
+def test_the_guard_measures_the_bias_of_the_gradient() -> None:
+    torch.manual_seed(0)
+    u0 = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    part = MultigridResidual(Wave(64, h=0.02), cycles=1, backward_cycles=0, relaxation="F")
+    last = part(u0)
+    cotangent = torch.ones_like(last)
+    inputs = [u0, *part.parameters()]
+    mine = torch.cat([each.flatten() for each in torch.autograd.grad(last, inputs, cotangent)])
+    exact = torch.cat([each.flatten() for each in torch.autograd.grad(part.serial()(u0), inputs, cotangent)])
+    part.serial(False)
+    part.guard.every = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        handed_on = torch.autograd.grad(part(u0), inputs, cotangent)
+    assert part.guard.bias == pytest.approx(float((mine - exact).norm() / exact.norm()), rel=1e-10)
+    torch.testing.assert_close(torch.cat([each.flatten() for each in handed_on]), exact, rtol=1e-12, atol=1e-12)
+
+
+def test_the_guard_goes_serial_at_its_limit() -> None:
+    torch.manual_seed(0)
+    u0 = torch.randn(5, 3, dtype=torch.float64)
+    part = MultigridResidual(Wave(64, h=2.0), cycles=0, guard_every=1, guard_threshold=1e-9, guard_max_cycles=2)
+    with pytest.warns(UserWarning) as caught:
+        for _ in range(5):
+            loss_of(part(u0)).backward()
+    assert len(caught) == 3
+    assert "run serially from now on" in str(caught[-1].message)
+    assert part.statistics()["is_serial"] == 1.0
+    torch.testing.assert_close(part(u0), part.layers(u0), rtol=0, atol=0)
+
+
+def test_a_guard_is_quiet_where_the_cycles_converge() -> None:
+    torch.manual_seed(0)
+    part = MultigridResidual(Wave(), cycles=2, guard_every=1, guard_threshold=1e-6)
+    loss_of(part(torch.randn(5, 3, dtype=torch.float64))).backward()
+    assert part.guard.bias is not None
+    assert part.guard.bias < 1e-12
+    assert part.guard.cosine == pytest.approx(1.0)
+
+
+class Wider(nn.Module):
+    def forward(self, state: Tensor) -> Tensor:
+        return torch.cat([state, state], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MultigridResidual(dense, 6), "coarsening: found 4 for a grid of 6 layers"),
+        (lambda: MultigridResidual([dense()] * 15 + [Wider()])(torch.zeros(2, 3)), r"block 15 \(Wider\)"),
+        (lambda: MultigridResidual(lambda: nn.Dropout(0.5), 8), r"blocks.0 of the multigrid part is Dropout"),
+        (lambda: MultigridResidual([], 8), "blocks: found none"),
+        (lambda: MultigridResidual([dense()] * 8, 16), "num_layers: found 16 for 8 blocks"),
+        (lambda: MultigridResidual(Wave(), h=0.3), "h: found 0.3 beside Wave"),
+        (lambda: MultigridResidual(dense), "blocks: found function with num_layers=None"),
+        (lambda: MultigridResidual(dense, 8, guard_every=-1), "guard: found guard_every=-1"),
+        (lambda: StackedLayers(WithNorm, 8), "make_block: found the buffer 'norm.running_mean'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

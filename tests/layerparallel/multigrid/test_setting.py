@@ -1,0 +1,175 @@
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import ConjugateGradient, Implicit
+from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual
+from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from tests.layerparallel.multigrid.test_residual import Wave, Wider, dense
+
+
+class Network(nn.Module):
+    """An opening, layers, a closing."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.opening, self.residual, self.closing = nn.Linear(2, 3), layers, nn.Linear(3, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.closing(self.residual(self.opening(inputs)))
+        return result
+
+
+class Samples(torch.utils.data.Dataset[dict[str, Tensor]]):
+    def __init__(self, size: int = 12) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.inputs = torch.randn(size, 2, dtype=torch.float64, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input": self.inputs[index], "index": torch.tensor(index)}
+
+
+def squares(batch: dict[str, Tensor], *, model: Any) -> Tensor:
+    target = batch["input"].prod(1, keepdim=True)
+    return (model(batch["input"]) - target).square().mean()
+
+
+def decayed(batch: dict[str, Tensor], *, model: Any, decay: Any) -> Tensor:
+    return squares(batch, model=model) + decay().exp().sum() * sum(each.square().sum() for each in model.parameters())
+
+
+class Vector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.full((1,), -3.0, dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+def network(layers: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    return Network(Wave(16, h=0.1) if layers is None else layers).double()
+
+
+def problem(parallel: Multigrid | None, module: nn.Module | None = None, **settings: Any) -> Problem:
+    settings = {"optimizer": partial(torch.optim.Adam, lr=0.01), **settings}
+    stream = Stream(Samples(), settings.pop("batch_size", 4), seed=0)
+    loss, roles = settings.pop("loss", squares), {"model": "net", **settings.pop("roles", {})}
+    return Problem("net", module or network(), loss, roles=roles, stream=stream, parallel=parallel, **settings)
+
+
+def train(problem: Problem, steps: int) -> list[float]:
+    schedule = Schedule(Program([problem], Graph()))
+    return [float(schedule.tick()["net"].loss) for _ in range(steps)]
+
+
+MODULES = {
+    "stacked layers": lambda: network(),
+    "a multigrid part": lambda: network(MultigridResidual(Wave(16, h=0.1), cycles=0)),
+    "blocks": lambda: network(BlockLayers([dense() for _ in range(16)], 0.1)),
+    "a sequential": lambda: network(nn.Sequential(*[dense() for _ in range(16)])),
+    "the layers alone": lambda: nn.Sequential(nn.Linear(2, 3), Wave(16, h=0.1), nn.Linear(3, 1)).double(),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_training_is_that_of_the_serial_layers_at_convergence(name: str) -> None:
+    torch.manual_seed(0)
+    module, other = MODULES[name](), MODULES[name]()
+    other.load_state_dict(module.state_dict())
+    if name == "a multigrid part":
+        other.residual.serial()
+    parallel = Multigrid(cycles=2)
+    mine, serial = train(problem(parallel, module), 6), train(problem(None, other), 6)
+    assert mine == pytest.approx(serial, rel=1e-9)
+    for found, expected in zip(module.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+    assert len(parallel.statistics()) == 6
+
+
+def test_evaluation_runs_the_layers_serially() -> None:
+    module = network(MultigridResidual(Wave(16, h=1.0), cycles=0))
+    net = problem(Multigrid(cycles=0), module)
+    inputs = torch.randn(5, 2, dtype=torch.float64)
+    serial = module.closing(module.residual.layers(module.opening(inputs)))
+    torch.testing.assert_close(module(inputs), serial, rtol=0, atol=0)
+    assert net.parallel is not None
+    assert not torch.allclose(net.parallel(inputs), serial)
+    torch.testing.assert_close(module(inputs), serial, rtol=0, atol=0)
+
+
+def test_hypergradients_do_not_see_it() -> None:
+    gradients = []
+    for parallel in (Multigrid(cycles=0), None):
+        hypergradient = Implicit(ConjugateGradient(5, damping=5.0))
+        low = problem(parallel, loss=decayed, roles={"decay": "decay"}, hypergradient=hypergradient)
+        high = Problem("decay", Vector(), squares, roles={"model": "net"}, stream=Stream(Samples(), 4, seed=1))
+        program = Program([low, high], Graph({"decay": ["net"]}, {"net": ["decay"]}))
+        for each in (low, high):
+            assert each.stream is not None
+            each.stream.next()
+        gradients.append(program.gradient("decay")["value"])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
+    assert gradients[0].abs() > 1e-6
+
+
+@pytest.mark.parametrize("batch_size", [12, 4])
+def test_one_shot_training_keeps_each_samples_states(batch_size: int) -> None:
+    settings = {"batch_size": batch_size, "optimizer": partial(torch.optim.SGD, lr=0.001)}
+    residuals = {}
+    for warm_start in (False, True):
+        parallel = Multigrid(cycles=1, backward_cycles=1, relaxation="F", warm_start=warm_start)
+        train(problem(parallel, network(Wave(64, h=0.05)), **settings), 24)
+        found = parallel.statistics()
+        residuals[warm_start] = found["forward_residual_1"], found["backward_residual_1"]
+    assert residuals[True][0] < 0.1 * residuals[False][0]
+    # The adjoints' right-hand side moves with the loss.
+    assert residuals[True][1] < 0.4 * residuals[False][1]
+
+
+def test_it_goes_on_bit_by_bit() -> None:
+    def make() -> Program:
+        parallel = Multigrid(cycles=1, relaxation="F", warm_start=True, guard_every=3, guard_threshold=10.0)
+        return Program([problem(parallel)], Graph())
+
+    whole, other = make(), make()
+    schedules = [Schedule(whole), Schedule(other)]
+    for _ in range(4):
+        schedules[0].tick()
+    state, times = whole.state_dict(), schedules[0].state_dict()
+    other.load_state_dict(state)
+    schedules[1].load_state_dict(times)
+    for _ in range(4):
+        assert torch.equal(*(schedule.tick()["net"].loss for schedule in schedules))
+    assert whole.statistics() == other.statistics()
+    assert "net/gradient_bias" in whole.statistics()
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "message"),
+    [
+        (nn.Linear(2, 1), {}, "problems.net.parallel.part: found nothing at 'residual' in Linear"),
+        (network(), {"part": "closing"}, "problems.net.parallel.part: found Linear at 'closing'"),
+        (network(), {"coarsening": 3}, "problems.net.parallel: coarsening: found 3 for a grid of 16 layers"),
+        (network(), {"levels": 1}, "problems.net.parallel: levels: found 1"),
+        (network(), {"relaxation": "C"}, "problems.net.parallel: relaxation: found 'C'"),
+        (network(nn.Sequential(*[nn.Dropout(0.1)] * 8)), {}, "problems.net.parallel: blocks.0 of the multigrid part"),
+    ],
+)
+def test_what_it_cannot_run_is_refused(module: nn.Module, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        problem(Multigrid(**settings), module)
+
+
+def test_a_block_that_changes_the_shape_is_named() -> None:
+    blocks = nn.Sequential(*[nn.Linear(3, 3) for _ in range(7)], Wider())
+    with pytest.raises(ConfigError, match=r"block 7 \(Wider\) of the multigrid part turned a state of shape"):
+        train(problem(Multigrid(), network(blocks)), 1)
