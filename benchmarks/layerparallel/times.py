@@ -101,6 +101,4 @@ def _of_a_batch(seconds: Sequence[Seconds], rank_seconds: Sequence[float] | None
         return [Seconds(each.wall / NUM_BATCHES, each.cpu / NUM_BATCHES) for each in seconds]
     # This process only waits for the ranks. A turn has two cycles, the second of them timed.
     own = rank_seconds[1::2]
-    return [
-        Seconds(each.wall / NUM_BATCHES, cpu / NUM_BATCHES) for each, cpu in zip(seconds, own, strict=True)
-    ]
+    return [Seconds(each.wall / NUM_BATCHES, cpu / NUM_BATCHES) for each, cpu in zip(seconds, own, strict=True)]
