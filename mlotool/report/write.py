@@ -111,11 +111,12 @@ def _no_curves() -> Markup:
 
 
 def grid(cards: Sequence[Card]) -> Markup:
-    """Return figures side by side."""
+    """Return figures side by side, wide ones in a row of their own."""
     figures = []
     for card in cards:
         note = [element("figcaption", card.note)] if card.note else []
-        figures.append(element("figure", element("h3", card.title), card.svg, *note))
+        class_ = "row" if card.is_wide else None
+        figures.append(element("figure", element("h3", card.title), card.svg, *note, class_=class_))
     return element("div", *figures, class_="cards")
 
 
