@@ -10,6 +10,14 @@ from mlotool.report.figure import Card, Sketchbook, report_style
 from mlotool.report.graph_picture import graph_picture
 from mlotool.report.markup import Markup, element, join
 from mlotool.report.palette import css_variables, problem_colours
+from mlotool.report.parallel_figures import (
+    residual_card,
+    speedup_card,
+    split_series,
+    timeline_card,
+    violation_cards,
+)
+from mlotool.report.parallel_records import read_residuals, read_timelines
 from mlotool.report.run_folder import RunFolder, as_dict, read_run_folder
 from mlotool.report.sections import final_table, header, origin
 from mlotool.report.series import SPLIT_NAMES, Series, problem_names, read_series
@@ -61,18 +69,31 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     value = objective.get("value")
     best = Best(run.best_tick, str(objective.get("key")), value if isinstance(value, int | float) else None)
     evaluated = colours.get(str(as_dict(run.config.get("evaluate")).get("problem")), "ink")
-    curves = [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, series, colours)]
+    parallel_series, plain = split_series(series)
+    curves = [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, plain, colours)]
     learned = [
         card
         for weighting in weightings
         for card in weighting_cards(book, weighting, run.metrics, _weigher(run, weighting.name, colours))
     ]
+    parallel = _parallel(run, book, parallel_series)
     parts = [header(run), *_graph(run, colours), section("Curves", grid(curves) if curves else _no_curves())]
+    if parallel:
+        parts.append(section("Layer-parallel training", grid(parallel)))
     if learned:
         parts.append(section("What the weighting learned", grid(learned)))
     parts.append(section("Final metrics", final_table(run, colours)))
     parts.append(section("How to get this again", origin(run)))
     return parts
+
+
+def _parallel(run: RunFolder, book: Sketchbook, series: Sequence[Series]) -> list[Card]:
+    timelines, notes = read_timelines(run.path / "artifacts")
+    residuals, more_notes = read_residuals(run.path / "artifacts")
+    run.notes += notes + more_notes
+    wide = [timeline_card(book, timeline) for timeline in timelines]
+    narrow = [speedup_card(book, timeline) for timeline in timelines if timeline.num_stages > 1]
+    return [*wide, *narrow, *violation_cards(book, series), *(residual_card(book, each) for each in residuals)]
 
 
 def _splits(run: RunFolder, series: Sequence[Series]) -> list[str]:

@@ -1,0 +1,169 @@
+"""What a layer-parallel run has recorded: who did what when, and how multigrid converged."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
+
+Record = TypeVar("Record")
+MAX_SPANS = 20_000
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of work.
+
+    Args:
+        rank: of the stage that did it.
+        batch: counted from 0.
+        what: forward, backward, auxnet, communication, or a word of another kind of work.
+        begin: seconds.
+        end: seconds.
+    """
+
+    rank: int
+    batch: int
+    what: str
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The first batches of a problem whose stages run on ranks of their own.
+
+    Args:
+        problem: its name.
+        num_stages: K.
+        spans: of all ranks; at least one.
+    """
+
+    problem: str
+    num_stages: int
+    spans: tuple[Span, ...]
+
+    @cached_property
+    def batches(self) -> list[int]:
+        """The recorded batches but the first one, which builds what the others find; all where there is no other."""
+        found = sorted({span.batch for span in self.spans})
+        return found[1:] or found
+
+    @cached_property
+    def seconds(self) -> BatchSeconds:
+        """The parts of a batch: the passes of all stages together, and what the busiest rank does for the method."""
+        auxiliary = max(self._of_rank("auxnet", rank) for rank in range(self.num_stages))
+        forward, backward = (
+            sum(self._of_rank(what, rank) for rank in range(self.num_stages)) for what in ("forward", "backward")
+        )
+        return BatchSeconds(forward, backward, auxiliary=auxiliary)
+
+    @property
+    def measured(self) -> float:
+        """The passes of all stages, one after the other, over what a batch took from first to last span of a rank."""
+        windows = [max(self._window(batch, rank) for rank in range(self.num_stages)) for batch in self.batches]
+        return self.seconds.serial / median(windows)
+
+    @property
+    def predicted(self) -> float:
+        """What equation 27 says of the same parts."""
+        return predicted_speedup(self.seconds, self.num_stages)
+
+    @property
+    def is_simultaneous(self) -> bool:
+        """Whether spans of different ranks overlap: where all stages are in one process they do not."""
+        worked = sorted(
+            (span.begin, span.end, span.rank)
+            for span in self.spans
+            if span.what in ("forward", "backward") and span.batch in self.batches
+        )
+        ended: dict[int, float] = {}
+        for begin, end, rank in worked:
+            if any(begin < other_end for other, other_end in ended.items() if other != rank):
+                return True
+            ended[rank] = max(end, ended.get(rank, end))
+        return False
+
+    def _of_rank(self, what: str, rank: int) -> float:
+        """Return the median over batches."""
+        own = [span for span in self.spans if span.what == what and span.rank == rank]
+        return median(sum(span.seconds for span in own if span.batch == batch) for batch in self.batches)
+
+    def _window(self, batch: int, rank: int) -> float:
+        own = [span for span in self.spans if span.batch == batch and span.rank == rank]
+        return max(span.end for span in own) - min(span.begin for span in own) if own else 0.0
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Multigrid's residuals of some batches, oldest first: before the first cycle, then after each.
+
+    Args:
+        problem: its name.
+        forward: of the states, by batch.
+        backward: of the adjoints, by batch.
+    """
+
+    problem: str
+    forward: tuple[tuple[float, ...], ...]
+    backward: tuple[tuple[float, ...], ...]
+
+
+def read_timelines(folder: Path) -> tuple[list[Timeline], list[str]]:
+    """Read every artifacts/parallel_<problem>.json.
+
+    Returns:
+        the timelines, and a note for each file that cannot be drawn.
+    """
+    return _read(folder, "parallel", _timeline)
+
+
+def read_residuals(folder: Path) -> tuple[list[Residuals], list[str]]:
+    """Read every artifacts/residuals_<problem>.json, likewise."""
+    return _read(folder, "residuals", _residuals)
+
+
+def _read(folder: Path, prefix: str, parse: Callable[[str, Any], Record]) -> tuple[list[Record], list[str]]:
+    found, notes = [], []
+    for file in sorted(folder.glob(f"{prefix}_*.json")):
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            found.append(parse(file.stem.removeprefix(f"{prefix}_"), content))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            notes.append(f"artifacts/{file.name} could not be drawn: {type(error).__name__}, {error}")
+    return found, notes
+
+
+def _timeline(problem: str, content: Any) -> Timeline:
+    spans = tuple(
+        Span(int(each["rank"]), int(each["batch"]), str(each["what"]), float(each["begin"]), float(each["end"]))
+        for each in content["spans"][:MAX_SPANS]
+    )
+    num_stages = int(content["stages"])
+    good = [
+        0 <= span.rank < num_stages and math.isfinite(span.begin) and span.begin <= span.end < math.inf
+        for span in spans
+    ]
+    if not spans or not all(good):
+        raise ValueError(f"expected spans of ranks 0 to {num_stages - 1}, each ending after it begins")
+    return Timeline(problem, num_stages, spans)
+
+
+def _residuals(problem: str, content: Any) -> Residuals:
+    forward, backward = (
+        tuple(tuple(float(value) for value in history) for history in content.get(key, []))
+        for key in ("forward", "backward")
+    )
+    if not any(forward) and not any(backward):
+        raise ValueError("expected a history of residuals of at least one batch")
+    return Residuals(problem, forward, backward)
