@@ -16,6 +16,9 @@ from mlotool.report.series import LARGEST, Series, needs_log_scale, smoothed, th
 # Splits share the evaluated problem's colour and differ in line and marker.
 SPLIT_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 
+# Set by a schedule: a moving mean would show values that were never used.
+SCHEDULED = ("lr", "beta")
+
 
 @dataclass(frozen=True)
 class Best:
@@ -117,7 +120,7 @@ def _scale(axes: Axes, values: NDArray[np.float64]) -> None:
 def _draw(axes: Axes, series: Series, line: Line) -> Line2D:
     colour = light(line.colour)
     smooth = smoothed(series.values)
-    if smooth is not None and series.metric != "lr" and _is_noisy(series.values, smooth):
+    if smooth is not None and series.metric not in SCHEDULED and _is_noisy(series.values, smooth):
         axes.plot(*thinned(series.ticks, series.values), color=colour, linewidth=0.7, alpha=0.5)
         return axes.plot(*thinned(series.ticks, smooth), color=colour, linewidth=1.6, linestyle=line.style)[0]
     marker = line.marker if len(series.ticks) <= 30 else None

@@ -113,7 +113,8 @@ def residual_card(book: Sketchbook, residuals: Residuals) -> Card:
         for place, history in enumerate(shown):
             values = np.array([value if 0 < value < LARGEST else np.nan for value in history])
             alpha = 0.15 + 0.85 * (place + 1) / len(shown)
-            axes.plot(np.arange(len(values)), values, color=light(colour), alpha=alpha, marker=marker, markersize=3)
+            style = {"marker": marker, "markersize": 2.5, "linewidth": 0.9, "alpha": alpha}
+            axes.plot(np.arange(len(values)), values, color=light(colour), **style)  # type: ignore[arg-type]
         if shown:
             handles.append(Line2D([], [], color=light(colour), marker=marker, markersize=3))
             labels.append(f"{label}, {len(histories)} batch{'es' if len(histories) > 1 else ''}")
