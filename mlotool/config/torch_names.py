@@ -1,10 +1,10 @@
 """The public names of torch that a config may build. Written out: what torch exports is not ours to vouch for."""
 
 # fmt: off
-# Without LBFGS, which steps by a closure, and SparseAdam, which wants sparse gradients.
+# Without SparseAdam, which wants sparse gradients.
 OPTIMIZERS = (
-    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop",
-    "Rprop", "SGD",
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam",
+    "RMSprop", "Rprop", "SGD",
 )
 SCHEDULERS = (
     "ChainedScheduler", "ConstantLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR",

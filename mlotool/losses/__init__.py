@@ -5,6 +5,7 @@ from mlotool.losses.architecture import architecture_analysis, architecture_cros
 from mlotool.losses.corrected import corrected_cross_entropy, correction_analysis, correction_loss
 from mlotool.losses.cross_entropy import cross_entropy
 from mlotool.losses.decayed import decay_analysis, decayed_cross_entropy
+from mlotool.losses.depth import depth_regularized_cross_entropy
 from mlotool.losses.domains import (
     domain_weight_analysis,
     input_weighted_cross_entropy,
@@ -34,6 +35,7 @@ __all__ = [
     "cross_entropy",
     "decay_analysis",
     "decayed_cross_entropy",
+    "depth_regularized_cross_entropy",
     "domain_weight_analysis",
     "episode_cross_entropy",
     "episode_mean_squared_error",

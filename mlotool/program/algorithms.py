@@ -40,7 +40,8 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
         ConfigError: an algorithm is missing, or refuses.
     """
     needed: dict[str, bool] = {}
-    for nodes in steps.values():
+    for name, nodes in steps.items():
+        _check_search(problems[name], nodes)
         _find_needed(nodes, problems, steps, needed, is_differentiated=False)
     for name, is_differentiated in needed.items():
         problem = problems[name]
@@ -55,6 +56,15 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
             _check_moved(problem, problems, steps)
         algorithm.check_problem(name, problem.tasks)
         algorithm.check_batches(name, problem.stream, problem.unroll_steps * problem.accumulate_batches)
+
+
+def _check_search(problem: Problem, nodes: Sequence[SolutionStep]) -> None:
+    if problem.evaluates_again and nodes:
+        raise ConfigError(
+            f"problems.{problem.name}.optimizer: found {type(problem.optimizer).__name__}, which compares values of "
+            f"the loss, but the gradient passes through the solution of '{nodes[0].problem}', which stays as it is "
+            "where those values are taken; expected an optimizer that steps along the gradient. Write optimizer: adam."
+        )
 
 
 def _find_needed(

@@ -1,10 +1,12 @@
 """One optimization problem: a module, a loss, a data stream, an optimizer, settings."""
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ from mlotool.program.update import Settings, State, clipped, find_update
 
 LossFunction = Callable[..., Tensor | LossOutput]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+Evaluate = Callable[[], tuple[Tensor, Sequence[Tensor | None]]]
+"""Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters."""
 
 _NO_CONTEXT = nullcontext()
 
@@ -160,6 +164,9 @@ class Problem:
         self.optimizer: Optimizer | None = built
         self.scheduler: Any = scheduler(built) if scheduler is not None and built is not None else None
         self.scheduler_interval = scheduler_interval
+        self.evaluates_again = built is not None and _needs_closure(built)
+        if self.evaluates_again:
+            _require(precision != "fp16", f"problems.{name}.precision", precision, "fp32 or bf16 beside a line search")
         self.hypergradient = hypergradient
         self.unroll_steps = unroll_steps
         self.warmup_steps = warmup_steps
@@ -198,12 +205,19 @@ class Problem:
         """Return theta, detached; the tensors share the parameters' memory."""
         return {key: tensor.detach() for key, tensor in self.theta.items()}
 
-    def step(self, gradient: Sequence[Tensor | None], settings: Sequence[Settings] | None = None) -> Tensor | None:
+    def step(
+        self,
+        gradient: Sequence[Tensor | None],
+        settings: Sequence[Settings] | None = None,
+        evaluate: Evaluate | None = None,
+    ) -> Tensor | None:
         """Take one optimizer step; in fp16 none, if the gradient has overflown.
 
         Args:
             gradient: one tensor a parameter of theta; None where it is unused.
             settings: hyperparameters of each parameter, where another problem gives some of them.
+            evaluate: for an optimizer that evaluates the loss itself (`evaluates_again`), such as LBFGS with its
+                line search; its first call is at the parameters of `gradient`.
 
         Returns:
             The gradient's norm before clipping, 0-D, if it is clipped (the mean over tasks); else None.
@@ -215,12 +229,12 @@ class Problem:
             return None
         gradient, norm = self.clip(gradient)
         if settings is None:
-            for parameter, value in zip(self.theta.values(), gradient, strict=True):
-                # torch's fused kernels read a gradient in the parameter's order, whatever its own strides are.
-                if value is not None and not value.is_sparse and value.stride() != parameter.stride():
-                    value = torch.empty_like(parameter).copy_(value)
-                parameter.grad = value
-            self.optimizer.step()
+            if self.evaluates_again:
+                assert evaluate is not None
+                self.optimizer.step(partial(self._evaluate_again, evaluate))
+            else:
+                self._set_gradient(gradient)
+                self.optimizer.step()
             for parameter in self.theta.values():
                 parameter.grad = None
         else:
@@ -346,6 +360,18 @@ class Problem:
         batches = [None] * count if self.stream is None or not count else self.stream.recent(count)
         self.trajectory.load_state_dict(copy.deepcopy(state["trajectory"]), batches, streams or {})
 
+    def _set_gradient(self, gradient: Sequence[Tensor | None]) -> None:
+        for parameter, value in zip(self.theta.values(), gradient, strict=True):
+            # torch's fused kernels read a gradient in the parameter's order, whatever its own strides are.
+            if value is not None and not value.is_sparse and value.stride() != parameter.stride():
+                value = torch.empty_like(parameter).copy_(value)
+            parameter.grad = value
+
+    def _evaluate_again(self, evaluate: Evaluate) -> float:
+        loss, gradient = evaluate()
+        self._set_gradient(self.clip(gradient)[0])
+        return float(loss)
+
     def _step_with(self, gradient: Sequence[Tensor | None], settings: Sequence[Settings]) -> None:
         assert self.optimizer is not None
         update = find_update(self.name, self.optimizer)
@@ -392,6 +418,11 @@ class Problem:
             self.loss_scale.load_state_dict(state["loss_scale"])
         if self.parallel is not None:
             self.parallel.load_state_dict(state["parallel"])
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _role(name: str, role: str, value: str | Mapping[str, str]) -> Role:

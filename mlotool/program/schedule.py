@@ -11,10 +11,11 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.program.pace import ticks_per_step
-from mlotool.program.problem import Problem
+from mlotool.program.problem import Evaluate, Problem
 from mlotool.program.program import Program
 from mlotool.program.recording import mean_gradient
 from mlotool.program.trajectory import StepGraph
+from mlotool.program.update import Settings
 
 _Numbered = tuple[Any, int | None]
 """A batch, and its position in the stream where every epoch has the same batches."""
@@ -117,13 +118,35 @@ class Schedule:
             if problem.reset_to is not None and problem.name in self._at_start:
                 problem.reset(self.program.start(problem.name))
         self._at_start.difference_update(names)
-        found = [self._gradient(problem, self._next_batches(problem)) for problem in problems]
-        # All hyperparameters that other problems give are those before any of these steps.
-        settings = [self.program.settings(problem.name) for problem in problems]
-        results = {}
-        for problem, (output, gradient), each in zip(problems, found, settings, strict=True):
-            results[problem.name] = _result(problem, output, problem.step(gradient, each))
-        return results
+        # All gradients, and all hyperparameters that other problems give, are those before any of these steps.
+        steps = [self._prepared(problem, self._next_batches(problem)) for problem in problems]
+        # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
+        steps.sort(key=lambda step: not step.problem.evaluates_again)
+        return {step.problem.name: step.take() for step in steps}
+
+    def _prepared(self, problem: Problem, batches: Iterable[_Numbered]) -> "_Step":
+        """Return a step that is yet to be taken."""
+        random = RandomState(problem.devices) if problem.evaluates_again else None
+        output, gradient = self._gradient(problem, batches)
+        evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
+        return _Step(problem, output, gradient, self.program.settings(problem.name), evaluate)
+
+    def _evaluate(
+        self, problem: Problem, output: LossOutput, gradient: list[Tensor | None], random: RandomState
+    ) -> Evaluate:
+        """Return what evaluates the step's loss at other parameters: same batches, same random numbers."""
+        first = [(output, gradient)]
+
+        def evaluate() -> tuple[Tensor, list[Tensor | None]]:
+            if first:
+                output, gradient = first.pop()
+            else:
+                with random.replayed():
+                    output, gradient = self._gradient(problem, _recent_batches(problem))
+            # All ranks search alike, since they decide on means.
+            return self.program.reduce([output.loss.detach()])[0], gradient
+
+        return evaluate
 
     def _looks_ahead(self, problem: Problem) -> bool:
         # Warm-up steps are real: no upper step follows that could take them back.
@@ -208,15 +231,26 @@ class Schedule:
             problem.restore(self._snapshots.pop(problem.name))
         for problem in problems:
             problem.trajectory.clear()
-        found = [self._gradient(problem, _recent_batches(problem)) for problem in problems]
-        results = {}
-        for problem, (output, gradient) in zip(problems, found, strict=True):
-            results[problem.name] = _result(
-                problem, output, problem.step(gradient, self.program.settings(problem.name))
-            )
+        steps = [self._prepared(problem, _recent_batches(problem)) for problem in problems]
+        for problem in problems:
             # The real step leads to where the next look-ahead begins.
             self._begin_unroll(problem.name)
-        return results
+        return {step.problem.name: step.take() for step in steps}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An optimizer step that is yet to be taken."""
+
+    problem: Problem
+    output: LossOutput
+    gradient: list[Tensor | None]
+    settings: tuple[Settings, ...] | None
+    evaluate: Evaluate | None
+
+    def take(self) -> StepResult:
+        """Take it."""
+        return _result(self.problem, self.output, self.problem.step(self.gradient, self.settings, self.evaluate))
 
 
 def _last_number(problem: Problem) -> int | None:
