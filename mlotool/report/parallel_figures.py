@@ -1,4 +1,4 @@
-"""The figures of layer-parallel training: timeline, speed-up, constraint violation, residuals."""
+"""The figures of layer-parallel training: timeline, speed-up, constraint violation."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,30 +6,32 @@ from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from mlotool.report.curves import Line, curve_card
-from mlotool.report.figure import Card, Sketchbook, legend_above, use_log_scale
+from mlotool.report.figure import Card, Sketchbook, legend_above
 from mlotool.report.formats import number
 from mlotool.report.palette import light
-from mlotool.report.parallel_records import Residuals, Span, Timeline
-from mlotool.report.series import LARGEST, Series
+from mlotool.report.parallel_records import Span, Timeline
+from mlotool.report.residuals import RESIDUAL
+from mlotool.report.series import Series
 
-MAX_BATCHES, MAX_HISTORIES = 3, 40
+MAX_BATCHES = 3
 WORK_COLOURS = {"forward": "problem-0", "backward": "problem-1", "auxnet": "problem-2", "communication": "right"}
 OTHER_COLOUR = "problem-3"
 VIOLATION = re.compile(r"(relative_)?violation_(\d+)")
 
 
 def split_series(series: Iterable[Series]) -> tuple[list[Series], list[Series]]:
-    """Return what is drawn here (the violations, and beta beside them), and all else."""
+    """Return what is drawn here (violations, beta beside them, residuals), and all else."""
     every = list(series)
     owners = {each.owner for each in every if VIOLATION.fullmatch(each.metric)}
-    ours = [VIOLATION.fullmatch(each.metric) or (each.metric == "beta" and each.owner in owners) for each in every]
-    pairs = list(zip(every, ours, strict=True))
-    return [each for each, mine in pairs if mine], [each for each, mine in pairs if not mine]
+
+    def is_ours(each: Series) -> bool:
+        is_known = VIOLATION.fullmatch(each.metric) or RESIDUAL.fullmatch(each.metric)
+        return bool(is_known) or (each.metric == "beta" and each.owner in owners)
+
+    return [each for each in every if is_ours(each)], [each for each in every if not is_ours(each)]
 
 
 def timeline_card(book: Sketchbook, timeline: Timeline) -> Card:
@@ -86,7 +88,7 @@ def violation_cards(book: Sketchbook, series: Sequence[Series]) -> list[Card]:
         series: the first part of `split_series`.
     """
     cards = []
-    for owner in dict.fromkeys(each.owner for each in series):
+    for owner in dict.fromkeys(each.owner for each in series if VIOLATION.fullmatch(each.metric)):
         own = [each for each in series if each.owner == owner]
         beta = [each for each in own if each.metric == "beta" and len(each.finite)]
         # Of a coefficient that stays the same a line says enough.
@@ -101,33 +103,6 @@ def violation_cards(book: Sketchbook, series: Sequence[Series]) -> list[Card]:
             line = Line(OTHER_COLOUR, "-", "o", "beta")
             cards.append(curve_card(book, f"beta-{owner}", f"{owner}: penalty coefficient beta", [each], [line]))
     return cards
-
-
-def residual_card(book: Sketchbook, residuals: Residuals) -> Card:
-    """Draw multigrid's residuals over its cycles, those of later batches stronger."""
-    figure, axes = book.new()
-    handles, labels = [], []
-    kinds = (("states", residuals.forward, "problem-0", "o"), ("adjoints", residuals.backward, "problem-1", "s"))
-    for label, histories, colour, marker in kinds:
-        shown = _spread(histories, MAX_HISTORIES)
-        for place, history in enumerate(shown):
-            values = np.array([value if 0 < value < LARGEST else np.nan for value in history])
-            alpha = 0.15 + 0.85 * (place + 1) / len(shown)
-            style = {"marker": marker, "markersize": 2.5, "linewidth": 0.9, "alpha": alpha}
-            axes.plot(np.arange(len(values)), values, color=light(colour), **style)  # type: ignore[arg-type]
-        if shown:
-            handles.append(Line2D([], [], color=light(colour), marker=marker, markersize=3))
-            labels.append(f"{label}, {len(histories)} batch{'es' if len(histories) > 1 else ''}")
-    if any(0 < value < LARGEST for _, histories, *_ in kinds for history in histories for value in history):
-        use_log_scale(axes, "y")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-    axes.set_xlabel("cycle")
-    axes.set_ylabel("norm of the residual")
-    legend_above(axes, handles, labels)
-    is_many = max(len(histories) for _, histories, *_ in kinds) > 1
-    note = "The later a batch, the stronger its line." if is_many else ""
-    title = f"{residuals.problem}: residuals of multigrid"
-    return book.finish(figure, f"residuals-{residuals.problem}", title, note)
 
 
 def _draw_span(axes: Axes, span: Span, start: float) -> None:
@@ -146,11 +121,3 @@ def _interfaces(book: Sketchbook, title: str, group: Iterable[Series]) -> Card:
         for place, each in enumerate(found)
     ]
     return curve_card(book, title.replace(": ", "-"), title, found, lines)
-
-
-def _spread(histories: Sequence[tuple[float, ...]], most: int) -> list[tuple[float, ...]]:
-    """Return at most so many that are not empty, evenly spread, the last one among them."""
-    known = [history for history in histories if history]
-    if len(known) <= most:
-        return known
-    return [known[index] for index in np.linspace(0, len(known) - 1, most).round().astype(int)]

@@ -1,17 +1,15 @@
-"""What a layer-parallel run has recorded: who did what when, and how multigrid converged."""
+"""Who did what when in a layer-parallel run, and how much faster that was."""
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
 
-Record = TypeVar("Record")
 MAX_SPANS = 20_000
 
 
@@ -104,41 +102,17 @@ class Timeline:
         return max(span.end for span in own) - min(span.begin for span in own) if own else 0.0
 
 
-@dataclass(frozen=True)
-class Residuals:
-    """Multigrid's residuals of some batches, oldest first: before the first cycle, then after each.
-
-    Args:
-        problem: its name.
-        forward: of the states, by batch.
-        backward: of the adjoints, by batch.
-    """
-
-    problem: str
-    forward: tuple[tuple[float, ...], ...]
-    backward: tuple[tuple[float, ...], ...]
-
-
 def read_timelines(folder: Path) -> tuple[list[Timeline], list[str]]:
     """Read every artifacts/parallel_<problem>.json.
 
     Returns:
         the timelines, and a note for each file that cannot be drawn.
     """
-    return _read(folder, "parallel", _timeline)
-
-
-def read_residuals(folder: Path) -> tuple[list[Residuals], list[str]]:
-    """Read every artifacts/residuals_<problem>.json, likewise."""
-    return _read(folder, "residuals", _residuals)
-
-
-def _read(folder: Path, prefix: str, parse: Callable[[str, Any], Record]) -> tuple[list[Record], list[str]]:
     found, notes = [], []
-    for file in sorted(folder.glob(f"{prefix}_*.json")):
+    for file in sorted(folder.glob("parallel_*.json")):
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            found.append(parse(file.stem.removeprefix(f"{prefix}_"), content))
+            found.append(_timeline(file.stem.removeprefix("parallel_"), content))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             notes.append(f"artifacts/{file.name} could not be drawn: {type(error).__name__}, {error}")
     return found, notes
@@ -157,13 +131,3 @@ def _timeline(problem: str, content: Any) -> Timeline:
     if not spans or not all(good):
         raise ValueError(f"expected spans of ranks 0 to {num_stages - 1}, each ending after it begins")
     return Timeline(problem, num_stages, spans)
-
-
-def _residuals(problem: str, content: Any) -> Residuals:
-    forward, backward = (
-        tuple(tuple(float(value) for value in history) for history in content.get(key, []))
-        for key in ("forward", "backward")
-    )
-    if not any(forward) and not any(backward):
-        raise ValueError("expected a history of residuals of at least one batch")
-    return Residuals(problem, forward, backward)

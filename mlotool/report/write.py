@@ -11,13 +11,13 @@ from mlotool.report.graph_picture import graph_picture
 from mlotool.report.markup import Markup, element, join
 from mlotool.report.palette import css_variables, problem_colours
 from mlotool.report.parallel_figures import (
-    residual_card,
     speedup_card,
     split_series,
     timeline_card,
     violation_cards,
 )
-from mlotool.report.parallel_records import read_residuals, read_timelines
+from mlotool.report.parallel_records import read_timelines
+from mlotool.report.residuals import residual_cards
 from mlotool.report.run_folder import RunFolder, as_dict, read_run_folder
 from mlotool.report.sections import final_table, header, origin
 from mlotool.report.series import SPLIT_NAMES, Series, problem_names, read_series
@@ -89,11 +89,10 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
 
 def _parallel(run: RunFolder, book: Sketchbook, series: Sequence[Series]) -> list[Card]:
     timelines, notes = read_timelines(run.path / "artifacts")
-    residuals, more_notes = read_residuals(run.path / "artifacts")
-    run.notes += notes + more_notes
+    run.notes += notes
     wide = [timeline_card(book, timeline) for timeline in timelines]
     narrow = [speedup_card(book, timeline) for timeline in timelines if timeline.num_stages > 1]
-    return [*wide, *narrow, *violation_cards(book, series), *(residual_card(book, each) for each in residuals)]
+    return [*wide, *narrow, *violation_cards(book, series), *residual_cards(book, series)]
 
 
 def _splits(run: RunFolder, series: Sequence[Series]) -> list[str]:

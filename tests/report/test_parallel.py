@@ -2,12 +2,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mlotool.report import write_report
-from mlotool.report.parallel_records import Span, Timeline, read_residuals, read_timelines
+from mlotool.report import residuals, write_report
+from mlotool.report.parallel_records import Span, Timeline, read_timelines
+from mlotool.report.series import Series
 from tests.report.html_check import read_page
-from tests.report.run_folders import write_run
+from tests.report.run_folders import mwn_config, problem, write_run
 
 # What a rank does in a batch of one second: word, begin, end.
 WORK = {
@@ -43,11 +45,9 @@ def write_parallel_run(folder: Path, beta: float = 1.0, **content: Any) -> Path:
 
 
 def test_the_page_of_a_layer_parallel_run(tmp_path: Path) -> None:
-    residuals = {"forward": [[1.0, 0.1, 0.01], [0.5, 0.04]], "backward": [[2.0, 0.1, 0.0]]}
     run = write_parallel_run(
         tmp_path / "run",
         parallel_classifier={"stages": 2, "spans": spans()},
-        residuals_classifier=residuals,
     )
     page = read_page(write_report(run))
     for text in (
@@ -59,15 +59,12 @@ def test_the_page_of_a_layer_parallel_run(tmp_path: Path) -> None:
         "classifier: relative constraint violation",
         "beta = 1.",
         "interface 2",
-        "classifier: residuals of multigrid",
-        "states, 2 batches",
-        "adjoints, 1 batch",
     ):
         assert text in page.text, text
     assert "Training: violation" not in page.text
     assert "Training: beta" not in page.text
     assert "one after the other, in one process" not in page.text
-    assert {"timeline-classifier", "speedup-classifier", "residuals-classifier", "classifier-constraint_violation"} <= {
+    assert {"timeline-classifier", "speedup-classifier", "classifier-constraint_violation"} <= {
         file.stem for file in (run / "report").iterdir()
     }
 
@@ -128,17 +125,41 @@ def test_what_cannot_be_drawn_is_a_note(tmp_path: Path, content: Any) -> None:
 
 
 def test_the_page_says_what_could_not_be_drawn(tmp_path: Path) -> None:
-    run = write_parallel_run(tmp_path / "run", parallel_classifier="{", residuals_classifier={"forward": [[]]})
+    run = write_parallel_run(tmp_path / "run", parallel_classifier="{")
     page = read_page(write_report(run))
     assert "artifacts/parallel_classifier.json could not be drawn" in page.text
-    assert "artifacts/residuals_classifier.json could not be drawn" in page.text
     assert "what each rank did when" not in page.text
 
 
-def test_residuals_are_read_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "residuals_net.json").write_text(json.dumps({"backward": [[1, 0.5]]}))
-    [found], notes = read_residuals(tmp_path)
-    assert (found.problem, found.forward, found.backward, notes) == ("net", (), ((1.0, 0.5),), [])
+def test_residuals_are_drawn_by_cycle_and_by_tick(tmp_path: Path) -> None:
+    rows = []
+    for tick in range(1, 60):
+        for kind, rate in (("forward", 0.1), ("backward", 0.2)):
+            rows += [(tick, f"net/{kind}_residual_{cycle}", tick * rate**cycle) for cycle in range(4)]
+    rows += [(1, "net/middle.forward_residual_0", 0.0), (1, "net/middle.forward_residual_1", float("nan"))]
+    config = mwn_config()
+    config["problems"] = {"net": problem("MLP", 0.1)}
+    run = write_run(tmp_path / "run", config=config, rows=rows)
+    page = read_page(write_report(run))
+    for text in (
+        "net: residuals of multigrid",
+        "net: residual after the last cycle",
+        "net, middle: residuals",
+        "states",
+    ):
+        assert text in page.text, text
+    assert "Training: forward" not in page.text
+
+
+def test_histories_are_those_of_the_ticks() -> None:
+    by_cycle = {
+        0: Series("net", "forward_residual_0", np.arange(100.0), np.full(100, 2.0)),
+        2: Series("net", "forward_residual_2", np.array([99.0]), np.array([0.5])),
+    }
+    found = residuals._histories(by_cycle)
+    assert found.shape == (residuals.MAX_HISTORIES, 3)
+    np.testing.assert_array_equal(found[:, 0], 2.0)
+    np.testing.assert_array_equal(found[-1], [2.0, np.nan, 0.5])
 
 
 def test_one_stage_and_one_batch_have_a_timeline_too(tmp_path: Path) -> None:
