@@ -17,7 +17,7 @@ from mlotool.models import ResidualLayers
 NUM_LAYERS = (64, 256, 1024, 4096)
 WIDTH, NUM_SAMPLES, FINAL_TIME = 8, 500, 5.0
 MULTIGRID_CYCLES = (2, 6)
-"""m1 = m2 = 2 is one-shot training's; six reach the serial gradient to some percent from a cold start."""
+"""m1 = m2 = 2 is one-shot training's, from a warm start; the start is cold here, and the error beside the time."""
 NUM_CYCLES = 5
 SERIAL, GRAPHED = "serial", "{}, CUDA graph"
 ONE_STREAM, STREAMS = "stages on one stream", "stages on a stream each"
