@@ -37,7 +37,7 @@ _DATA = (
     *("DigitsEpisodes", "SinusoidEpisodes", "SyntheticClassification", "SyntheticText", "Wrench", "SST"),
     *("Peaks", "IndianPines", "SyntheticSpectra"),
 )
-_PARALLEL: tuple[str, ...] = ("Multigrid",)
+_PARALLEL: tuple[str, ...] = ("Auxiliary", "Multigrid")
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
 # What these packages offer beside is no data, no solver.
 _NAMES = {

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlotool.layerparallel.auxiliary import Auxiliary
     from mlotool.layerparallel.multigrid import (
         BatchedStep,
         BlockLayers,
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Auxiliary",
     "BatchedStep",
     "BlockLayers",
     "Multigrid",
@@ -30,5 +32,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Lazy (PEP 562): a report asks for the speed-up model, and must not import torch.
     if name in __all__:
-        return getattr(import_module("mlotool.layerparallel.multigrid"), name)
+        home = "auxiliary" if name == "Auxiliary" else "multigrid"
+        return getattr(import_module(f"mlotool.layerparallel.{home}"), name)
     raise AttributeError(f"module 'mlotool.layerparallel' has no attribute '{name}'")

@@ -53,6 +53,7 @@ class Evaluation:
             for name, problem in problems.items()
         }
         self._habits = {name: Habit() for name in problems}
+        self._parallel = [(each, each.parallel) for each in problems.values() if each.parallel is not None]
 
     def loss(
         self,
@@ -85,6 +86,10 @@ class Evaluation:
             scale: by which the loss will be multiplied before it is differentiated; pullbacks do not see it.
         """
         problem = self.problems[name]
+        for other, parallel in self._parallel:
+            # A training step of its own runs the stages where they are.
+            if not (is_live and other is problem):
+                parallel.sync(None)
         shared = batch
         batch, weight = Share.opened(shared)
         scope = dict(given)

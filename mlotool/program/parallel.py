@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mlotool.core.loss_output import LossOutput
 
@@ -37,6 +38,35 @@ class AbstractParallel(ABC):
     def to(self, device: torch.device) -> None:
         """Move what it keeps beside the module to a device; called before the first step."""
 
+    @property
+    def is_divided(self) -> bool:
+        """Whether a training step moves a part of the parameters on each rank, until `sync`."""
+        return False
+
+    def distribute(self, rank: int, num_ranks: int) -> tuple[int, int]:
+        """Take part in a run of several ranks; called before the first step, by all of them.
+
+        Returns:
+            Which part of the problem's batches this rank gets, and how many parts there are.
+
+        Raises:
+            ConfigError: it cannot be done with so many.
+        """
+        return rank, num_ranks
+
+    def moved(self) -> None:
+        """Hear that the parameters are about to move, on each rank those that it has a gradient for."""
+
+    def sync(self, optimizer: Optimizer | None) -> None:
+        """Give all ranks the parameters and buffers of those that move them; called by all.
+
+        Args:
+            optimizer: of the problem, whose state is given as well; None leaves it where it is.
+        """
+
+    def agree_on_buffers(self) -> None:
+        """Average the floating-point buffers over the ranks that move the same ones; called by all if `is_divided`."""
+
     def begin(self, batch: Any, weight: float) -> None:
         """See the batch of the training step that follows.
 
@@ -53,6 +83,9 @@ class AbstractParallel(ABC):
             StageDone: the loss of what the module returns is another rank's; `output` stands for it.
         """
 
+    def publish(self, output: LossOutput) -> None:
+        """Tell the ranks that have raised StageDone what to log as the step's loss."""
+
     def output(self) -> LossOutput:
         """Return what to log as the step's loss where `StageDone` was raised."""
         raise NotImplementedError
@@ -65,13 +98,18 @@ class AbstractParallel(ABC):
             theta: the problem's parameters.
 
         Returns:
-            One tensor a parameter; None where it is not this rank's, or unused.
+            One tensor a parameter; None where it is not this rank's, or unused. If `is_divided` they are means over
+            the ranks that have the same parameters, else the caller averages them over all ranks.
         """
         return torch.autograd.grad(loss, list(theta), allow_unused=True)
 
     def statistics(self) -> Mapping[str, float]:
         """Return what to log of the last step, by name."""
         return {}
+
+    def timeline(self) -> dict[str, Any] | None:
+        """Return what ran when on which rank, to be drawn; None where nothing was recorded; called by all ranks."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a bit-identical resume needs; plain containers and tensors."""

@@ -223,6 +223,8 @@ class Problem:
             The gradient's norm before clipping, 0-D, if it is clipped (the mean over tasks); else None.
         """
         assert self.optimizer is not None
+        if self.parallel is not None:
+            self.parallel.moved()
         if self.loss_scale is not None and not self.loss_scale.accepts(gradient):
             # An overflow: the factor is smaller from now on.
             self.num_steps += 1
@@ -309,9 +311,15 @@ class Problem:
                 twin.scheduler.step()
         return found
 
+    def sync(self) -> None:
+        """Give all ranks the same parameters, buffers and optimizer state, where stages of the module are theirs."""
+        if self.parallel is not None:
+            self.parallel.sync(self.optimizer)
+
     def optimizer_state(self) -> tuple[State, ...]:
         """Return a copy of the optimizer's state, one mapping a parameter of theta."""
         assert self.optimizer is not None
+        self.sync()
         return tuple(copied(self.optimizer.state.get(parameter, {})) for parameter in self.theta.values())
 
     def reset(self, theta: Sequence[Tensor] | None) -> None:
@@ -398,6 +406,7 @@ class Problem:
                 _require(name in known, f"{key}.optimizer.{name}", "a problem", f"one of {', '.join(known)}")
 
     def _learned_state(self) -> dict[str, Any]:
+        self.sync()
         return {
             "module": self.module.state_dict(),
             "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),

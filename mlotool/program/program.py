@@ -165,6 +165,7 @@ class Program:
         """
         problem = self._problem(name)
         algorithm_of(problem)
+        self.sync()
         scope: Scope = {other: each.theta for other, each in self.problems.items()}
         self._evaluation.add_solutions(scope, self._dependence.steps_to(name), {}, name)
         return dict(scope[name])
@@ -229,6 +230,10 @@ class Program:
         """Return whether solutions are eliminated inside the steps of `name`."""
         return bool(self._read[name][1])
 
+    def reads_solutions(self, name: str) -> bool:
+        """Return whether the total gradient of `name` passes through solutions."""
+        return bool(self._steps[name])
+
     def leaves(self, name: str) -> Scope:
         """Return copies of the parameters of `name` and of what shapes it, by problem, at which gradients are taken."""
         return {
@@ -257,9 +262,11 @@ class Program:
             return self._evaluation.loss(name, {name: problem.theta}, batch, is_live=True, scale=scale)
         problem.parallel.begin(*Share.opened(batch))
         try:
-            return self._evaluation.loss(name, {name: problem.theta}, batch, is_live=True, scale=scale)
+            output = self._evaluation.loss(name, {name: problem.theta}, batch, is_live=True, scale=scale)
         except StageDone:
             return problem.parallel.output()
+        problem.parallel.publish(output)
+        return output
 
     def differentiate(
         self, name: str, loss: Tensor, batch: Any = None, *, is_live: bool = False
@@ -277,7 +284,8 @@ class Program:
         parameters = list(self.problems[name].theta.values())
         parallel = self.problems[name].parallel
         if is_live and parallel is not None:
-            return self._reduced(parallel.gradient(loss, parameters))
+            found = parallel.gradient(loss, parameters)
+            return [*found] if parallel.is_divided else self._reduced(found)
         if not loss.requires_grad:
             raise ConfigError(
                 f"problems.{name}.loss: the loss does not depend on any parameter of '{name}'; expected that it does. "
@@ -318,6 +326,11 @@ class Program:
             if source is not None
             for key, value in source.statistics().items()
         }
+
+    def sync(self) -> None:
+        """Give all ranks the same parameters, buffers and optimizer states, where stages of a module are theirs."""
+        for problem in self.problems.values():
+            problem.sync()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all problems, in plain containers."""

@@ -19,6 +19,7 @@ from mlotool.config import derived_seed
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.hypergradient import KFAC, Implicit
 from mlotool.program import Problem, Program
+from mlotool.program.stream import SameBatch
 from mlotool.runner.ranks import Ranks
 from mlotool.runner.surroundings import Interrupt
 
@@ -53,8 +54,12 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
     _check_same_start(program, ranks)
     program.reduce = ranks.mean
     for problem in program.problems.values():
+        share = (ranks.rank, ranks.size)
+        if problem.parallel is not None:
+            share = problem.parallel.distribute(*share)
+            check_divided(program, problem)
         if problem.stream is not None:
-            problem.stream.divide(ranks.rank, ranks.size)
+            problem.stream.divide(*share)
     if ranks.is_first:
         for text in differences(program):
             warnings.warn(text, stacklevel=2)
@@ -97,11 +102,16 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
     """Give all ranks the mean of the floating-point buffers, which each moves on its own samples."""
     if ranks.size == 1:
         return
+    program.sync()
+    divided = {name: each.parallel for name, each in program.problems.items() if _is_divided(each)}
+    for parallel in divided.values():
+        assert parallel is not None
+        parallel.agree_on_buffers()
     buffers = [
         buffer
-        for problem in program.problems.values()
+        for name, problem in program.problems.items()
         for buffer in problem.module.buffers()
-        if buffer.is_floating_point()
+        if buffer.is_floating_point() and name not in divided
     ]
     with torch.no_grad():
         for buffer, mean in zip(buffers, ranks.mean(buffers), strict=True):
@@ -120,6 +130,7 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
     """
     if ranks.size == 1:
         return
+    program.sync()
     norms = {
         name: float(torch.stack(torch._foreach_norm(list(problem.constants().values()))).double().norm())
         for name, problem in program.problems.items()
@@ -189,6 +200,36 @@ class ReadOnlyCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Leave the file to rank 0."""
+
+
+def check_divided(program: Program, problem: Problem) -> None:
+    """Refuse what needs the whole of a problem on each rank, where the stages of its module are divided among them.
+
+    Raises:
+        ConfigError: the problem does so.
+    """
+    if not _is_divided(problem):
+        return
+    key = f"problems.{problem.name}"
+    if problem.gradient_clip_norm is not None:
+        raise ConfigError(
+            f"{key}.gradient_clip_norm: found {problem.gradient_clip_norm} with a stage a process; expected null, "
+            "since no process has the whole gradient, whose norm it is. Set it to null, or parallel.processes=false."
+        )
+    if isinstance(problem.stream, SameBatch):
+        raise ConfigError(
+            f"{key}.same_batch_as: found a problem with a stage a process; expected null, since all stages need the "
+            "same samples, which are divided otherwise. Give it a stream, or set parallel.processes=false."
+        )
+    if program.reads_solutions(problem.name):
+        raise ConfigError(
+            f"{key}.parallel.processes: found true, but gradients pass through solutions in the loss of "
+            f"'{problem.name}'; expected none, since one process alone evaluates. Set parallel.processes=false."
+        )
+
+
+def _is_divided(problem: Problem) -> bool:
+    return problem.parallel is not None and problem.parallel.is_divided
 
 
 def _check_same_start(program: Program, ranks: Ranks) -> None:

@@ -1,0 +1,136 @@
+"""Small networks that give the auxiliary variables: a stage thinned out, or parts of a smaller module."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.partition import Chain, Inputs, Stage, at_rest, first_sample
+
+
+class AuxNet(nn.Module):
+    """One part after the other, from a state, or from the inputs of the whole module.
+
+    Args:
+        parts: each takes (state, *inputs), the first of all stages the inputs alone; they are copied.
+        is_first: whether the first part starts from the inputs.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], is_first: bool) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(copy.deepcopy(part) for part in parts)
+        self.is_first = is_first
+        self.train()
+
+    def forward(self, state: Tensor | None, inputs: Inputs) -> Tensor:
+        """Return the state at the end of the last part."""
+        for number, part in enumerate(self.parts):
+            state = part(*inputs) if number == 0 and self.is_first else part(state, *inputs)
+        assert state is not None
+        return state
+
+
+def thinned_parts(module: nn.Module, stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> list[nn.Module]:
+    """Return a copy of each stage but the last one without most of the blocks that keep the shape.
+
+    Args:
+        module: that the stages are of.
+        stages: all of them.
+        inputs: an example, of which the first sample is run.
+        num_blocks: how many blocks that keep the shape each copy has at most; the first ones.
+    """
+    state, parts = None, []
+    with at_rest(module):
+        for stage in stages[:-1]:
+            given = first_sample(inputs) if stage.is_first else (state, *first_sample(inputs))
+            seen = _Observed(module, stage.graph)
+            state = seen.run(*given)
+            parts.append(fx.GraphModule(module, _without(stage.graph, seen.blocks[num_blocks:])))
+    return [copy.deepcopy(part) for part in parts]
+
+
+def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inputs, key: str) -> list[nn.Module]:
+    """Return parts of a smaller module, cut where its states have the shapes at the interfaces.
+
+    Of several such places the one is taken whose share of the cost is nearest to the interface's among all stages.
+
+    Args:
+        auxnet: takes the same inputs as the module.
+        shapes: of the states of one sample at the interfaces 1 .. K - 1.
+        inputs: an example, of which the first sample is run.
+        key: of the module, for messages.
+
+    Raises:
+        ConfigError: it has no such states in this order.
+    """
+    chain = Chain(auxnet, key)
+    found, total = _states(chain, auxnet, inputs)
+    cut: list[str] = []
+    for number, shape in enumerate(shapes, start=1):
+        wanted, left = total * number / (len(shapes) + 1), len(shapes) - number
+        later = chain.names[chain.names.index(cut[-1]) + 1 :] if cut else chain.names
+        fitting = [name for name in later if found[name][0] == shape and _fits(later, name, shapes[number:], found)]
+        if not fitting:
+            offered = "; ".join(f"{name}: {list(found[name][0])}" for name in chain.names)
+            raise ConfigError(
+                f"{key}: {type(auxnet).__name__} has no place for interface {number} of {len(shapes)} (a state of "
+                f"shape {list(shape)}, with {left} more behind it); expected a smaller network of the same widths. It "
+                f"has {offered}. Change its widths or depth, or set auxnet to null for thinned copies of the stages."
+            )
+        cut.append(min(fitting, key=lambda name: abs(found[name][1] - wanted)))
+    return [fx.GraphModule(auxnet, stage.graph) for stage in chain.stages(cut)[:-1]]
+
+
+def _fits(names: Sequence[str], name: str, later: Sequence[torch.Size], found: dict[str, Any]) -> bool:
+    """Say whether the shapes of later interfaces follow behind a place, in order."""
+    rest = iter(names[names.index(name) + 1 :])
+    return all(any(found[each][0] == shape for each in rest) for shape in later)
+
+
+def _states(chain: Chain, module: nn.Module, inputs: Inputs) -> tuple[dict[str, tuple[torch.Size, int]], int]:
+    """Return, by possible cut, the shape of the state there and the cost up to it; and the whole cost."""
+    costs = chain.costs(inputs)
+    state: Tensor | None = None
+    cost, found = 0, {}
+    with at_rest(module):
+        for name, stage in zip(["", *chain.names], chain.stages(chain.names), strict=True):
+            if state is not None:
+                found[name] = (state.shape, cost)
+            state = stage(state, first_sample(inputs))
+            cost += costs[name]
+    return found, cost
+
+
+class _Observed(fx.Interpreter):
+    """Runs a stage and notes its blocks: layers that cost something and keep the shape of what they are given."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(module, graph=graph)
+        self.blocks: list[fx.Node] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one operation."""
+        with FlopCounterMode(display=False) as counter:
+            result = super().run_node(n)
+        if n.op == "call_module" and isinstance(n.args[0], fx.Node):
+            given = self.map_nodes_to_values(n.args[0], n)
+            is_kept = isinstance(given, Tensor) and isinstance(result, Tensor) and given.shape == result.shape
+            if is_kept and counter.get_total_flops():
+                self.blocks.append(n)
+        return result
+
+
+def _without(graph: fx.Graph, blocks: Sequence[fx.Node]) -> fx.Graph:
+    """Return a copy in which what blocks are given goes on in place of what they return."""
+    copies: dict[fx.Node, fx.Node] = {}
+    found = fx.Graph()
+    found.output(found.graph_copy(graph, copies))
+    for block in blocks:
+        assert isinstance(block.args[0], fx.Node)
+        copies[block].replace_all_uses_with(copies[block.args[0]])
+        found.erase_node(copies[block])
+    return found

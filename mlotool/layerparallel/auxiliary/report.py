@@ -1,0 +1,54 @@
+"""The loss of a step, from the process of the last stage to all others, for their logs."""
+
+import json
+
+import torch
+from torch import Tensor
+
+from mlotool.core.loss_output import LossOutput
+from mlotool.layerparallel.auxiliary.exchange import ProcessExchange
+
+
+class Report:
+    """Sends or expects a loss and its metrics, whose names travel once.
+
+    Args:
+        exchange: between the stages.
+    """
+
+    def __init__(self, exchange: ProcessExchange) -> None:
+        self._exchange = exchange
+        self._last = exchange.place.num_stages - 1
+        self._names: list[str] | None = None
+
+    def send(self, output: LossOutput, dtype: torch.dtype, device: torch.device) -> None:
+        """Send what the last stage's process has; all values as one tensor."""
+        metrics = output.metrics
+        values = [output.loss, *metrics.values()]
+        packed = torch.stack([each.detach().to(device, dtype) for each in values])
+        if self._names is None:
+            self._names = list(metrics)
+            text = torch.frombuffer(bytearray(json.dumps(self._names).encode()), dtype=torch.uint8).to(device)
+            for stage in range(self._last):
+                self._exchange.send("length", self._last, stage, torch.tensor([len(text)], device=device))
+                self._exchange.send("names", self._last, stage, text)
+        for stage in range(self._last):
+            self._exchange.send("output", self._last, stage, packed)
+
+    def expect(self, dtype: torch.dtype, device: torch.device) -> LossOutput:
+        """Return tensors that `receive` fills."""
+        if self._names is None:
+            [length] = self._await("length", torch.zeros(1, dtype=torch.int64, device=device)).tolist()
+            text = self._await("names", torch.zeros(length, dtype=torch.uint8, device=device))
+            self._names = json.loads(bytes(text.tolist()).decode())
+        values = torch.zeros(1 + len(self._names), dtype=dtype, device=device)
+        self._exchange.expect("output", self._last, self._exchange.place.stage, values)
+        return LossOutput(values[0], dict(zip(self._names, values[1:], strict=True)))
+
+    def receive(self) -> None:
+        """Wait for the values."""
+        self._exchange.receive("output", self._last, self._exchange.place.stage)
+
+    def _await(self, kind: str, blank: Tensor) -> Tensor:
+        self._exchange.expect(kind, self._last, self._exchange.place.stage, blank)
+        return self._exchange.receive(kind, self._last, self._exchange.place.stage)

@@ -1,0 +1,252 @@
+"""The stages of one module at work, as many of them as this process has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mlotool.core.bound_module import Places
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
+from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, ProcessExchange
+from mlotool.layerparallel.auxiliary.settings import Settings
+from mlotool.layerparallel.auxiliary.step import Step
+from mlotool.layerparallel.auxiliary.timeline import Timeline
+from mlotool.layerparallel.auxiliary.variables import (
+    AbstractVariables,
+    ChainVariables,
+    RecursiveVariables,
+    StoredVariables,
+)
+from mlotool.layerparallel.auxiliary.worker import Worker
+from mlotool.layerparallel.partition import Inputs, Stage, at_rest, first_sample
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A module and its stages.
+
+    Args:
+        key: of the setting, for messages.
+        module: the whole one.
+        stages: its parts.
+        cut: names of the layers that begin the stages 1 .. K-1.
+        inputs: an example.
+        places: of the module.
+    """
+
+    key: str
+    module: nn.Module
+    stages: Sequence[Stage]
+    cut: Sequence[str]
+    inputs: Inputs
+    places: Places
+
+
+class Team:
+    """The workers of this process.
+
+    Args:
+        plan: the module and its stages.
+        settings: of the method.
+        exchange: between stages, of which it says which are this process's.
+        timeline: takes the times.
+        seed: of the noise.
+        auxnet: a smaller module of the same family; None thins out the stages.
+        table_device: where stored variables are kept.
+
+    Attributes:
+        workers: by stage.
+        cut: names of the layers that begin the stages 1 .. K-1.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        settings: Settings,
+        exchange: AbstractExchange,
+        timeline: Timeline,
+        seed: int,
+        auxnet: nn.Module | None = None,
+        table_device: torch.device | None = None,
+    ) -> None:
+        self.cut = plan.cut
+        self._plan = plan
+        self._exchange = exchange
+        self._shapes: dict[tuple[torch.Size, ...], list[torch.Size]] = {}
+        parameter = next(plan.module.parameters())
+        self.dtype, self.device = parameter.dtype, parameter.device
+        num_stages = len(plan.stages)
+        parts = [] if settings.is_stored or num_stages == 1 else self._parts(settings, auxnet)
+        self.workers: dict[int, Worker] = {}
+        for number in exchange.own(num_stages):
+            variables = _variables(number, num_stages, settings, exchange, seed + number, parts, table_device)
+            variables.to(self.device)
+            self.workers[number] = Worker(plan.stages[number], variables, exchange, timeline, plan.places)
+
+    @property
+    def has_last(self) -> bool:
+        """Whether the last stage is here."""
+        return len(self._plan.stages) - 1 in self.workers
+
+    def sync(self, exchange: ProcessExchange) -> None:
+        """Give all processes of this part of the batch the parameters and buffers of each stage."""
+        stages = self._plan.stages
+        exchange.broadcast([[*stage.parameters.values(), *stage.buffers().values()] for stage in stages])
+
+    def sync_optimizer(self, exchange: ProcessExchange, optimizer: Optimizer) -> None:
+        """Give them the optimizer's state of each stage."""
+        [own], stages = self.workers, self._plan.stages
+        state = {name: optimizer.state.get(each, {}) for name, each in stages[own].parameters.items()}
+        for number, found in exchange.gathered({str(own): state}).items():
+            for name, each in stages[int(number)].parameters.items():
+                if int(number) != own and found[name]:
+                    optimizer.state[each] = _on_device(found[name], each.device)
+
+    def agree_on_buffers(self, exchange: ProcessExchange) -> None:
+        """Average the buffers of the own stage over the parts of the batch, and give them to all."""
+        [own] = self.workers
+        buffers = [each for each in self._plan.stages[own].buffers().values() if each.is_floating_point()]
+        for buffer, mean in zip(buffers, exchange.replicas.mean(buffers), strict=True):
+            buffer.copy_(mean)
+        exchange.broadcast([[*stage.buffers().values()] for stage in self._plan.stages])
+
+    def shapes(self, inputs: Inputs) -> list[torch.Size]:
+        """Return the shapes of one sample's states at the interfaces, for inputs of their shapes."""
+        key = tuple(each.shape[1:] for each in inputs if isinstance(each, Tensor))
+        if key not in self._shapes:
+            found, state = [], None
+            with at_rest(self._plan.module):
+                for stage in self._plan.stages[:-1]:
+                    state = stage(state, first_sample(inputs))
+                    found.append(state.shape[1:])
+            self._shapes[key] = found
+        return self._shapes[key]
+
+    def forward(self, step: Step) -> Any:
+        """Run the own stages; return what the last one returns, if that is here."""
+        workers, output = self.workers.values(), None
+        # Here, and not at the end of the last step: what was still leaving had all of the optimizer's step for it.
+        self._exchange.finish()
+        if step.is_serial:
+            for worker in workers:
+                worker.pass_serially(step)
+        for worker in workers:
+            worker.prepare(step)
+        for worker in workers:
+            output = worker.forward(step)
+        return output
+
+    def backward(self, step: Step, loss: Tensor, theta: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the gradient of each stage's own loss, and correct all that is between the stages.
+
+        Args:
+            step: the one at hand.
+            loss: of what the last stage has returned.
+            theta: the module's parameters.
+
+        Returns:
+            One tensor a parameter; None for those of other processes' stages.
+        """
+        found: list[Tensor | None] = [None] * len(theta)
+        for worker in self.workers.values():
+            # The loss may use any parameter beside the module's call: a decay, a proximal term.
+            own = {id(each) for each in worker.stage.parameters.values()}
+            places = [place for place, each in enumerate(theta) if worker.is_last or id(each) in own]
+            slopes = worker.backward(loss, [theta[place] for place in places])
+            if self._exchange.is_divided:
+                self._check_own(own, [theta[place] for place in places], slopes)
+            for place, slope in zip(places, slopes, strict=True):
+                found[place] = _sum(found[place], slope)
+        for worker in self.workers.values():
+            worker.correct(step)
+        for worker in self.workers.values():
+            worker.finish(step)
+        if self._exchange.is_divided:
+            return self._averaged(found)
+        return found
+
+    def violations(self) -> dict[str, list[float]]:
+        """Return, by interface, the norms of the last step's violations, absolute and relative."""
+        found = {}
+        for number, worker in self.workers.items():
+            if worker.violations is not None:
+                [squares] = self._exchange.replicas.mean([worker.violations.square()])
+                total, size = (squares * self._exchange.replicas.count).sqrt().tolist()
+                found[str(number)] = [total, total / size if size else 0.0]
+        return self._exchange.gathered(found)
+
+    def to(self, device: torch.device) -> None:
+        """Move what is kept beside the module."""
+        self.device = device
+        for worker in self.workers.values():
+            worker.variables.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is kept beside the module, by stage."""
+        own = {str(number): worker.variables.state_dict() for number, worker in self.workers.items()}
+        return dict(sorted(self._exchange.gathered(own).items()))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        for number, worker in self.workers.items():
+            worker.variables.load_state_dict(state[str(number)], self.device)
+
+    def _check_own(self, own: set[int], theta: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
+        """Refuse a loss that depends on other stages' parameters, whose processes do not evaluate it."""
+        others = [each for each, slope in zip(theta, slopes, strict=True) if slope is not None and id(each) not in own]
+        if others:
+            [name] = [name for name, each in self._plan.module.named_parameters() if each is others[0]]
+            raise ConfigError(
+                f"{self._plan.key}.processes: found true, but the loss uses the parameter '{name}' beside the module's "
+                "call; expected that it uses the call alone, since one process evaluates it, which has one stage. "
+                f"Decay by the optimizer's weight_decay, or set {self._plan.key}.processes=false."
+            )
+
+    def _averaged(self, found: list[Tensor | None]) -> list[Tensor | None]:
+        """Return the means over the processes of the same stage."""
+        means = iter(self._exchange.replicas.mean([each for each in found if each is not None]))
+        return [None if each is None else next(means) for each in found]
+
+    def _parts(self, settings: Settings, auxnet: nn.Module | None) -> list[nn.Module]:
+        plan = self._plan
+        if auxnet is None:
+            return thinned_parts(plan.module, plan.stages, plan.inputs, settings.auxnet_blocks)
+        auxnet.to(self.device, self.dtype)
+        shapes = [torch.Size([1, *shape]) for shape in self.shapes(plan.inputs)]
+        return matching_parts(auxnet, shapes, plan.inputs, f"{plan.key}.auxnet")
+
+
+def _variables(
+    number: int,
+    num_stages: int,
+    settings: Settings,
+    exchange: AbstractExchange,
+    seed: int,
+    parts: Sequence[nn.Module],
+    table_device: torch.device | None,
+) -> AbstractVariables:
+    if settings.is_stored:
+        return StoredVariables(number, num_stages, settings, exchange, seed, table_device)
+    if settings.variables == "auxnet":
+        network = AuxNet(parts[number : number + 1], number == 0) if number < num_stages - 1 else None
+        # The noise at an interface is its own, whichever of its stages draws it.
+        return ChainVariables(number, num_stages, settings, exchange, seed + 1, network)
+    network = AuxNet(parts[:number], is_first=True) if number else None
+    return RecursiveVariables(number, num_stages, settings, exchange, seed, network)
+
+
+def _on_device(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return an optimizer's state of one parameter on its device; a count of steps stays where torch keeps it."""
+    return {
+        key: value.to(device) if isinstance(value, Tensor) and value.ndim else value for key, value in state.items()
+    }
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

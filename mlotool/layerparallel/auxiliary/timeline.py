@@ -1,0 +1,55 @@
+"""What each stage did when, for the first batches."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Timeline:
+    """Spans of work of the first batches, in seconds since the first one began.
+
+    Args:
+        num_batches: how many batches are recorded; 0 records nothing and costs nothing.
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self._num_batches = num_batches
+        self._batch = -1
+        self._began = 0.0
+        self._device = torch.device("cpu")
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the batch at hand is recorded."""
+        return 0 <= self._batch < self._num_batches
+
+    def begin(self, batch: int, device: torch.device) -> None:
+        """Begin a batch, counted from 0."""
+        self._batch, self._device = batch, device
+        if batch == 0:
+            self._began = time.perf_counter()
+
+    @contextmanager
+    def span(self, rank: int, what: str) -> Iterator[None]:
+        """Record how long something takes.
+
+        Args:
+            rank: of the stage.
+            what: forward, backward, communication or auxnet.
+        """
+        if not self.is_recording:
+            yield
+            return
+        begin = self._now()
+        yield
+        self.spans.append({"rank": rank, "batch": self._batch, "what": what, "begin": begin, "end": self._now()})
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            # Kernels are queued: without this a span would be the time to queue them.
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - self._began

@@ -1,0 +1,142 @@
+"""What several processes compute in test_processes.py; `python -m tests.layerparallel.auxiliary.ranks FOLDER` is one.
+
+One set of processes does all comparisons: starting them takes longer than everything that they compute.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import Implicit, OptimizerPreconditioner
+from mlotool.program import Program, Schedule, Stream
+from mlotool.runner.distributed import agree_on_buffers, check_agreement, distribute
+from mlotool.runner.ranks import Ranks
+from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, reweighted, stack
+from tests.layerparallel.auxiliary.test_auxiliary import KINDS
+
+Make = Callable[..., Program]
+NUM_TICKS = 7
+adam = partial(torch.optim.Adam, lr=0.02)
+
+
+def programs(num_stages: int, *, processes: bool) -> dict[str, Program]:
+    """Return programs by name; those of one process and those of several are made alike.
+
+    Args:
+        num_stages: K.
+        processes: whether each stage gets a process of its own, where there are several.
+    """
+    cut = ["2"] if num_stages == 2 else ["1", "2", "3"]
+    more = {"stages": num_stages, "cut": cut, "processes": processes}
+    found: dict[str, Program] = {}
+    for kind, settings in KINDS.items():
+        normed = stack(norm=processes)
+        found[f"alone {kind}"] = alone(auxiliary(**more, **{"noise": 0.1, **settings}), normed, optimizer=adam)
+        found[f"lower {kind}"] = reweighted(auxiliary(**more, **settings))
+    found["alone recalibrated"] = alone(auxiliary(**more, recalibrate=2), stack(norm=processes))
+    sama = Implicit(OptimizerPreconditioner(), "finite_difference")
+    found["lower preconditioned"] = reweighted(auxiliary(**more), optimizer=adam, hypergradient=sama)
+    found["lower rolled back"] = reweighted(auxiliary(**more), optimizer=adam, roll_back=True, unroll_steps=2)
+    found["lower unequal"] = reweighted(auxiliary(**more), stream=Stream(Rows(), 5, seed=1, drop_last=False))
+    return found
+
+
+def refused(ranks: Ranks) -> dict[str, str]:
+    """Return what is said of what several processes cannot do."""
+    cases: dict[str, Callable[[], Program]] = {
+        "clip": lambda: alone(auxiliary(processes=True, **_of(ranks)), gradient_clip_norm=1.0),
+        "stages": lambda: alone(auxiliary(processes=True)),
+        "beside": lambda: alone(auxiliary(processes=True, **_of(ranks)), loss=decayed),
+    }
+    found = {}
+    for name, make in cases.items():
+        program = make()
+        try:
+            distribute(program, ranks, seed=0)
+            Schedule(program).tick()
+        except ConfigError as error:
+            found[name] = str(error)
+    return found
+
+
+def _of(ranks: Ranks) -> dict[str, Any]:
+    return {"stages": 2, "cut": ["2"]}
+
+
+def decayed(batch: Any, *, model: Any) -> Any:
+    squares = sum(each.square().sum() for each in model.parameters())
+    return (model(batch["input"]) - batch["target"]).square().sum(1).mean() + squares
+
+
+def compute(ranks: Ranks, num_stages: int, *, processes: bool) -> dict[str, dict[str, Any]]:
+    """Return, by program, its state, the upper gradient, losses and statistics after some ticks."""
+    found = {}
+    for name, program in programs(num_stages, processes=processes).items():
+        distribute(program, ranks, seed=0)
+        schedule, losses = Schedule(program), []
+        for _ in range(NUM_TICKS):
+            losses.append(schedule.tick()["net"].loss.item())
+        top = "weigher" if "weigher" in program.problems else "net"
+        gradient = program.gradient(top)
+        check_agreement(program, ranks, tick=NUM_TICKS)
+        agree_on_buffers(program, ranks)
+        state = program.state_dict()
+        found[name] = {
+            "net": state["net"]["module"],
+            "optimizer": state["net"]["optimizer"]["state"],
+            "parallel": state["net"]["parallel"],
+            "gradient": gradient,
+            "loss": losses,
+            "statistics": program.statistics(),
+        }
+    return found
+
+
+def resumed(ranks: Ranks) -> dict[str, Any]:
+    """Return the parameters of a run that goes on from what rank 0 has saved, and of one that was never saved."""
+    found = []
+    for is_saved in (False, True):
+        program = programs(2, processes=True)["alone auxnet"]
+        distribute(program, ranks, seed=0)
+        schedule = Schedule(program)
+        for _ in range(3):
+            schedule.tick()
+        if is_saved:
+            state = ranks.first(program.state_dict())
+            program = programs(2, processes=True)["alone auxnet"]
+            distribute(program, ranks, seed=0)
+            program.load_state_dict(state)
+            schedule = Schedule(program)
+        for _ in range(3):
+            schedule.tick()
+        found.append(program.state_dict()["net"]["module"])
+    return {"whole": found[0], "resumed": found[1]}
+
+
+def main(folder: Path) -> None:
+    import os
+
+    from mlotool.runner.ranks import joined
+    from mlotool.runner.world import World
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with joined(World.find(os.environ), torch.device("cpu")) as ranks:
+        found: dict[str, Any] = {"stages": compute(ranks, 2, processes=True)}
+        if ranks.size == 2:
+            found["parts"] = compute(ranks, 2, processes=False)
+            found["resumed"] = resumed(ranks)
+            found["refused"] = refused(ranks)
+        else:
+            found["four"] = compute(ranks, 4, processes=True)
+        torch.save(found, folder / f"rank_{ranks.rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

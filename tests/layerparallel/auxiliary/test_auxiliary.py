@@ -1,0 +1,404 @@
+"""All stages in one process: against one joint objective by plain autograd, and against backpropagation."""
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.hypergradient import Identity, Implicit, Unrolled
+from mlotool.layerparallel import Auxiliary
+from mlotool.models import ResNet
+from mlotool.program import Schedule, Stream
+from tests.layerparallel.auxiliary.small import (
+    Rows,
+    alone,
+    auxiliary,
+    follow,
+    reweighted,
+    sgd,
+    squared_error,
+    stack,
+)
+from tests.program.small import assert_identical, parameters
+
+KINDS: dict[str, dict[str, Any]] = {
+    "penalty": {},
+    "lagrangian": {"method": "lagrangian"},
+    "auxnet": {"variables": "auxnet", "auxnet_lr": 0.01},
+    "recursive": {"variables": "recursive", "auxnet_lr": 0.01, "auxnet_optimizer": "adam"},
+    "mean": {"reduction": "mean", "lambda_lr": None, "beta": {"start": 1.0, "factor": 2.0, "every": 2}},
+}
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_one_stage_is_backpropagation(norm: bool) -> None:
+    momentum = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    programs = [
+        alone(parallel, stack(norm=norm, dropout=0.2), optimizer=momentum) for parallel in (None, Auxiliary(stages=1))
+    ]
+    states = []
+    for program in programs:
+        torch.manual_seed(0)
+        follow(program, 7)
+        states.append(program.problems["net"].module.state_dict())
+    assert_identical(*states)
+
+
+def joint(
+    net: nn.Sequential, tables: list[Tensor], multipliers: list[Tensor], batch: Any, beta: float, weights: list[float]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Return L(theta, lambda) of the three stages 0:1, 1:3, 3: as one graph, the variables in it, and the X."""
+    index = batch["index"]
+    variables = [table[index].clone().requires_grad_() for table in tables]
+    states = [net[:1](batch["input"]), net[1:3](variables[0])]
+    total = (net[3:](variables[1]) - batch["target"]).square().sum(1).mean()
+    for weight, variable, state, multiplier in zip(weights, variables, states, multipliers, strict=True):
+        gap = variable - state
+        total = total + weight * (beta * (gap * gap).sum() - (multiplier[index] * gap).sum())
+    return total, variables, states
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("method", ["penalty", "lagrangian"])
+def test_stored_variables_descend_one_joint_objective(method: str, reduction: str) -> None:
+    """Three epochs of gradient descent on L in theta and lambda, and the multipliers' steps, by plain autograd."""
+    beta, rate = 4.0, 0.02
+    program = alone(auxiliary(method=method, reduction=reduction, lambda_lr=rate))
+    net, stream, rows = copy.deepcopy(program.problems["net"].module), Stream(Rows(), 4, seed=1), Rows()
+    tables: list[Tensor] = []
+    multipliers = [torch.zeros(12, width, dtype=torch.float64) for width in (5, 4)]
+    seen: set[int] = set()
+    for tick in range(9):
+        batch = stream.next()
+        if tick < 3:
+            assert seen.isdisjoint(batch["index"].tolist())
+            seen.update(batch["index"].tolist())
+            with torch.no_grad():
+                serial = [net[:1](rows.input), net[:3](rows.input)]
+            if not tables:
+                tables = [torch.zeros_like(each) for each in serial]
+            for table, each in zip(tables, serial, strict=True):
+                table[batch["index"]] = each[batch["index"]]
+        weights = [1.0, 1.0] if reduction == "sum" else [1 / (4 * 5), 1 / (4 * 4)]
+        total, variables, states = joint(net, tables, multipliers, batch, beta, weights)
+        theta = list(net.parameters())
+        slopes = torch.autograd.grad(total, [*theta, *variables])
+        with torch.no_grad():
+            for parameter, slope in zip(theta, slopes, strict=False):
+                parameter -= 0.05 * slope
+            for each, state, slope, table, kappa in zip(
+                variables, states, slopes[len(theta) :], tables, multipliers, strict=True
+            ):
+                table[batch["index"]] = each - rate * slope
+                if method == "lagrangian":
+                    kappa[batch["index"]] -= 2 * beta * (table[batch["index"]] - state)
+    follow(program, 9)
+    found = dict(program.problems["net"].module.named_parameters())
+    torch.testing.assert_close(found, dict(net.named_parameters()), rtol=1e-12, atol=1e-13)
+    state = program.problems["net"].parallel.state_dict()["stages"]
+    for number, table in enumerate(tables, start=1):
+        torch.testing.assert_close(state[str(number)]["variables"]["values"][:12], table, rtol=1e-12, atol=1e-13)
+
+
+def test_without_multipliers_it_is_the_penalty_method() -> None:
+    """Multipliers start at zero, so the first visit of every sample is the penalty method's, bit by bit."""
+    programs = [alone(auxiliary(method=method)) for method in ("penalty", "lagrangian")]
+    for program in programs:
+        follow(program, 3)
+    assert_identical(*map(parameters, programs))
+    for program in programs:
+        follow(program, 3)
+    assert not torch.equal(*(parameters(program)["net.1.0.weight"] for program in programs))
+
+
+def test_a_sample_begins_with_its_serial_values() -> None:
+    """So nothing is violated at its first visit, and the last stage has the gradient of backpropagation."""
+    programs = [alone(auxiliary()), alone(None)]
+    statistics = follow(programs[0], 1)[0]
+    assert statistics["net/violation_1"] == statistics["net/violation_2"] == 0.0
+    follow(programs[1], 1)
+    ours, serial = map(parameters, programs)
+    last = [name for name in ours if int(name.split(".")[1]) >= 3]
+    assert last
+    assert_identical({name: ours[name] for name in last}, {name: serial[name] for name in last})
+
+
+@pytest.mark.parametrize("num_blocks", [0, 1])
+def test_a_step_with_networks_by_plain_autograd(num_blocks: int) -> None:
+    """lambda_{k+1} = AuxNet_k(lambda_k); one step of gradient descent on norm(lambda' - AuxNet)^2."""
+    beta, rate, network_rate = 4.0, 0.02, 0.01
+    parallel = auxiliary(variables="auxnet", auxnet_lr=network_rate, auxnet_blocks=num_blocks)
+    program = alone(parallel)
+    net, batch = copy.deepcopy(program.problems["net"].module), Stream(Rows(), 4, seed=1).next()
+    # The second stage is 5 -> 5 -> 4: the layer that keeps the width is what thinning takes away.
+    thin = net[1:3] if num_blocks else nn.Sequential(net[1][1], net[2])
+    aux = [copy.deepcopy(net[:1]), copy.deepcopy(thin)]
+    first = aux[0](batch["input"])
+    second = aux[1](first.detach())
+    total, variables, _ = joint(
+        net,
+        [first, second],
+        [torch.zeros_like(first), torch.zeros_like(second)],
+        {**batch, "index": torch.arange(4)},
+        beta,
+        [1.0, 1.0],
+    )
+    slopes = torch.autograd.grad(total, [*net.parameters(), *variables])
+    count = len(list(net.parameters()))
+    with torch.no_grad():
+        for parameter, slope in zip(net.parameters(), slopes, strict=False):
+            parameter -= 0.05 * slope
+    for network, found, variable, slope in zip(aux, (first, second), variables, slopes[count:], strict=True):
+        loss = (variable.detach() - rate * slope - found).square().sum()
+        for parameter, each in zip(
+            network.parameters(), torch.autograd.grad(loss, list(network.parameters())), strict=True
+        ):
+            parameter.data -= network_rate * each
+    follow(program, 1)
+    torch.testing.assert_close(
+        dict(program.problems["net"].module.named_parameters()), dict(net.named_parameters()), rtol=1e-12, atol=1e-13
+    )
+    for number, network in enumerate(aux):
+        found = parallel.state_dict()["stages"][str(number)]["network"]
+        for ours, expected in zip(found.values(), network.parameters(), strict=True):
+            torch.testing.assert_close(ours, expected.detach(), rtol=1e-12, atol=1e-13)
+
+
+def test_one_distillation_step_is_equation_29() -> None:
+    """xi <- xi - 2 eta_aux eta_lambda (dL/dlambda) dReAuxNet/dxi."""
+    beta, rate, network_rate = 4.0, 0.02, 0.01
+    parallel = auxiliary(variables="recursive", auxnet_lr=network_rate)
+    program = alone(parallel)
+    net, batch = copy.deepcopy(program.problems["net"].module), Stream(Rows(), 4, seed=1).next()
+    aux = [copy.deepcopy(net[:1]), copy.deepcopy(net[:3])]
+    given = [network(batch["input"]) for network in aux]
+    zeros = [torch.zeros_like(each) for each in given]
+    total, variables, _ = joint(net, given, zeros, {**batch, "index": torch.arange(4)}, beta, [1.0, 1.0])
+    slopes = torch.autograd.grad(total, variables)
+    follow(program, 1)
+    for number, (network, found, slope) in enumerate(zip(aux, given, slopes, strict=True), start=1):
+        moves = torch.autograd.grad(found, list(network.parameters()), slope)
+        state = parallel.state_dict()["stages"][str(number)]["network"]
+        for ours, start, move in zip(state.values(), network.parameters(), moves, strict=True):
+            expected = start.detach() - 2 * network_rate * rate * move
+            torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_more_distillation_steps_come_nearer() -> None:
+    """The networks end nearer to the variables that they were to learn."""
+    found = {}
+    for steps in (1, 5):
+        parallel = auxiliary(variables="recursive", auxnet_lr=0.01, distillation_steps=steps)
+        follow(alone(parallel), 1)
+        found[steps] = parallel.state_dict()["stages"]["2"]["network"]
+    start = stack()[:3].state_dict().values()
+    moved = {
+        steps: sum((a - b).square().sum().item() for a, b in zip(each.values(), start, strict=True))
+        for steps, each in found.items()
+    }
+    assert moved[5] > 4 * moved[1] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_same_bit_by_bit(kind: str) -> None:
+    settings = {"noise": 0.1, **KINDS[kind]}
+
+    def fresh() -> Any:
+        return alone(auxiliary(**settings), stack(norm=True))
+
+    whole, first, second = fresh(), fresh(), fresh()
+    follow(whole, 8)
+    follow(first, 5)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.problems["net"].parallel.state_dict()["num_steps"] == 5
+    follow(second, 3)
+    assert_identical(whole.problems["net"].module.state_dict(), second.problems["net"].module.state_dict())
+    assert str(whole.state_dict()["net"]["parallel"]) == str(second.state_dict()["net"]["parallel"])
+
+
+def test_a_look_ahead_is_taken_back() -> None:
+    """A snapshot from before the first step, and from after it."""
+    program = alone(auxiliary())
+    problem, schedule = program.problems["net"], Schedule(program)
+    start = problem.snapshot()
+    schedule.tick()
+    then, parallel = problem.snapshot(), str(problem.parallel.state_dict())
+    schedule.tick()
+    assert str(problem.parallel.state_dict()) != parallel
+    problem.restore(then)
+    assert str(problem.parallel.state_dict()) == parallel
+    problem.restore(start)
+    assert problem.parallel.state_dict() == {"is_built": False}
+
+
+@pytest.mark.parametrize("product", ["finite_difference", "reverse"])
+def test_its_hypergradients_are_those_of_the_serial_loss(product: str) -> None:
+    """At the same parameters and batches the upper gradient is the plain program's, bit by bit."""
+    algorithm = partial(Implicit, Identity(), product)
+    ours, plain = reweighted(auxiliary(), hypergradient=algorithm()), reweighted(None, hypergradient=algorithm())
+    follow(ours, 4)
+    state = ours.state_dict()
+    state["net"]["parallel"] = None
+    plain.load_state_dict(state)
+    for name in ("weigher", "net"):
+        assert_identical(ours.gradient(name), plain.gradient(name))
+    assert torch.equal(ours.loss("net").loss, plain.loss("net").loss)
+
+
+def test_running_statistics_are_those_of_the_stages() -> None:
+    """Without recalibration those of lambda; with it those of a serial pass, every second step here."""
+    found = {}
+    for every in (0, 2):
+        module = stack(norm=True)
+        program = alone(auxiliary(recalibrate=every, noise=1.0), module)
+        follow(program, 1)
+        found[every] = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        follow(program, 1)
+        is_moved = module[1][1].num_batches_tracked.item() - found[every]["1.1.num_batches_tracked"].item()
+        assert is_moved == (1 if every == 0 else 0)
+    serial = stack(norm=True)
+    serial(Stream(Rows(), 4, seed=1).next()["input"])
+    assert_identical(found[2], dict(serial.named_buffers()))
+    assert not torch.equal(found[0]["1.1.running_mean"], found[2]["1.1.running_mean"])
+    assert torch.equal(found[0]["0.1.running_mean"], found[2]["0.1.running_mean"])
+
+
+def test_noise_is_not_stored() -> None:
+    """It moves the point at which slopes are taken; without any step, the stored values stay the serial ones."""
+    parallel = auxiliary(noise=0.5, lambda_lr=1e-12)
+    follow(alone(parallel), 1)
+    batch, net = Stream(Rows(), 4, seed=1).next(), stack()
+    kept = parallel.state_dict()["stages"]["1"]["variables"]["values"][batch["index"]]
+    torch.testing.assert_close(kept, net[:1](batch["input"]).detach(), rtol=0, atol=1e-9)
+    assert parallel.statistics()["violation_1"] > 0.5
+
+
+class Augmented(Rows):
+    """Three copies of each of four samples."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        sample = dict(super().__getitem__(index))
+        return {**sample, "index": torch.tensor(index % 4), "copy": torch.tensor(index // 4)}
+
+
+def test_a_finite_number_of_copies_has_variables_each() -> None:
+    """The same as so many different samples."""
+    plain, copied = alone(auxiliary()), alone(auxiliary(copies=3), stream=Stream(Augmented(), 4, seed=1))
+    for program in (plain, copied):
+        follow(program, 7)
+    assert_identical(*map(parameters, (plain, copied)))
+
+
+def test_the_method_learns() -> None:
+    """The serial loss falls, and the violation is a small part of the state."""
+    program = alone(auxiliary(beta=2.0, lambda_lr=None), optimizer=partial(torch.optim.SGD, lr=0.02))
+    rows = Rows()
+    module = program.problems["net"].module
+    before = squared_error({"input": rows.input, "target": rows.target}, model=module).item()
+    last = follow(program, 400)[-1]
+    after = squared_error({"input": rows.input, "target": rows.target}, model=module).item()
+    assert after < 0.6 * before
+    assert last["net/relative_violation_1"] < 0.1
+
+
+def test_a_smaller_module_gives_the_networks() -> None:
+    torch.manual_seed(0)
+    module, small = ResNet(20, 3, [1, 8, 8], width=4), ResNet(8, 3, [1, 8, 8], width=4)
+    parallel = Auxiliary(stages=3, variables="auxnet", auxnet=small)
+
+    class Pictures(Rows):
+        def __getitem__(self, index: int) -> dict[str, Tensor]:
+            generator = torch.Generator().manual_seed(index)
+            picture = torch.randn(1, 8, 8, generator=generator)
+            return {"input": picture, "target": torch.randn(3, generator=generator), "index": torch.tensor(index)}
+
+    program = alone(parallel, module, stream=Stream(Pictures(), 4))
+    statistics = follow(program, 2)[-1]
+    assert parallel.state_dict()["cut"] == ["stages.1.0", "stages.2.0"]
+    networks = [parallel.state_dict()["stages"][str(number)]["network"] for number in range(2)]
+    assert [sum(each.numel() for each in network.values()) for network in networks] == [
+        sum(each.numel() for name, each in small.state_dict().items() if name.startswith(parts))
+        for parts in (("convolution", "norm", "stages.0"), ("stages.1",))
+    ]
+    assert statistics["net/violation_1"] > 0
+
+
+def test_the_loss_may_use_parameters_beside_the_call() -> None:
+    """A decay of all of them, on the first visit of samples and without penalty: as in one serial pass."""
+
+    def decayed(batch: Any, *, model: Any) -> Tensor:
+        return squared_error(batch, model=model) + 0.5 * sum(each.square().sum() for each in model.parameters())
+
+    programs = [alone(auxiliary(), loss=decayed), alone(auxiliary(), optimizer=partial(sgd, weight_decay=1.0))]
+    for program in programs:
+        follow(program, 4)
+    torch.testing.assert_close(*map(parameters, programs), rtol=1e-12, atol=1e-13)
+
+
+def test_times_are_recorded_when_asked() -> None:
+    parallel = auxiliary(record=2)
+    follow(alone(parallel), 4)
+    found = parallel.timeline()
+    timeline = found["spans"]
+    assert found["stages"] == 3
+    assert set(found["violation"]) == {"violation_1", "violation_2"}
+    assert {(span["rank"], span["batch"]) for span in timeline} == {(k, batch) for k in range(3) for batch in range(2)}
+    assert {span["what"] for span in timeline} == {"forward", "backward", "communication", "auxnet"}
+    assert all(0 <= span["begin"] <= span["end"] for span in timeline)
+
+
+def twice(batch: Any, *, model: Any) -> Tensor:
+    return (model(batch["input"]) + model(batch["input"])).square().mean()
+
+
+def never(batch: Any, *, model: Any) -> Tensor:
+    return sum(each.square().sum() for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stages": 0}, r"parallel\.stages: found 0"),
+        ({"method": "penality"}, r"parallel\.method: found 'penality'.*Did you mean 'penalty'"),
+        ({"method": "lagrangian", "variables": "auxnet"}, r"found lagrangian with variables=auxnet"),
+        ({"copies": 2, "variables": "auxnet"}, r"parallel\.copies: found 2"),
+        ({"distillation_steps": 0}, r"parallel\.distillation_steps: found 0"),
+        ({"noise": -1.0}, r"found noise=-1.0"),
+        ({"lambda_lr": 0.0}, r"lambda_lr=0.0"),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        auxiliary(**settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: alone(auxiliary(stages=7, cut=None)), r"problems\.net\.parallel: found 7 stages; expected at most 5"),
+        (lambda: alone(auxiliary(cut=["1", "7"])), r"problems\.net\.parallel: found the cut '7'"),
+        (lambda: alone(auxiliary(), loss=twice), r"calls its module a second time"),
+        (lambda: alone(auxiliary(), loss=never), r"has not called its module"),
+        (lambda: alone(auxiliary(copies=2)), r"the batch has no 'copy'"),
+        (lambda: alone(auxiliary(), stream=Stream(torch.randn(6, 3).double(), 2)), r"the batch has no 'index'"),
+        (lambda: alone(auxiliary(variables="auxnet", auxnet=stack(widths=(5, 5)))), r"no place for interface 1 of 2"),
+        (lambda: reweighted(auxiliary(), hypergradient=Unrolled()), r"hypergradient: found Unrolled"),
+        (lambda: alone(auxiliary(), tasks=2), r"problems\.net\.tasks: found 2"),
+        (lambda: alone(auxiliary(), precision="fp16"), r"problems\.net\.precision: found 'fp16'"),
+        (lambda: alone(auxiliary(), compile=True), r"problems\.net\.compile: found True"),
+    ],
+)
+def test_what_it_cannot_do(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        follow(make(), 1)
+
+
+def test_a_diverging_penalty_says_what_to_lower() -> None:
+    with pytest.raises(
+        RunError, match=r"interface 2 became inf .* with beta=1e\+06.*lower problems\.net\.parallel\.beta"
+    ):
+        follow(alone(auxiliary(beta=1e6)), 200)

@@ -1,0 +1,93 @@
+"""Penalties, multipliers and their steps against autograd, loops and a closed form."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.auxiliary.equations import Beta, local_loss, next_multiplier, variable_slope, violations
+
+
+def draw(seed: int) -> Tensor:
+    return torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("weight", [1.0, 1 / 12])
+@pytest.mark.parametrize("has_multiplier", [True, False])
+def test_slopes_are_those_of_the_augmented_lagrangian(weight: float, has_multiplier: bool) -> None:
+    """L = phi(lambda) + beta c norm(lambda - X)^2 - c <kappa, lambda - X>."""
+    variable, state, beta = draw(0).requires_grad_(), draw(1).requires_grad_(), 3.0
+    multiplier = draw(2) if has_multiplier else None
+    phi = (variable**3).sum()
+    lagrangian = phi + beta * weight * ((variable - state) ** 2).sum()
+    if multiplier is not None:
+        lagrangian = lagrangian - weight * (multiplier * (variable - state)).sum()
+    of_variable, of_state = torch.autograd.grad(lagrangian, [variable, state], retain_graph=True)
+    onward = torch.autograd.grad(phi, variable)[0]
+    loss = local_loss(state, variable.detach(), multiplier, beta, weight)
+    torch.testing.assert_close(torch.autograd.grad(loss, state)[0], of_state, rtol=1e-13, atol=1e-13)
+    found = variable_slope(variable.detach(), state.detach(), multiplier, beta, weight, onward)
+    torch.testing.assert_close(found, of_variable, rtol=1e-13, atol=1e-13)
+
+
+def test_local_loss_by_loops() -> None:
+    state, variable, multiplier = (draw(seed).numpy() for seed in range(3))
+    total = 0.0
+    for row in range(4):
+        for column in range(3):
+            difference = variable[row, column] - state[row, column]
+            total += 2.5 * difference * difference + multiplier[row, column] * state[row, column]
+    found = local_loss(draw(0), draw(1), draw(2), 2.5, 1 / 12)
+    np.testing.assert_allclose(found.item(), total / 12, rtol=1e-13)
+
+
+def test_without_multipliers_it_is_the_penalty_method() -> None:
+    zero = torch.zeros(4, 3, dtype=torch.float64)
+    assert torch.equal(local_loss(draw(0), draw(1), zero, 2.0, 1.0), local_loss(draw(0), draw(1), None, 2.0, 1.0))
+    found = [variable_slope(draw(1), draw(0), each, 2.0, 1.0, draw(3)) for each in (zero, None)]
+    assert torch.equal(*found)
+
+
+def test_violations() -> None:
+    found = violations(draw(0), draw(1)).tolist()
+    difference = (draw(0) - draw(1)).numpy()
+    np.testing.assert_allclose(found[0], np.sqrt((difference**2).sum()), rtol=1e-13)
+    np.testing.assert_allclose(found[1], np.sqrt((draw(1).numpy() ** 2).sum()), rtol=1e-13)
+
+
+def violation_after(rate: float, beta: float, num_steps: int) -> float:
+    """Minimise the augmented Lagrangian of two scalar stages exactly, then move the multiplier; so many times.
+
+    X = w (stage 0 on the input 1), phi = (lambda - 1)^2 / 2 + w^2 / 2, so that X is pulled one way and lambda another:
+    L is quadratic in (w, lambda), and its stationary point is that of a 2 x 2 system.
+    """
+    multiplier, violation = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for _ in range(num_steps):
+        matrix = torch.tensor([[1 + 2 * beta, -2 * beta], [-2 * beta, 1 + 2 * beta]], dtype=torch.float64)
+        right = torch.stack([-multiplier, 1 + multiplier])
+        state, variable = torch.linalg.solve(matrix, right)
+        violation = variable - state
+        multiplier = next_multiplier(multiplier, variable, state, rate)
+    return violation.item()
+
+
+def test_the_multiplier_rule_of_the_stationarity_and_the_printed_one() -> None:
+    """The exact one leaves no violation after 11 steps at beta=5; the printed one leaves that of the penalty method."""
+    beta, step_size = 5.0, 0.1
+    penalty = violation_after(0.0, beta, 1)
+    assert penalty == pytest.approx(1 / (1 + 4 * beta), rel=1e-12)
+    assert abs(violation_after(2 * beta, beta, 11)) < 1e-12
+    assert violation_after(step_size / (2 * beta), beta, 11) > 0.9 * penalty
+
+
+def test_beta_grows() -> None:
+    grown = Beta.of({"start": 2.0, "factor": 10.0, "every": 3, "maximum": 150.0}, "beta")
+    assert [grown.at(step) for step in (0, 2, 3, 5, 6, 9, 100)] == [2.0, 2.0, 20.0, 20.0, 150.0, 150.0, 150.0]
+    assert Beta.of(7, "beta").at(1000) == 7
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, {"start": 1.0, "factor": 0.0}, {"factor": 2.0}, {"start": 1.0, "by": 2}])
+def test_what_beta_cannot_be(value) -> None:
+    with pytest.raises(ConfigError, match=r"parallel\.beta: found"):
+        Beta.of(value, "parallel.beta")

@@ -1,0 +1,147 @@
+"""A stage a process: real processes that talk by gloo, against all stages in one."""
+
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.runner.ranks import Ranks
+from tests.layerparallel.auxiliary.ranks import compute
+
+TOLERANCE = 1e-9
+Found = list[dict[str, Any]]
+
+
+def start(folder: Path, num_ranks: int) -> Found:
+    """Return what each of several processes has found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        shared["GLOO_SOCKET_IFNAME"] = "lo"
+    command = [sys.executable, "-m", "tests.layerparallel.auxiliary.ranks", str(folder)]
+    processes = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(num_ranks)
+    ]
+    try:
+        assert [process.wait(timeout=600) for process in processes] == [0] * num_ranks
+    finally:
+        for process in processes:
+            process.kill()
+    return [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return start(tmp_path_factory.mktemp("ranks"), 2)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[bool, dict[str, Any]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return_value = {processes: compute(Ranks(), 2, processes=processes) for processes in (True, False)}
+    torch.set_num_threads(threads)
+    return return_value
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Return the leaves of nested containers by their paths."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else None
+    if items is None:
+        return {name: value}
+    return {path: leaf for key, each in items for path, leaf in flat(each, f"{name}.{key}").items()}
+
+
+def unequal(ours: Any, expected: Any, tolerance: float) -> list[str]:
+    """Return the leaves that differ by more than a tolerance; of 0, in any bit."""
+    ours, expected = flat(ours), flat(expected)
+    assert ours.keys() == expected.keys()
+    wrong = []
+    for name, value in expected.items():
+        other = ours[name]
+        if not isinstance(value, Tensor | float):
+            wrong += [] if other == value else [name]
+        elif tolerance == 0.0:
+            wrong += [] if torch.equal(torch.as_tensor(other), torch.as_tensor(value)) else [name]
+        else:
+            error = (torch.as_tensor(other).double() - torch.as_tensor(value).double()).abs().max()
+            wrong += [] if error <= tolerance else [f"{name}: {error:.1e}"]
+    return wrong
+
+
+def test_two_processes_alone_are_one_bit_by_bit(found: Found, alone: dict[bool, dict[str, Any]]) -> None:
+    """Parameters, running statistics, optimizer, variables, multipliers, networks, losses, violations: on each rank."""
+    expected = {name: each for name, each in alone[True].items() if name.startswith("alone")}
+    assert len(expected) == 6
+    for rank in found:
+        assert {name: unequal(rank["stages"][name], each, 0.0) for name, each in expected.items()} == {
+            name: [] for name in expected
+        }
+
+
+def test_two_processes_of_a_lower_problem_are_one(found: Found, alone: dict[bool, dict[str, Any]]) -> None:
+    """Meta-Weight-Net's kind of program: the upper problem's data are divided, the lower one's stages."""
+    expected = {name: each for name, each in alone[True].items() if name.startswith("lower")}
+    assert len(expected) == 8
+    for rank in found:
+        assert {name: unequal(rank["stages"][name], each, TOLERANCE) for name, each in expected.items()} == {
+            name: [] for name in expected
+        }
+
+
+def test_two_parts_of_the_batch_are_the_whole(found: Found, alone: dict[bool, dict[str, Any]]) -> None:
+    """All stages in each process, data parallel; batches of 5 and 2 are divided unequally."""
+    for rank in found:
+        wrong = {
+            name: unequal(_settled(rank["parts"][name]), _settled(each), TOLERANCE)
+            for name, each in alone[False].items()
+        }
+        assert wrong == {name: [] for name in alone[False]}
+
+
+@pytest.mark.slow
+def test_four_processes(tmp_path: Path, alone: dict[bool, dict[str, Any]]) -> None:
+    """Two stages of two parts of the batch, and four stages."""
+    four = start(tmp_path, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = compute(Ranks(), 4, processes=True)
+    for rank in four:
+        for name, each in alone[False].items():
+            is_normed = "alone" in name
+            if not is_normed:
+                assert unequal(_settled(rank["stages"][name]), _settled(each), TOLERANCE) == [], name
+        for name, each in expected.items():
+            tolerance = 0.0 if name.startswith("alone") else TOLERANCE
+            assert unequal(rank["four"][name], each, tolerance) == [], name
+
+
+def test_a_run_goes_on_from_what_rank_0_has_saved(found: Found) -> None:
+    for rank in found:
+        assert unequal(rank["resumed"]["resumed"], rank["resumed"]["whole"], 0.0) == []
+
+
+def test_what_several_processes_cannot_do(found: Found) -> None:
+    refused = [rank["refused"] for rank in found]
+    assert "problems.net.gradient_clip_norm: found 1.0" in refused[0]["clip"]
+    assert "found 3 stages in processes of their own, and 2 ranks" in refused[1]["stages"]
+    assert "Set runner.devices=3" in refused[0]["stages"]
+    # The process that evaluates the loss says so; the launcher then ends the others.
+    assert "the loss uses the parameter '0.0.weight' beside the module's call" in refused[1]["beside"]
+
+
+def _settled(result: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the parts of a batch do not share: the losses of each."""
+    return {key: value for key, value in result.items() if key != "loss"}

@@ -1,0 +1,191 @@
+"""Stages, one after the other, are the module."""
+
+import itertools
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.partition import Chain, _balanced, partition
+from mlotool.models import MLP, ResNet, TextTransformer
+
+
+def images(size: int = 3, shape: tuple[int, ...] = (3, 8, 8)) -> Tensor:
+    return torch.randn(size, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def resnet8() -> nn.Module:
+    return ResNet(14, 4, [3, 8, 8], width=4)
+
+
+def perceptron() -> nn.Module:
+    return MLP([3, 8, 8], 4, hidden=[16, 16, 16])
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+        nn.Flatten(),
+        nn.Linear(64, 4),
+    )
+
+
+def torchvision_resnet() -> nn.Module:
+    return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=4)
+
+
+def transformer() -> nn.Module:
+    return TextTransformer(12, 6, 2, width=8, num_heads=2, num_layers=3, hidden=8)
+
+
+def texts() -> Tensor:
+    return torch.randint(0, 12, (3, 6), generator=torch.Generator().manual_seed(0))
+
+
+CASES = {
+    "resnet": (resnet8, images),
+    "perceptron": (perceptron, images),
+    "sequential": (convolutions, images),
+    "torchvision": (torchvision_resnet, lambda: images(2, (3, 32, 32))),
+    "transformer": (transformer, texts),
+}
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_stages_are_the_module_bit_for_bit(case: str, num_stages: int) -> None:
+    """Outputs, gradients, and what the buffers become."""
+    make, sample = CASES[case]
+    found = []
+    for is_cut in (False, True):
+        torch.manual_seed(0)
+        module, x = make(), sample()
+        state = None
+        if is_cut:
+            stages = partition(module, num_stages, example=x)
+            assert len(stages) == num_stages
+            for stage in stages:
+                state = stage(state, (x,))
+        else:
+            state = module(x)
+        state.square().sum().backward()
+        slopes = [parameter.grad for parameter in module.parameters()]
+        found.append([state, *slopes, *module.buffers()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_parameter_belongs_to_one_stage(case: str) -> None:
+    make, sample = CASES[case]
+    module = make()
+    stages = partition(module, 3, example=sample())
+    names = [name for stage in stages for name in stage.parameters]
+    assert sorted(names) == sorted(name for name, _ in module.named_parameters())
+    buffers = [name for stage in stages for name in stage.buffers()]
+    assert sorted(buffers) == sorted(name for name, _ in module.named_buffers())
+
+
+def test_looking_for_cuts_changes_nothing() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    before, random = [each.clone() for each in module.state_dict().values()], torch.get_rng_state()
+    partition(module, 2, example=torch.ones(2, 3))
+    assert all(torch.equal(a, b) for a, b in zip(before, module.state_dict().values(), strict=True))
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(child.training for child in module.modules())
+
+
+def test_cuts_by_name() -> None:
+    stages = partition(resnet8(), 3, cut=["stages.1", "stages.2.1"])
+    assert [stage.layers[0] for stage in stages] == ["convolution", "stages.1.0", "stages.2.1"]
+    assert stages[1].layers == ["stages.1.0", "stages.1.1", "stages.2.0"]
+
+
+def test_costs_are_balanced() -> None:
+    """Of 1 + 6 blocks: the strided ones cost less, all others the same."""
+    stages = partition(ResNet(20, 4, [3, 8, 8], width=4), 3, example=images())
+    assert [stage.layers[0] for stage in stages] == ["convolution", "stages.1.0", "stages.2.0"]
+
+
+def test_costs_are_counted() -> None:
+    module = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2))
+    assert Chain(module).costs((torch.ones(9, 5),)) == {"": 2 * 5 * 7, "2": 2 * 7 * 2}
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+def test_no_cut_is_better(num_stages: int) -> None:
+    costs = [5, 0, 3, 4, 9, 0, 2, 1]
+    names = [str(number) for number in range(1, len(costs))]
+
+    def largest(cuts: tuple[int, ...]) -> int:
+        bounds = [0, *cuts, len(costs)]
+        return max(sum(costs[a:b]) for a, b in itertools.pairwise(bounds))
+
+    found = tuple(int(name) for name in _balanced(costs, names, num_stages))
+    best = min(largest(cuts) for cuts in itertools.combinations(range(1, len(costs)), num_stages - 1))
+    assert largest(found) == best
+
+
+def test_a_mask_is_computed_again_and_not_passed_on() -> None:
+    module = transformer()
+    first, second = partition(module, 2, cut=["blocks.1"])
+    tokens = texts()
+    state = first(None, (tokens,))
+    assert state.shape == (3, 6, 8)
+    assert torch.equal(second(state, (tokens,)), module(tokens))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)])
+        self.blocks[2].weight = self.blocks[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_tied_parameters_stay_in_one_stage() -> None:
+    assert Chain(Tied()).names == ["blocks.3"]
+
+
+class Skip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(3, 3) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.blocks[0](x)
+        return first + self.blocks[2](self.blocks[1](first))
+
+
+def test_no_cut_under_a_shortcut() -> None:
+    assert Chain(Skip()).names == ["blocks.1"]
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("make", "num_stages", "cut", "message"),
+    [
+        (perceptron, 5, None, r"found 5 stages; expected at most 4.*Set stages=4"),
+        (perceptron, 3, ["layers.3"], r"found 3 stages and 1 cuts.*Set stages=2"),
+        (perceptron, 2, ["layer.3"], r"found the cut 'layer\.3'.*Did you mean 'layers\.3'\?"),
+        (perceptron, 3, ["layers.5", "layers.3"], r"expected each once, in the order"),
+        (Branching, 2, None, r"the forward of Branching cannot be traced .*Write it as an nn.Sequential"),
+    ],
+)
+def test_what_cannot_be_cut(make, num_stages, cut, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        partition(make(), num_stages, cut, example=images())
