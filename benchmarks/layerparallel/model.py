@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 # b: batch, c: channels, h, w: height and width, k: classes
 
-NUM_GROUPS, NUM_CLASSES = 8, 10
+NUM_GROUPS, NUM_CLASSES, NUM_BATCHES = 8, 10, 2
 
 
 class Stage(nn.Module):
@@ -112,16 +112,16 @@ class Workload:
         """Return the whole model."""
         return self.make_stages(1)[0]
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield two batches of noise (b, 3, h, w) and targets (b) in turn, for ever."""
+    def samples(self) -> dict[str, Tensor]:
+        """Return noise (n, 3, h, w) and targets (n), of NUM_BATCHES batches."""
         generator = torch.Generator().manual_seed(1)
-        size = (self.batch_size, 3, self.image_size, self.image_size)
-        made = [
-            (
-                torch.randn(size, generator=generator).to(self.dtype),
-                torch.randint(NUM_CLASSES, size[:1], generator=generator),
-            )
-            for _ in range(2)
-        ]
-        while True:
-            yield from made
+        num_samples = NUM_BATCHES * self.batch_size
+        images = torch.randn(num_samples, 3, self.image_size, self.image_size, generator=generator)
+        targets = torch.randint(NUM_CLASSES, (num_samples,), generator=generator)
+        return {"input": images.to(self.dtype), "target": targets}
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches in turn, for ever."""
+        samples = self.samples()
+        parts = [samples[name].split(self.batch_size) for name in ("input", "target")]
+        return cycle(zip(*parts, strict=True))

@@ -7,53 +7,76 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness.pair import Pair
+from benchmarks.harness.pair import NUM_RANKS, Pair
 from benchmarks.harness.rounds import Cycle, Seconds, interleave, summarize
-from benchmarks.layerparallel import pipeline, serial
-from benchmarks.layerparallel.model import Workload
+from benchmarks.layerparallel import auxiliary, pipeline, serial
+from benchmarks.layerparallel.model import NUM_BATCHES, Workload
+from mlotool.layerparallel.speedup import predicted_speedup
 from mlotool.runner.ranks import Ranks
 
 ONE_THREAD, TWO_THREADS = "serial, 1 thread", "serial, 2 threads"
-NUM_MICRO_BATCHES = (4, 8)
-NUM_BATCHES = 2
-"""In a rival's turn, once to warm up and once timed."""
+PIPELINES: dict[str, tuple[Any, ...]] = {
+    f"{schedule}, {number} micro-batches": (pipeline.build, schedule, number)
+    for schedule in pipeline.SCHEDULES
+    for number in (4, 8)
+}
+OURS: dict[str, tuple[Any, ...]] = {
+    "stored variables": (auxiliary.build, "stored"),
+    "AuxNet": (auxiliary.build, "auxnet"),
+    "ReAuxNet": (auxiliary.build, "recursive"),
+}
 LARGEST_DIFFERENCE = 1e-5
 """In float64: in float32 a ReLU that switches moves the second step's gradient by 2e-4."""
 
 
 def compare(pair: Pair, workload: Workload, num_rounds: int) -> dict[str, Any]:
     """Return the times of all rivals; ends the program where one computes something else than it should."""
-    pipelines = {
-        f"{schedule}, {number} micro-batches": (schedule, number)
-        for schedule in pipeline.SCHEDULES
-        for number in NUM_MICRO_BATCHES
-    }
     exact = replace(workload, dtype=torch.float64)
     expected = gradients(serial.build(exact, num_threads=1))
     differences = {
         name: check(name, _joined(pair(pipeline_gradients, exact, *settings)), expected)
-        for name, settings in pipelines.items()
+        for name, (_, *settings) in PIPELINES.items()
     }
-    rank_seconds: dict[str, list[float]] = {name: [] for name in pipelines}
+    for name, (_, variables) in OURS.items():
+        here = auxiliary.trained(Ranks(), exact, variables)
+        differences[name] = max(check(name, each, here) for each in pair(auxiliary.trained, exact, variables))
+    on_ranks = {**PIPELINES, **OURS}
+    rank_seconds: dict[str, list[float]] = {name: [] for name in on_ranks}
     rivals: dict[str, Callable[[], Cycle]] = {
         ONE_THREAD: _alone(workload, num_threads=1),
         TWO_THREADS: _alone(workload, num_threads=2),
     }
-    for name, settings in pipelines.items():
-        rivals[name] = pair.rival(
-            pipeline.build, workload, *settings, num_cycles=NUM_BATCHES, rank_seconds=rank_seconds[name]
-        )
+    for name, (build, *settings) in on_ranks.items():
+        rivals[name] = pair.rival(build, workload, *settings, num_cycles=NUM_BATCHES, rank_seconds=rank_seconds[name])
     try:
         turns = interleave(rivals, num_rounds=num_rounds, num_cycles=1, num_warmup=1)
     finally:
         torch.set_num_threads(1)
     found = {name: _of_a_batch(seconds, rank_seconds.get(name)) for name, seconds in turns.items()}
+    wall = summarize(found, ONE_THREAD, "wall")
     return {
+        "workload": {**vars(workload), "dtype": str(workload.dtype)},
         "num_rounds": num_rounds,
         "num_batches": NUM_BATCHES,
-        "wall": summarize(found, ONE_THREAD, "wall"),
+        "wall": wall,
         "cpu": summarize(found, ONE_THREAD, "cpu"),
         "difference": differences,
+        "model_of_speedup": {
+            name: {**parts(workload, variables), "measured": 1 / wall[name]["ratio"]}
+            for name, (_, variables) in OURS.items()
+        },
+    }
+
+
+def parts(workload: Workload, variables: str) -> dict[str, float]:
+    """Return the seconds of a batch's parts, the stages one after the other on one thread, and equation 27 of them."""
+    seconds = auxiliary.parts(workload, variables)
+    return {
+        "forward": seconds.forward,
+        "backward": seconds.backward,
+        "auxiliary": seconds.auxiliary,
+        "predicted": predicted_speedup(seconds, NUM_RANKS),
+        "bound": seconds.bound,
     }
 
 

@@ -45,11 +45,13 @@ class Timeline:
         problem: its name.
         num_stages: K.
         spans: of all ranks; at least one.
+        is_simultaneous: whether the stages are processes of their own; if not they work one after the other.
     """
 
     problem: str
     num_stages: int
     spans: tuple[Span, ...]
+    is_simultaneous: bool = True
 
     @cached_property
     def batches(self) -> list[int]:
@@ -76,21 +78,6 @@ class Timeline:
     def predicted(self) -> float:
         """What equation 27 says of the same parts."""
         return predicted_speedup(self.seconds, self.num_stages)
-
-    @property
-    def is_simultaneous(self) -> bool:
-        """Whether spans of different ranks overlap: where all stages are in one process they do not."""
-        worked = sorted(
-            (span.begin, span.end, span.rank)
-            for span in self.spans
-            if span.what in ("forward", "backward") and span.batch in self.batches
-        )
-        ended: dict[int, float] = {}
-        for begin, end, rank in worked:
-            if any(begin < other_end for other, other_end in ended.items() if other != rank):
-                return True
-            ended[rank] = max(end, ended.get(rank, end))
-        return False
 
     def _of_rank(self, what: str, rank: int) -> float:
         """Return the median over batches."""
@@ -130,4 +117,4 @@ def _timeline(problem: str, content: Any) -> Timeline:
     ]
     if not spans or not all(good):
         raise ValueError(f"expected spans of ranks 0 to {num_stages - 1}, each ending after it begins")
-    return Timeline(problem, num_stages, spans)
+    return Timeline(problem, num_stages, spans, int(content.get("processes", num_stages)) > 1)

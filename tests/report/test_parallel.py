@@ -18,15 +18,13 @@ WORK = {
 }
 
 
-def spans(num_batches: int = 4, is_simultaneous: bool = True) -> list[dict[str, Any]]:
+def spans(num_batches: int = 4) -> list[dict[str, Any]]:
     """Batches of WORK; the first one takes ten times as long."""
     found = []
     for batch in range(num_batches):
         start, scale = (0.0, 10.0) if batch == 0 else (9.0 + batch, 1.0)
         for rank, work in WORK.items():
             for what, begin, end in work:
-                if not is_simultaneous:
-                    begin, end = (begin + rank) / 2, (end + rank) / 2
                 times = {"begin": start + scale * begin, "end": start + scale * end}
                 found.append({"rank": rank, "batch": batch, "what": what, **times})
     return found
@@ -47,7 +45,7 @@ def write_parallel_run(folder: Path, beta: float = 1.0, **content: Any) -> Path:
 def test_the_page_of_a_layer_parallel_run(tmp_path: Path) -> None:
     run = write_parallel_run(
         tmp_path / "run",
-        parallel_classifier={"stages": 2, "spans": spans()},
+        parallel_classifier={"stages": 2, "processes": 2, "spans": spans()},
     )
     page = read_page(write_report(run))
     for text in (
@@ -92,15 +90,11 @@ def test_speedups_are_those_of_the_spans() -> None:
     assert timeline.seconds.auxiliary == pytest.approx(0.2)
     assert timeline.measured == pytest.approx(1.25 / 1.0)
     assert timeline.predicted == pytest.approx(1.25 / (1.25 / 2 + 0.2))
-    assert timeline.is_simultaneous
 
 
 def test_stages_of_one_process_are_said_to_be(tmp_path: Path) -> None:
-    content = {"stages": 2, "spans": spans(is_simultaneous=False)}
+    content = {"stages": 2, "processes": 1, "spans": spans()}
     run = write_parallel_run(tmp_path / "run", parallel_classifier=content)
-    timelines, notes = read_timelines(run / "artifacts")
-    assert not notes
-    assert not timelines[0].is_simultaneous
     assert "The stages ran one after the other, in one process" in read_page(write_report(run)).text
 
 
