@@ -319,9 +319,10 @@ class Auxiliary(AbstractParallel):
         size = next((len(each) for each in inputs if isinstance(each, Tensor) and each.ndim), 1)
         unseen = None
         if self._slots is not None:
-            self._make_room(self._slots)
+            [slots] = self.exchange.replicas.joined([self._slots])
+            self._make_room(slots)
             unseen = ~self._seen[self._slots]
-            self._seen[self.exchange.replicas.joined([self._slots])[0]] = True
+            self._seen[slots] = True
         every = self.settings.recalibrate
         return Step(
             inputs,

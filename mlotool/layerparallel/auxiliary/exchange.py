@@ -209,7 +209,7 @@ class _lost:  # noqa: N801 - a context
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, RuntimeError):
             raise RunError(
-                f"Stage {self._own} has lost the process of stage {self._other} ({str(error).split(". ")[0]}); "
+                f"Stage {self._own} has lost the process of stage {self._other} ({str(error).split('. ')[0]}); "
                 "expected it to stay until the run ends. Look at what that process has said, and go on with "
                 "resume=auto."
             ) from error

@@ -18,6 +18,7 @@ class Table:
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device
         self._values: Tensor | None = None
+        self._size = 0
 
     def get(self, slots: Tensor, like: Tensor) -> Tensor:
         """Return the values of samples, (s, ...); zeros where none have been put.
@@ -41,7 +42,7 @@ class Table:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values."""
-        return {"values": None if self._values is None else self._values.clone()}
+        return {"values": None if self._values is None else self._values[: self._size].clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the values back."""
@@ -49,10 +50,12 @@ class Table:
         if device is None and self._values is not None:
             device = self._values.device
         self._values = None if values is None else values.clone() if device is None else values.to(device, copy=True)
+        self._size = 0 if values is None else len(values)
 
     def _grown(self, slots: Tensor, like: Tensor) -> Tensor:
         room = 0 if self._values is None else len(self._values)
         needed = int(slots.max()) + 1 if len(slots) else 0
+        self._size = max(self._size, needed)
         device = self._device or like.device
         if self._values is None or self._values.device != device or needed > room:
             # By a quarter more: the first epoch meets ever larger numbers.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunError
 from mlotool.hypergradient import Implicit, OptimizerPreconditioner
 from mlotool.program import Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement, distribute
@@ -49,10 +49,12 @@ def programs(num_stages: int, *, processes: bool) -> dict[str, Program]:
 
 def refused(ranks: Ranks) -> dict[str, str]:
     """Return what is said of what several processes cannot do."""
+    two: dict[str, Any] = {"stages": 2, "cut": ["2"]}
     cases: dict[str, Callable[[], Program]] = {
-        "clip": lambda: alone(auxiliary(processes=True, **_of(ranks)), gradient_clip_norm=1.0),
+        "clip": lambda: alone(auxiliary(processes=True, **two), gradient_clip_norm=1.0),
         "stages": lambda: alone(auxiliary(processes=True)),
-        "beside": lambda: alone(auxiliary(processes=True, **_of(ranks)), loss=decayed),
+        # The last one: the process that evaluates the loss ends, and the other one has lost it.
+        "beside": lambda: alone(auxiliary(processes=True, **two), loss=decayed),
     }
     found = {}
     for name, make in cases.items():
@@ -60,13 +62,9 @@ def refused(ranks: Ranks) -> dict[str, str]:
         try:
             distribute(program, ranks, seed=0)
             Schedule(program).tick()
-        except ConfigError as error:
+        except (ConfigError, RunError) as error:
             found[name] = str(error)
     return found
-
-
-def _of(ranks: Ranks) -> dict[str, Any]:
-    return {"stages": 2, "cut": ["2"]}
 
 
 def decayed(batch: Any, *, model: Any) -> Any:

@@ -68,7 +68,7 @@ class Weigher(nn.Module):
 
 def weighted(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
     errors = (model(batch["input"]) - batch["target"]).square()
-    return (errors * torch.exp(weigher())).sum(1).mean()
+    return (errors * torch.sigmoid(weigher())).sum(1).mean()
 
 
 def reweighted(parallel: Auxiliary | None, module: nn.Module | None = None, **settings: Any) -> Program:
@@ -89,7 +89,7 @@ def reweighted(parallel: Auxiliary | None, module: nn.Module | None = None, **se
         squared_error,
         roles={"model": "net"},
         stream=Stream(Rows(8, seed=5), 4, seed=2),
-        optimizer=partial(torch.optim.SGD, lr=0.5),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
     )
     return Program([net, weigher], Graph({"weigher": ["net"]}, {"net": ["weigher"]}))
 
