@@ -80,6 +80,11 @@ def _show_times(found: dict[str, Any]) -> None:
         cells.append("" if difference is None else f"{difference:.1e}")
         print(f"| {name} | {' | '.join(cells)} |")
 
+    print("\n| rival | forward, backward, method: ms | equation 27 (bound) | measured |\n|---|---|---|---|")
+    for name, row in found["model_of_speedup"].items():
+        seconds = " / ".join(f"{1e3 * row[part]:.0f}" for part in ("forward", "backward", "auxiliary"))
+        print(f"| {name} | {seconds} | {row['predicted']:.2f} ({row['bound']:.0f}) | {row['measured']:.2f} |")
+
 
 def _show_paths(rows: list[dict[str, Any]]) -> None:
     workers = list(rows[0]["bound_by_workers"])
