@@ -55,18 +55,13 @@ def compare(pair: Pair, workload: Workload, num_rounds: int, block_seconds: floa
     # This process only waits for the ranks. A turn has two blocks, the second of them timed.
     cpu = [seconds / num_cycles for seconds in rank_seconds[1::2]]
     found[TWO_RANKS] = [Seconds(each.wall, own) for each, own in zip(found[TWO_RANKS], cpu, strict=True)]
-    fastest = {name: min(each.wall for each in seconds) for name, seconds in found.items()}
-    wall = summarize(found, ONE, "wall")
-    for name, summary in wall.items():
-        summary["ms_fastest"] = 1e3 * fastest[name]
-        summary["ratio_of_fastest"] = fastest[name] / fastest[ONE]
     return {
         "model": workload.model,
         "num_parameters": num_parameters(program(workload)),
         "algorithm": workload.algorithm,
         "num_rounds": num_rounds,
         "num_cycles": num_cycles,
-        "wall": wall,
+        "wall": summarize(found, ONE, "wall"),
         "cpu": summarize(found, ONE, "cpu"),
         "difference": difference,
     }
