@@ -60,6 +60,7 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     run.notes += notes
     if num_bad:
         run.notes.append(f"metrics.csv has {num_bad} line{'s' if num_bad > 1 else ''} that could not be read.")
+    parallel_series, series = split_series(series)
     if len(series) > MAX_SERIES:
         run.notes.append(f"metrics.csv has {len(series)} keys; only the first {MAX_SERIES} are drawn.")
         series = series[:MAX_SERIES]
@@ -69,14 +70,13 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     value = objective.get("value")
     best = Best(run.best_tick, str(objective.get("key")), value if isinstance(value, int | float) else None)
     evaluated = colours.get(str(as_dict(run.config.get("evaluate")).get("problem")), "ink")
-    parallel_series, plain = split_series(series)
-    curves = [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, plain, colours)]
+    curves = [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, series, colours)]
     learned = [
         card
         for weighting in weightings
         for card in weighting_cards(book, weighting, run.metrics, _weigher(run, weighting.name, colours))
     ]
-    parallel = _parallel(run, book, parallel_series)
+    parallel = _parallel(run, book, [each for each in parallel_series if each.owner in colours])
     parts = [header(run), *_graph(run, colours), section("Curves", grid(curves) if curves else _no_curves())]
     if parallel:
         parts.append(section("Layer-parallel training", grid(parallel)))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mlotool.report import residuals, write_report
+from mlotool.report.parallel_figures import split_series
 from mlotool.report.parallel_records import Span, Timeline, read_timelines
 from mlotool.report.series import Series
 from tests.report.html_check import read_page
@@ -143,6 +144,15 @@ def test_residuals_are_drawn_by_cycle_and_by_tick(tmp_path: Path) -> None:
     ):
         assert text in page.text, text
     assert "Training: forward" not in page.text
+
+
+def test_other_metrics_stay_curves() -> None:
+    names = ("forward_residual_0", "layers.backward_residual_10", "violation_1", "relative_violation_2", "beta")
+    ours = [Series("net", name, np.ones(1), np.ones(1)) for name in names]
+    others = [Series("net", name, np.ones(1), np.ones(1)) for name in ("residual", "residual_0", "violation", "loss")]
+    others.append(Series("other", "beta", np.ones(1), np.ones(1)))
+    found = split_series([*others[:2], *ours, *others[2:]])
+    assert [[id(each) for each in part] for part in found] == [[id(each) for each in part] for part in (ours, others)]
 
 
 def test_histories_are_those_of_the_ticks() -> None:

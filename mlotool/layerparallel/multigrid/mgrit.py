@@ -1,14 +1,15 @@
 """MGRIT for the states and the adjoints of a residual network, as functions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.multigrid.grids import Grid
-from mlotool.layerparallel.multigrid.solver import Method, solve
-from mlotool.layerparallel.multigrid.steps import BatchedStep, Linearised, Step, batched, layers_of
+from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, Ranks
+from mlotool.layerparallel.multigrid.grids import Grid, make_grids
+from mlotool.layerparallel.multigrid.solver import Advance, Method, solve
+from mlotool.layerparallel.multigrid.steps import BatchedStep, Linearised, Step, batched, layers_of, states_at
 
 
 def mgrit(
@@ -26,6 +27,7 @@ def mgrit(
     cycle: str = "V",
     nested: bool = False,
     initial: Tensor | None = None,
+    group: Any = None,
 ) -> tuple[Tensor, list[float]]:
     """Solve `u^{n+1} = Phi(u^n, theta^n)` for all layers at once by multigrid, with full approximation storage.
 
@@ -64,6 +66,10 @@ def mgrit(
         cycle: "V", or "F", which visits coarse grids more often.
         nested: start from the coarsest grid's solution, improved by one V-cycle on each grid between it and the finest.
         initial: (N + 1, b, ...), the start of all points, such as the states of the last training step.
+        group: a torch.distributed group of P ranks, each of which relaxes N/P layers, one part after the other in the
+            order of the ranks: what is `(N + 1, b, ...)` here is then `(N/P + 1, b, ...)`, the rank's own points and
+            the last one before them. Ranks exchange C-points with their neighbours, and gather the C-points and their
+            right-hand sides; all solve the coarser grids. u0 is the first rank's.
 
     Returns:
         The states (N + 1, b, ...), and the residuals: before the first cycle, then after each.
@@ -83,11 +89,15 @@ def mgrit(
     """
     evaluate = batched(step)
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
+    exchange = Alone() if group is None else Ranks(group)
+    num_own = own_layers(num_layers, method, exchange)
+    origin = exchange.origin(u0)
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         return evaluate(values, layers_of(grid, points), h * grid.stride)
 
-    states, residuals = solve(advance, start_of(u0, num_layers, initial), None, method, is_warm=initial is not None)
+    values = start_of(origin, num_own, initial, is_first=exchange.part == 0)
+    states, residuals = solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
     return states, residuals.tolist()
 
 
@@ -107,6 +117,7 @@ def mgrit_adjoint(
     cycle: str = "V",
     nested: bool = False,
     initial: Tensor | None = None,
+    group: Any = None,
 ) -> tuple[Tensor, list[float]]:
     """Solve `ubar^n = (dPhi/du (u^n, theta^n))^T ubar^{n+1}` from `ubar^N` for all layers at once by multigrid.
 
@@ -129,6 +140,8 @@ def mgrit_adjoint(
         cycle: "V" or "F".
         nested: start from the coarser grids.
         initial: (N + 1, b, ...), the start of all adjoints, by n.
+        group: as for `mgrit`; states, adjoints and `initial` are those of the rank's points, the cotangent the last
+            rank's.
 
     Returns:
         The adjoints (N + 1, b, ...) by n, and the residuals.
@@ -147,21 +160,31 @@ def mgrit_adjoint(
         >>> round(adjoints[0].item(), 4), adjoints[16].item()
         (0.1853, 1.0)
     """
-    if len(states) != num_layers + 1 or states[0].shape != cotangent.shape:
+    method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
+    exchange = Alone() if group is None else Ranks(group, is_mirrored=True)
+    num_own = own_layers(num_layers, method, exchange)
+    if len(states) != num_own + 1 or states[0].shape != cotangent.shape:
         raise ConfigError(
-            f"states: found the shape {tuple(states.shape)}; expected {(num_layers + 1, *cotangent.shape)}, the states "
+            f"states: found the shape {tuple(states.shape)}; expected {(num_own + 1, *cotangent.shape)}, the states "
             "of all points in the cotangent's shape. Pass what mgrit returns."
         )
-    jacobians = Linearised(batched(step), states[:-1])
-    method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
+    origin = exchange.origin(cotangent)
+    own, coarse = _linearisation(states, num_layers, method, exchange)
+    evaluate = batched(step)
+    fine_advance = transposed(Linearised(evaluate, own), h)
+    coarse_advance = transposed(Linearised(evaluate, coarse), h)
+
+    def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+        return (fine_advance if grid.stride == 1 else coarse_advance)(grid, values, points)
+
     mirrored = None if initial is None else initial.flip(0)
-    values = start_of(cotangent, num_layers, mirrored)
-    found, residuals = solve(transposed(jacobians, h), values, None, method, is_warm=initial is not None)
+    values = start_of(origin, num_own, mirrored, is_first=exchange.part == 0)
+    found, residuals = solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
     return found.flip(0), residuals.tolist()
 
 
-def transposed(jacobians: Linearised, step_size: float) -> Any:
-    """Return what advances adjoints, which are mirrored: point m of a grid of M layers is that of layer M - m."""
+def transposed(jacobians: Linearised, step_size: float) -> Advance:
+    """Return what advances adjoints, which are mirrored: point m of a grid of M layers is that of layer M - m - 1."""
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         # In increasing order of the layers, so that slices of stacked parameters have a positive step.
@@ -172,7 +195,12 @@ def transposed(jacobians: Linearised, step_size: float) -> Any:
     return advance
 
 
-def start_of(first: Tensor, num_layers: int, initial: Tensor | None) -> Tensor:
+def own_layers(num_layers: int, method: Method, exchange: AbstractExchange) -> int:
+    """Return how many layers this process has."""
+    return len(exchange.part_of(make_grids(num_layers, method.coarsening, method.levels)[0]))
+
+
+def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, is_first: bool = True) -> Tensor:
     """Return a start of all points: a copy of `initial` that begins with `first`, or `first` everywhere."""
     first = first.detach()
     if initial is None:
@@ -183,5 +211,25 @@ def start_of(first: Tensor, num_layers: int, initial: Tensor | None) -> Tensor:
             "point. Pass the states of an earlier solve, or leave initial out."
         )
     values = initial.detach().clone()
-    values[0] = first
+    if is_first:
+        values[0] = first
     return values
+
+
+def _linearisation(
+    states: Tensor, num_layers: int, method: Method, exchange: AbstractExchange
+) -> tuple[Callable[[range], Tensor], Callable[[range], Tensor]]:
+    """Return the states of this process's layers, and those of the coarse grids' layers, all of which it needs."""
+    grid = make_grids(num_layers, method.coarsening, method.levels)[0]
+    begin = num_layers - exchange.part_of(grid).stop
+    # The parts are mirrored, and so are their states.
+    coarse = exchange.gather(states[: -1 : grid.coarsening].flip(0)).flip(0)
+
+    def own_at(layers: range) -> Tensor:
+        return states_at(states, range(layers.start - begin, layers.stop - begin, layers.step))
+
+    def coarse_at(layers: range) -> Tensor:
+        factor = grid.coarsening or 1
+        return states_at(coarse, range(layers.start // factor, -(-layers.stop // factor), layers.step // factor))
+
+    return own_at, coarse_at

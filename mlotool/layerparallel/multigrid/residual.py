@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -15,7 +16,7 @@ from mlotool.layerparallel.multigrid.guard import Guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, Layers, check_repeatable
 from mlotool.layerparallel.multigrid.mgrit import start_of, transposed
 from mlotool.layerparallel.multigrid.solver import Method, solve
-from mlotool.layerparallel.multigrid.steps import Evaluate, Linearised, batched, layers_of
+from mlotool.layerparallel.multigrid.steps import Evaluate, Linearised, batched, layers_of, states_at
 from mlotool.layerparallel.multigrid.warm_start import WarmStart
 
 # N: layers, b: batch
@@ -193,7 +194,7 @@ class _System:
         initial = self._recall("states", u0)
         values = start_of(u0, self.num_layers, initial)
         states, self.part.residuals["forward"] = solve(
-            advance, values, None, self._method(self.part.method), is_warm=initial is not None
+            advance, u0.detach(), values, None, self._method(self.part.method), is_warm=initial is not None
         )
         self._remember("states", states)
         return states
@@ -203,7 +204,9 @@ class _System:
         advance, method = transposed(self._jacobians(states, theta), self.h), self._method(self.part.backward_method)
         initial = self._recall("adjoints", cotangents[-1]) if is_first else None
         values = start_of(cotangents[-1], self.num_layers, None if initial is None else initial.flip(0))
-        found, residuals = solve(advance, values, cotangents.flip(0), method, is_warm=initial is not None)
+        found, residuals = solve(
+            advance, cotangents[-1].detach(), values, cotangents.flip(0), method, is_warm=initial is not None
+        )
         adjoints = found.flip(0)
         if is_first:
             self.part.residuals["backward"] = residuals
@@ -218,7 +221,7 @@ class _System:
             return jacobians.plain(values, layers_of(grid, points), self.h * grid.stride)
 
         values = start_of(sources[0], self.num_layers, None)
-        return solve(advance, values, sources, self._method(self.part.backward_method))[0]
+        return solve(advance, sources[0].detach(), values, sources, self._method(self.part.backward_method))[0]
 
     def inspect(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
         """Compare with plain backpropagation when that is due, and hand its gradient on then."""
@@ -242,7 +245,7 @@ class _System:
         return [each if used else None for each, used in zip(serial, is_used, strict=True)]
 
     def _jacobians(self, states: Tensor, theta: Sequence[Tensor]) -> Linearised:
-        return Linearised(self.evaluate([tensor.detach() for tensor in theta]), states[:-1])
+        return Linearised(self.evaluate([tensor.detach() for tensor in theta]), partial(states_at, states))
 
     def _method(self, method: Method) -> Method:
         extra = self.part.guard.extra_cycles

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone
 from mlotool.layerparallel.multigrid.grids import Grid, check_names, make_grids
 
 # values: (N_l + 1, b, ...), one point of the level after the other; source: the same; ahead: (num_chunks, b, ...)
@@ -49,37 +50,56 @@ class Method:
 
 
 def solve(
-    advance: Advance, values: Tensor, source: Tensor | None, method: Method, *, is_warm: bool = False
+    advance: Advance,
+    origin: Tensor,
+    values: Tensor,
+    source: Tensor | None,
+    method: Method,
+    *,
+    is_warm: bool = False,
+    exchange: AbstractExchange | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return v with `v^0 = values^0` and `v^{n+1} = Phi(v^n) + source^{n+1}`, as far as the cycles get.
+    """Return v with `v^0 = origin` and `v^{n+1} = Phi(v^n) + source^{n+1}`, as far as the cycles get.
 
     Args:
         advance: Phi, on each grid.
-        values: the start (N + 1, b, ...); changed in place.
-        source: the right-hand side G (N + 1, b, ...), of which the first point is not looked at; None is zero.
+        origin: (b, ...), the first value.
+        values: the start (N + 1, b, ...), changed in place; of several ranks, that of this rank's part.
+        source: the right-hand side G (N + 1, b, ...), of which the first point is not looked at; None is zero, which
+            several ranks need.
         method: of the solve.
-        is_warm: whether the start is worth more than what nested iteration would make of its first point.
+        is_warm: whether the start is worth more than what nested iteration would make of the origin.
+        exchange: with the ranks that have the other layers; None: this process has all of them.
 
     Returns:
         The values, and the residuals' Frobenius norms (cycles + 1): after the first F-relaxation and after each cycle.
     """
-    grids = make_grids(len(values) - 1, method.coarsening, method.levels)
-    return _Solve(advance, grids, method).run(values, source, is_nested=method.nested and not is_warm)
+    exchange = exchange or Alone()
+    grids = make_grids((len(values) - 1) * exchange.num_parts, method.coarsening, method.levels)
+    return _Solve(advance, origin, grids, method, exchange).run(values, source, is_nested=method.nested and not is_warm)
 
 
 class _Solve:
-    """One solve: the recursion over the grids."""
+    """One solve: the recursion over the grids. Of the finest one it has a part, of the others all."""
 
-    def __init__(self, advance: Advance, grids: Sequence[Grid], method: Method) -> None:
+    def __init__(
+        self, advance: Advance, origin: Tensor, grids: Sequence[Grid], method: Method, exchange: AbstractExchange
+    ) -> None:
         self.advance = advance
+        self.origin = origin
+        # The points at hand, by level: a part of the finest grid, and all of the others.
+        self.points = (exchange.part_of(grids[0]), *(range(grid.num_layers) for grid in grids[1:]))
         self.grids = grids
         self.method = method
+        self.exchange = exchange
 
     @torch.no_grad()
     def run(self, values: Tensor, source: Tensor | None, *, is_nested: bool) -> tuple[Tensor, Tensor]:
         """Iterate to the tolerance."""
         if is_nested:
             self._start_nested(values, source)
+        else:
+            self.exchange.pass_on(values)
         ahead = self._sweep(0, values, source)
         norms = [self._norm(values, source, ahead)]
         target = self._target(norms[0])
@@ -102,20 +122,31 @@ class _Solve:
             ahead: what `_sweep` returned for these values.
             kind: "V" or "F".
         """
-        grid = self.grids[level]
-        corrected = values[grid.coarsening :: grid.coarsening]
-        own = None if source is None else source[grid.coarsening :: grid.coarsening]
+        grid, below, own = self.grids[level], self.grids[level + 1], self._chunks(level)
+        right = None if source is None else source[grid.coarsening :: grid.coarsening]
         if self.method.relaxation == "FCF":
             # C-relaxation needs no layer: the sweep before it has evaluated the last layer of each chunk.
-            corrected.copy_(_plus(ahead, own))
+            values[grid.coarsening :: grid.coarsening] = _plus(ahead, right)
+            if level == 0:
+                self.exchange.pass_on(values)
             ahead = self._sweep(level, values, source)
         coarse = values[:: grid.coarsening].clone()
         # A_c(U_c) + R_c at the C-points, where U_c and the injected U cancel: the fine step minus the coarse one.
-        below = self.grids[level + 1]
-        coarse_source = torch.zeros_like(coarse)
-        coarse_source[1:] = _plus(ahead, own) - self.advance(below, coarse[:-1], range(below.num_layers))
+        coarse_source = _plus(ahead, right) - self.advance(below, coarse[:-1], own)
+        coarse, coarse_source = self._whole(level, coarse[1:]), self._whole(level, coarse_source)
         self._solve(level + 1, coarse, coarse_source, kind)
-        corrected.copy_(coarse[1:])
+        values[:: grid.coarsening] = coarse[own.start : own.stop + 1]
+
+    def _whole(self, level: int, own: Tensor) -> Tensor:
+        """Return a coarse grid's points from those of this rank's chunks, with the origin before them."""
+        points = self.exchange.gather(own) if level == 0 else own
+        return torch.cat([self.origin[None], points])
+
+    def _chunks(self, level: int) -> range:
+        """Return the numbers of the chunks that are at hand on a level: points of the one below."""
+        points, factor = self.points[level], self.grids[level].coarsening
+        assert factor is not None
+        return range(points.start // factor, points.stop // factor)
 
     def _solve(self, level: int, values: Tensor, source: Tensor | None, kind: str) -> None:
         """Solve a coarse system: exactly on the coarsest grid, else by one cycle, with "F" by an F- and a V-cycle."""
@@ -127,35 +158,37 @@ class _Solve:
         self._relax(level, values, source)
 
     def _start_nested(self, values: Tensor, source: Tensor | None) -> None:
-        """Solve the coarsest grid, and on each finer one but the finest start from there with one V-cycle."""
+        """Solve the coarsest grid, and start from there on each finer one, with one V-cycle on all but the finest."""
+        coarse = None
         for level in range(len(self.grids) - 1, 0, -1):
             grid = self.grids[level]
-            coarse = values[:: grid.stride].clone()
-            injected = None if source is None else source[:: grid.stride]
-            if grid.coarsening is None:
-                self._substitute(level, coarse, injected)
-            else:
-                self._solve(level, coarse, injected, "V")
-            values[:: grid.stride] = coarse
+            current = self.origin.expand(grid.num_layers + 1, *self.origin.shape).clone()
+            if coarse is not None:
+                current[:: grid.coarsening] = coarse
+            self._solve(level, current, None if source is None else source[:: grid.stride], "V")
+            coarse = current
+        assert coarse is not None
+        own = self._chunks(0)
+        values[:: self.grids[0].coarsening] = coarse[own.start : own.stop + 1]
 
     def _sweep(self, level: int, values: Tensor, source: Tensor | None) -> Tensor:
         """F-relax, and return what the last layer of each chunk makes of it, source aside: C-points are left alone."""
         self._relax(level, values, source)
         grid = self.grids[level]
         assert grid.coarsening is not None
-        return self._advanced(grid, values, grid.coarsening - 1)
+        return self._advanced(level, values, grid.coarsening - 1)
 
     def _relax(self, level: int, values: Tensor, source: Tensor | None) -> None:
         grid = self.grids[level]
         assert grid.coarsening is not None
         for offset in range(grid.coarsening - 1):
             own = None if source is None else source[offset + 1 :: grid.coarsening]
-            values[offset + 1 :: grid.coarsening] = _plus(self._advanced(grid, values, offset), own)
+            values[offset + 1 :: grid.coarsening] = _plus(self._advanced(level, values, offset), own)
 
-    def _advanced(self, grid: Grid, values: Tensor, offset: int) -> Tensor:
+    def _advanced(self, level: int, values: Tensor, offset: int) -> Tensor:
         """Advance the point of that offset in all chunks at once."""
-        points = range(offset, grid.num_layers, grid.coarsening or 1)
-        return self.advance(grid, values[offset : grid.num_layers : grid.coarsening or 1], points)
+        grid, points = self.grids[level], self.points[level][offset :: self.grids[level].coarsening]
+        return self.advance(grid, values[offset : len(self.points[level]) : points.step], points)
 
     def _substitute(self, level: int, values: Tensor, source: Tensor | None) -> None:
         for point in range(self.grids[level].num_layers):
@@ -166,7 +199,7 @@ class _Solve:
         # After F-relaxation the residual of the F-points is zero, so that of the C-points is all of it.
         step = self.grids[0].coarsening
         own = None if source is None else source[step::step]
-        return torch.linalg.vector_norm(_plus(ahead, own) - values[step::step])
+        return self.exchange.norm(torch.linalg.vector_norm(_plus(ahead, own) - values[step::step]))
 
     def _target(self, first: Tensor) -> float | None:
         targets = [] if self.method.tolerance is None else [self.method.tolerance]

@@ -56,6 +56,11 @@ def batched(step: Any) -> Evaluate:
     return evaluate
 
 
+def states_at(states: Tensor, layers: range) -> Tensor:
+    """Return the states (k, b, ...) of k layers from those of all points."""
+    return states[layers.start : layers.stop : layers.step]
+
+
 def layers_of(grid: Grid, points: range) -> range:
     """Return the fine layers that begin at these points of a grid."""
     return range(points.start * grid.stride, points.stop * grid.stride, points.step * grid.stride)
@@ -69,12 +74,12 @@ class Linearised:
 
     Args:
         evaluate: of the step.
-        states: u (N, b, ...), at which layer n is linearised.
+        states: `states(layers)`, the states (k, b, ...) at which k layers are linearised.
     """
 
-    def __init__(self, evaluate: Evaluate, states: Tensor) -> None:
+    def __init__(self, evaluate: Evaluate, states: Callable[[range], Tensor]) -> None:
         self._evaluate = evaluate
-        self._states = states.detach()
+        self._states = states
         self._traces: dict[tuple[range, float], tuple[Tensor, Tensor]] = {}
         self._pulled: dict[tuple[range, float], tuple[Tensor, Tensor]] = {}
 
@@ -99,7 +104,7 @@ class Linearised:
         key = (layers, step_size)
         if key not in self._traces:
             with torch.enable_grad():
-                at = self._states[layers.start : layers.stop : layers.step].detach().requires_grad_()
+                at = self._states(layers).detach().requires_grad_()
                 self._traces[key] = at, self._evaluate(at, layers, step_size)
         return self._traces[key]
 

@@ -1,0 +1,130 @@
+"""What the processes that share the layers tell each other."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.multigrid.grids import Grid
+
+# L: layers of this process; values (L + 1, b, ...): its points, and the last one of the process before it
+
+
+class AbstractExchange(ABC):
+    """The layers are in `num_parts` equal parts, of which this process has the `part`-th.
+
+    It relaxes its own part of the finest grid; the coarser ones, of N/c layers together, are solved by all alike.
+
+    Attributes:
+        part: from 0, in the order in which values are handed on.
+        num_parts: how many there are.
+    """
+
+    part: int
+    num_parts: int
+
+    @abstractmethod
+    def pass_on(self, values: Tensor) -> None:
+        """Send the last value to the next part, and put the one of the part before into the first place."""
+
+    @abstractmethod
+    def gather(self, own: Tensor) -> Tensor:
+        """Return the values of all parts, one after the other, along the first axis."""
+
+    @abstractmethod
+    def origin(self, value: Tensor) -> Tensor:
+        """Return the value of the first part, which is the first one of all."""
+
+    @abstractmethod
+    def norm(self, own: Tensor) -> Tensor:
+        """Return the norm of all parts from each one's."""
+
+    def part_of(self, grid: Grid) -> range:
+        """Return the points of a grid whose layers are at hand here.
+
+        Raises:
+            ConfigError: the chunks cannot be divided.
+        """
+        if grid.num_chunks % self.num_parts:
+            raise ConfigError(
+                f"num_layers: found {grid.num_layers} with coarsening={grid.coarsening} for {self.num_parts} ranks; "
+                f"expected the same number of chunks of {grid.coarsening} layers on each. Set num_layers to a multiple "
+                f"of {self.num_parts * (grid.coarsening or 1)}, or take another number of ranks."
+            )
+        size = grid.num_layers // self.num_parts
+        return range(self.part * size, (self.part + 1) * size)
+
+
+class Alone(AbstractExchange):
+    """This process has all layers."""
+
+    part = 0
+    num_parts = 1
+
+    def pass_on(self, values: Tensor) -> None:
+        """Do nothing."""
+
+    def gather(self, own: Tensor) -> Tensor:
+        """Return what is at hand."""
+        return own
+
+    def origin(self, value: Tensor) -> Tensor:
+        """Return it."""
+        return value.detach()
+
+    def norm(self, own: Tensor) -> Tensor:
+        """Return it."""
+        return own
+
+
+class Ranks(AbstractExchange):
+    """A part of the layers on each rank of a process group, in the order of the ranks.
+
+    Args:
+        group: the ranks.
+        is_mirrored: values are handed on from the last rank to the first, as adjoints are.
+    """
+
+    def __init__(self, group: Any, is_mirrored: bool = False) -> None:
+        self.group = group
+        self.is_mirrored = is_mirrored
+        self.num_parts = dist.get_world_size(group)
+        self.part = self._at(dist.get_rank(group))
+
+    def pass_on(self, values: Tensor) -> None:
+        """Send and receive, point to point."""
+        received, last = torch.empty_like(values[0]), values[-1].contiguous()
+        pending = []
+        if self.part > 0:
+            pending.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=self._at(self.part - 1)))
+        if self.part < self.num_parts - 1:
+            pending.append(dist.P2POp(dist.isend, last, group=self.group, group_peer=self._at(self.part + 1)))
+        for work in dist.batch_isend_irecv(pending) if pending else ():
+            work.wait()
+        if self.part > 0:
+            values[0] = received
+
+    def gather(self, own: Tensor) -> Tensor:
+        """Gather on all ranks."""
+        parts = [torch.empty_like(own) for _ in range(self.num_parts)]
+        dist.all_gather(parts, own.contiguous(), group=self.group)
+        return torch.cat(parts[::-1] if self.is_mirrored else parts)
+
+    def norm(self, own: Tensor) -> Tensor:
+        """Return the root of the sum of squares."""
+        squared = own.square()
+        dist.all_reduce(squared, group=self.group)
+        return squared.sqrt()
+
+    def origin(self, value: Tensor) -> Tensor:
+        """Broadcast it from the rank of that part."""
+        value = value.detach().clone()
+        dist.broadcast(value, group=self.group, group_src=self._at(0))
+        return value
+
+    def _at(self, part: int) -> int:
+        """Return the rank of a part, and the part of a rank."""
+        return self.num_parts - 1 - part if self.is_mirrored else part
