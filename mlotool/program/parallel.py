@@ -39,6 +39,11 @@ class AbstractParallel(ABC):
         """Move what it keeps beside the module to a device; called before the first step."""
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether one step's gradient may be taken several times, as a line search does."""
+        return True
+
+    @property
     def is_divided(self) -> bool:
         """Whether a training step moves a part of the parameters on each rank, until `sync`."""
         return False

@@ -167,6 +167,9 @@ class Problem:
         self.evaluates_again = built is not None and _needs_closure(built)
         if self.evaluates_again:
             _require(precision != "fp16", f"problems.{name}.precision", precision, "fp32 or bf16 beside a line search")
+            is_repeatable = parallel is None or parallel.is_repeatable
+            kinds = type(built).__name__, "an optimizer that steps along one gradient, which moves auxiliary variables"
+            _require(is_repeatable, f"problems.{name}.optimizer", *kinds)
         self.hypergradient = hypergradient
         self.unroll_steps = unroll_steps
         self.warmup_steps = warmup_steps

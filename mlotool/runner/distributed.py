@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +53,30 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             )
     _check_same_start(program, ranks)
     program.reduce = ranks.mean
-    for problem in program.problems.values():
+    whole = set()
+    for name, problem in program.problems.items():
         share = (ranks.rank, ranks.size)
         if problem.parallel is not None:
             share = problem.parallel.distribute(*share)
             check_divided(program, problem)
         if problem.stream is not None:
             problem.stream.divide(*share)
+        if share[1] == 1:
+            whole.add(name)
     if ranks.is_first:
-        for text in differences(program):
+        for text in differences(program, whole):
             warnings.warn(text, stacklevel=2)
     else:
         seed_everything(derived_seed(seed, "rank", str(ranks.rank)) % 2**32, workers=True, verbose=False)
 
 
-def differences(program: Program) -> Iterator[str]:
-    """Yield why several ranks cannot give what one rank gives, a sentence for each cause."""
+def differences(program: Program, whole: Collection[str] = ()) -> Iterator[str]:
+    """Yield why several ranks cannot give what one rank gives, a sentence for each cause.
+
+    Args:
+        program: the problems.
+        whole: names of those whose batches are not divided.
+    """
     for name, problem in program.problems.items():
         layers = {type(layer).__name__ for layer in problem.module.modules() if _is_noisy(layer)}
         if layers:
@@ -77,7 +85,7 @@ def differences(program: Program) -> Iterator[str]:
                 "should for other samples; the run differs from one rank's as from another seed's."
             )
         layers = {type(layer).__name__ for layer in problem.module.modules() if isinstance(layer, _BatchNorm)}
-        if layers - {"SyncBatchNorm"}:
+        if layers - {"SyncBatchNorm"} and name not in whole:
             yield (
                 f"problems.{name}.module: {', '.join(sorted(layers))} normalises each rank's share of a batch by "
                 "itself, so the run differs from one rank's; its running statistics are averaged. Use GroupNorm, or "

@@ -286,6 +286,7 @@ class ProgramModule(LightningModule):
     def _check_finite(self) -> None:
         if self._checked_tick == self.schedule.num_ticks:
             return
+        self.program.sync()
         # The losses first: they know the tick.
         self.window.check()
         check_parameters(self.program, self.schedule.num_ticks)

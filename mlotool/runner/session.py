@@ -1,5 +1,6 @@
 """One run of a built program, from the first tick to summary.json."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
 from mlotool.core.errors import ConfigError, Interrupted, NonFiniteLossError, NonFiniteParametersError, PrunedError
+from mlotool.core.files import write_text
 from mlotool.program import Schedule
 from mlotool.runner.analysis import run_analyses
 from mlotool.runner.checkpoint import (
@@ -100,6 +102,7 @@ class Session:
                     loggers = stack.enter_context(self._open_loggers(folder, tick)) if is_first else []
                     log.send_to(loggers)
                     self._fit(folder, log, loggers, outcome, checkpoint)
+                    self._write_timelines(folder)
                     if is_first:
                         self._finish(folder, log)
             finally:
@@ -212,6 +215,13 @@ class Session:
                 )
             callbacks.append(early_stopping(monitor, mode, runner.early_stopping_patience))
         return callbacks
+
+    def _write_timelines(self, folder: RunFolder) -> None:
+        """Write what layer-parallel steps have recorded of their times, as artifacts/parallel_<problem>.json."""
+        for name, problem in self._built.program.problems.items():
+            timeline = None if problem.parallel is None else problem.parallel.timeline()
+            if timeline is not None and self._ranks.is_first:
+                write_text(folder.artifacts / f"parallel_{name}.json", json.dumps(timeline))
 
     def _finish(self, folder: RunFolder, log: MetricLog) -> None:
         """Evaluate the `end` splits and run the analyses, with the best checkpoint where there is one."""

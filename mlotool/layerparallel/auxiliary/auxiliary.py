@@ -170,6 +170,11 @@ class Auxiliary(AbstractParallel):
             self._team.to(device)
 
     @property
+    def is_repeatable(self) -> bool:
+        """Each gradient moves the variables, so it is taken once."""
+        return self.num_stages == 1
+
+    @property
     def is_divided(self) -> bool:
         """Whether each stage is a process's own."""
         return self.exchange.is_divided

@@ -1,0 +1,82 @@
+"""Through the runner: a recipe whose classifier is trained by stages, in one process and in one a stage."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mlotool
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.runner.checkpoint import read_checkpoint
+
+QUIET = ["logger.wandb=false", "runner.progress_bar=false", "runner.report=false", "debug.limit_samples=60"]
+STAGES = "+problems.classifier.parallel={_target_: mlotool.layerparallel.Auxiliary, stages: 2, record: 2, beta: 50.0"
+
+
+def run(folder: Path, recipe: str, parallel: str, *words: str) -> tuple[dict[str, float], dict[str, Any], Path]:
+    """Return metrics, the program's state in the last checkpoint, and the run folder."""
+    config = mlotool.compose(recipe, [*QUIET, "runner.max_ticks=6", "runner.log_every=3", STAGES + parallel, *words])
+    result = mlotool.run(config, output_dir=folder)
+    return result.metrics, read_checkpoint(folder / "checkpoints" / "last.ckpt")["program"], folder
+
+
+def test_a_recipe_in_one_process_logs_violations_and_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    networks = ", variables: auxnet, beta: {start: 10.0, factor: 2.0, every: 2}, noise: 0.01}"
+    metrics, state, folder = run(tmp_path / "whole", "mwn", networks)
+    assert metrics["classifier/violation_1"] > 0
+    assert 0 < metrics["classifier/relative_violation_1"] < 10
+    assert metrics["classifier/beta"] == 40.0
+    timeline = json.loads((folder / "artifacts" / "parallel_classifier.json").read_text())
+    assert timeline["stages"] == 2
+    assert {span["what"] for span in timeline["spans"]} == {"forward", "backward", "communication", "auxnet"}
+    half = mlotool.compose("mwn", [*QUIET, "runner.max_ticks=3", "runner.log_every=3", STAGES + networks])
+    mlotool.run(half, output_dir=tmp_path / "halves")
+    half.runner.max_ticks = 6
+    mlotool.run(half, output_dir=tmp_path / "halves", resume=tmp_path / "halves")
+    resumed = read_checkpoint(tmp_path / "halves" / "checkpoints" / "last.ckpt")["program"]
+    assert_equal(resumed, state, 0.0)
+
+
+@pytest.mark.slow
+def test_two_processes_alone_are_one_bit_by_bit(tmp_path: Path) -> None:
+    words = "model@problems.classifier.module=resnet8"
+    one = run(tmp_path / "one", "plain", ", processes: true}", words)
+    two = run(tmp_path / "two", "plain", ", processes: true}", words, "runner.devices=2")
+    assert_equal(two[1], one[1], 0.0)
+    assert two[0] == one[0]
+    timeline = json.loads((two[2] / "artifacts" / "parallel_classifier.json").read_text())
+    assert {span["rank"] for span in timeline["spans"]} == {0, 1}
+    assert timeline["processes"] == 2
+
+
+@pytest.mark.slow
+def test_two_processes_of_a_lower_problem_are_one(tmp_path: Path) -> None:
+    """Up to float32's rounding; in float64 to 1e-9 in test_processes.py."""
+    one = run(tmp_path / "one", "mwn", ", processes: true}")
+    two = run(tmp_path / "two", "mwn", ", processes: true}", "runner.devices=2")
+    assert_equal(two[1], one[1], 1e-4)
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_be_divided_among_the_stages(tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, RunError), match=r"found 2 stages in processes of their own, and 3 ranks"):
+        run(tmp_path / "three", "plain", ", processes: true}", "runner.devices=3")
+
+
+def assert_equal(ours: Any, expected: Any, tolerance: float) -> None:
+    if isinstance(expected, dict):
+        assert ours.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_equal(ours[key], value, tolerance)
+    elif isinstance(expected, list | tuple):
+        assert len(ours) == len(expected)
+        for a, b in zip(ours, expected, strict=True):
+            assert_equal(a, b, tolerance)
+    elif isinstance(expected, torch.Tensor) and expected.is_floating_point():
+        torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(ours, expected)
+    else:
+        assert ours == expected
