@@ -22,7 +22,6 @@ from mlotool.losses.poisoning import (
     poisoned_cross_entropy,
 )
 from mlotool.losses.reweighted import reweighted_cross_entropy, sample_weighted_cross_entropy
-from mlotool.losses.smooth_layers import smooth_layers_cross_entropy
 
 __all__ = [
     "architecture_analysis",
@@ -49,6 +48,5 @@ __all__ = [
     "reweighted_cross_entropy",
     "sample_weight_analysis",
     "sample_weighted_cross_entropy",
-    "smooth_layers_cross_entropy",
     "weight_against_loss",
 ]

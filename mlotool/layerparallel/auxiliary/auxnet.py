@@ -130,7 +130,10 @@ def _without(graph: fx.Graph, blocks: Sequence[fx.Node]) -> fx.Graph:
     found = fx.Graph()
     found.output(found.graph_copy(graph, copies))
     for block in blocks:
-        assert isinstance(block.args[0], fx.Node)
-        copies[block].replace_all_uses_with(copies[block.args[0]])
-        found.erase_node(copies[block])
+        copy_of = copies[block]
+        # Of the copy: what it is given may itself stand in for a block that has gone.
+        given = copy_of.args[0]
+        assert isinstance(given, fx.Node)
+        copy_of.replace_all_uses_with(given)
+        found.erase_node(copy_of)
     return found
