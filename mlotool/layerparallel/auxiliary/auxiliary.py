@@ -1,6 +1,5 @@
 """Layer-parallel training by auxiliary variables: the stand-in for a problem's module in its own training steps."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -272,7 +271,7 @@ class Auxiliary(AbstractParallel):
         return {
             "stages": self.num_stages,
             "processes": self.num_stages if self.is_divided else 1,
-            "spans": sorted(itertools.chain(*found.values()), key=lambda span: (span["batch"], span["begin"])),
+            "spans": Timeline.joined(found.values()),
             "violation": {key: value for key, value in self.statistics().items() if key.startswith("violation")},
         }
 
