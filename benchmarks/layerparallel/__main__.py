@@ -26,37 +26,41 @@ PARTS = ("paths", "times", "batched")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/layerparallel.json")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=("paths", "times"))
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--device", default="cpu", help="of the part 'batched'; cuda adds CUDA graphs and streams")
+    parser.add_argument("--folder", type=Path, default=record.RESULTS, help="of the JSON files; default: results/")
     arguments = parser.parse_args()
     device = _device(arguments.device)
     torch.set_num_threads(1)
-    settings = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
-    content: dict[str, Any] = {
-        **record.surroundings(("torch",)),
-        "mlotool": mlotool.__version__,
-        "environment": settings,
-        "quoted": quoted.TABLES,
-    }
-    if "paths" in arguments.parts:
-        content["paths"] = paths.compare()
-        _show_paths(content["paths"])
-    if "times" in arguments.parts:
-        with Pair() as pair:
-            content["times"] = times.compare(pair, Workload(), arguments.rounds)
-        _show_times(content["times"])
-    if "batched" in arguments.parts:
-        rows = [batched.compare(device, each, arguments.rounds) for each in batched.NUM_LAYERS]
-        content["batched"] = {"device": arguments.device, "rows": rows}
-        if device.type == "cuda":
-            content["batched"]["streams"] = batched.compare_streams(device, Workload(), arguments.rounds)
-        _show_batched(content["batched"])
-    content["load_average_at_the_end"] = os.getloadavg()
-    # What only a GPU can tell has a file of its own, and does not take the place of what was measured on a CPU.
-    name = "layerparallel" if device.type == "cpu" else f"layerparallel_{device.type}"
-    print(f"written to {record.write(name, content, arguments.output)}")
+    for part in arguments.parts:
+        name = f"layerparallel_{part}"
+        content: dict[str, Any] = {**record.surroundings(("torch",)), "mlotool": mlotool.__version__}
+        content["environment"] = {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY")}
+        if part == "paths":
+            content["rows"] = paths.compare()
+            _show_paths(content["rows"])
+        elif part == "times":
+            with Pair() as pair:
+                content |= times.compare(pair, Workload(), arguments.rounds)
+            content["quoted"] = quoted.TABLES
+            _show_times(content)
+        else:
+            # What only a GPU can tell does not take the place of what was measured on a CPU.
+            name += f"_{device.type}"
+            content |= _batched(device, arguments.rounds)
+            _show_batched(content)
+        content["load_average_at_the_end"] = os.getloadavg()
+        print(f"written to {record.write(name, content, arguments.folder / f'{name}.json')}", flush=True)
+
+
+def _batched(device: torch.device, num_rounds: int) -> dict[str, Any]:
+    # On a CPU the deepest network takes seconds a gradient, and tells nothing new.
+    depths = batched.NUM_LAYERS if device.type == "cuda" else batched.NUM_LAYERS[:-1]
+    found: dict[str, Any] = {"rows": [batched.compare(device, each, num_rounds) for each in depths]}
+    if device.type == "cuda":
+        found["streams"] = batched.compare_streams(device, Workload(), num_rounds)
+    return found
 
 
 def _device(name: str) -> torch.device:
@@ -105,7 +109,7 @@ def _show_paths(rows: list[dict[str, Any]]) -> None:
 
 def _show_batched(found: dict[str, Any]) -> None:
     for row in found["rows"]:
-        print(f"\n{row['num_layers']} layers on {found['device']}")
+        print(f"\n{row['num_layers']} layers")
         for name, wall in row["wall"].items():
             error = row["error"].get(name)
             print(f"{name}: {wall['ms']:.1f} ms, {wall['ratio']:.2f}{'' if error is None else f', error {error:.1e}'}")

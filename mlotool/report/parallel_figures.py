@@ -64,11 +64,12 @@ def speedup_card(book: Sketchbook, timeline: Timeline) -> Card:
         "measured": (timeline.measured, "problem-0"),
     }
     figure, axes = book.new()
+    box = {"boxstyle": "square,pad=0.1", "facecolor": light("card"), "edgecolor": "none"}
     values = [value for value, _ in rows.values()]
     axes.barh(list(rows), values, color=[light(colour) for _, colour in rows.values()], height=0.6)
     for place, value in enumerate(values):
-        axes.text(value + 0.02 * max(values), place, f"{value:.2f}", va="center", fontsize=7.5)
-    axes.axvline(1.0, color=light("muted"), linewidth=0.8, linestyle=(0, (2, 2)))
+        axes.text(value + 0.02 * max(values), place, f"{value:.2f}", va="center", fontsize=7.5, bbox=box)
+    axes.axvline(1.0, color=light("muted"), linewidth=0.8, linestyle=(0, (2, 2)), zorder=0.5)
     axes.set_xlim(0, 1.12 * max(values))
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("times as fast as all stages one after the other")
