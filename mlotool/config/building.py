@@ -31,6 +31,7 @@ SETTINGS = (
     "reset_to",
     "tasks",
     "compile",
+    "shard",
 )
 
 

@@ -93,6 +93,7 @@ class ProblemConfig:
     compile: bool = False
     channels_last: bool = False
     parallel: Any = None
+    shard: bool = False
 
 
 @dataclass

@@ -20,6 +20,7 @@ class FirstOrder(AbstractHypergradient):
     """
 
     can_push = True
+    is_constant = True
 
     def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the current parameters as constants."""

@@ -56,6 +56,7 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
             _check_moved(problem, problems, steps)
         algorithm.check_problem(name, problem.tasks)
         algorithm.check_batches(name, problem.stream, problem.unroll_steps * problem.accumulate_batches)
+    _check_sharded(problems, steps)
 
 
 def _check_search(problem: Problem, nodes: Sequence[SolutionStep]) -> None:
@@ -184,6 +185,32 @@ def _check_parallel(problem: Problem, algorithm: AbstractHypergradient) -> None:
             "other gradients than the loss's; expected an implicit hypergradient. Write hypergradient: "
             "finite_difference, or remove parallel."
         )
+
+
+def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
+    """Refuse a gradient that passes through a solution where one of the parameters at hand is in shards.
+
+    A pullback computes with whole parameters, and most differentiate twice: FSDP2 frees what that needs.
+    """
+    sharded = {name for name, problem in problems.items() if problem.is_sharded}
+    for name, problem in problems.items():
+        for use, other in problem.node.other_uses.items():
+            if other in sharded:
+                raise ConfigError(
+                    f"problems.{other}.shard: found true, but it gives problems.{name}.{use}; expected false, as that "
+                    f"needs whole parameters. Write problems.{other}.shard: false."
+                )
+        for node in _all_nodes(steps[name]):
+            algorithm = algorithm_of(problems[node.problem])
+            played = {role.problem for role in problems[node.problem].roles.values()}
+            found = sorted(sharded & {name, node.problem, *node.inputs, *played})
+            if found and not algorithm.is_constant:
+                raise ConfigError(
+                    f"problems.{found[0]}.shard: found true, but the gradient of '{name}' passes through the solution "
+                    f"of '{node.problem}' by {type(algorithm).__name__}; expected first_order, since sharded "
+                    "parameters have no second derivatives (FSDP2 frees what they need). Write hypergradient: "
+                    f"first_order, or problems.{found[0]}.shard: false."
+                )
 
 
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:

@@ -156,6 +156,7 @@ class AbstractHypergradient(ABC):
         moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
         can_push: whether it can tell how the solution moves with its inputs (`push`).
         needs_full_precision: whether it compares losses or gradients at nearby points, which autocast would blur.
+        is_constant: whether it takes the solution for a constant, so that no gradient passes through.
         differentiates_twice: whether it needs second derivatives of the problem's loss by automatic differentiation.
     """
 
@@ -165,6 +166,7 @@ class AbstractHypergradient(ABC):
     keeps_graphs: bool = False
     is_persistent: bool = False
     needs_full_precision: bool = False
+    is_constant: bool = False
     differentiates_twice: bool = False
     horizon: int | None = None
     moves_solutions: bool = False

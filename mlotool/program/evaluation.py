@@ -124,6 +124,11 @@ class Evaluation:
             tensors = scope.get(player.problem) or other.constants()
             # At the module's own parameters it runs as it stands.
             is_own = live and tensors is other.theta
+            if other.shards is not None:
+                # To the others it is a constant: `check_algorithms` sees to that.
+                is_constant, mode = tensors is not other.theta, player.training
+                roles[role] = other.shards.constant(mode) if is_constant else other.shards.own(mode, is_live=live)
+                continue
             roles[role] = BoundModule(
                 other.module,
                 None if is_own else tensors,

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 
-from mlotool.core.bound_module import Places, compile_module
+from mlotool.core.bound_module import BoundModule, Places, compile_module
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import DTYPES, autocast
@@ -21,10 +21,14 @@ from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.graph import ProblemNode
 from mlotool.program.loss_scale import LossScale
 from mlotool.program.parallel import AbstractParallel
+from mlotool.program.shards import Shards, gathered
 from mlotool.program.stream import Stream
 from mlotool.program.tasks import stack_parameters
 from mlotool.program.trajectory import Streams, Trajectory, copied
 from mlotool.program.update import Settings, State, clipped, find_update
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 LossFunction = Callable[..., Tensor | LossOutput]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -76,6 +80,8 @@ class Problem:
             differences and penalties are taken in fp32 all the same; parameters and solvers stay in it.
         compile: run its module through `torch.compile`. It has no second derivatives then.
         parallel: how its training steps evaluate its module, layer-parallel; None is one serial pass.
+        shard: on several ranks each holds a part of its parameters, of their gradient and of the optimizer's state
+            (FSDP2). Gradients are of first order then.
 
     Raises:
         ConfigError: a setting is out of range, or the module has no parameter that requires a gradient.
@@ -111,6 +117,7 @@ class Problem:
         precision: str = "fp32",
         compile: bool = False,
         parallel: AbstractParallel | None = None,
+        shard: bool = False,
     ) -> None:
         self.name = name
         self.module = module
@@ -123,6 +130,16 @@ class Problem:
         if tasks is not None:
             _require(not compile, f"problems.{name}.compile", compile, "false, since tasks run through torch.vmap")
             stack_parameters(name, module, tasks)
+        self.is_sharded = shard
+        self.shards: Shards | None = None
+        if shard:
+            key = f"problems.{name}.shard"
+            _require(tasks is None, key, shard, "false, since tasks divide the batch by themselves")
+            _require(not compile, key, shard, "false with compile: true, as torch.compile cannot trace what gathers")
+            _require(precision != "fp16", key, shard, "false with precision: fp16; bf16 needs no loss scale")
+            _require(reset_to is None, key, shard, f"false with reset_to: {reset_to}, which copies whole parameters")
+            _require(not optimizer_roles, key, shard, "false, since other problems give its optimizer's settings")
+            _require(parallel is None, key, shard, "false, since its training is layer-parallel")
         self.compiled: Callable[..., Any] | None = compile_module(module) if compile else None
         self.loss = loss
         self.roles = {role: _role(name, role, value) for role, value in (roles or {}).items()}
@@ -167,6 +184,7 @@ class Problem:
         self.evaluates_again = built is not None and _needs_closure(built)
         if self.evaluates_again:
             _require(precision != "fp16", f"problems.{name}.precision", precision, "fp32 or bf16 beside a line search")
+            _require(not shard, f"problems.{name}.shard", shard, "false beside a line search")
             is_repeatable = parallel is None or parallel.is_repeatable
             kinds = type(built).__name__, "an optimizer that steps along one gradient, which moves auxiliary variables"
             _require(is_repeatable, f"problems.{name}.optimizer", *kinds)
@@ -208,6 +226,51 @@ class Problem:
         """Return theta, detached; the tensors share the parameters' memory."""
         return {key: tensor.detach() for key, tensor in self.theta.items()}
 
+    def reading(self, training: bool | None = None) -> BoundModule:
+        """Return the module as it is now, to be called without gradients; of shards all ranks gather it.
+
+        Args:
+            training: train or eval mode; None leaves the module's.
+        """
+        if self.shards is None:
+            return BoundModule(self.module, training=training)
+        return self.shards.constant(training)
+
+    def divide(self, mesh: "DeviceMesh") -> None:
+        """Divide its parameters among ranks, which have the same ones; all of them call it.
+
+        Args:
+            mesh: of the ranks.
+        """
+        before = dict(self.module.named_parameters())
+        self.shards = Shards(f"problems.{self.name}.shard", self.module, mesh)
+        state = {} if self.optimizer is None else self.optimizer.state_dict()
+        self._take_module(self.module, before)
+        if self.optimizer is None:
+            return
+        self.optimizer.load_state_dict(self.shards.divided_optimizer(state, self.optimizer))
+        for group in self.optimizer.param_groups:
+            # Of the fused kernels those of Adam alone know shards.
+            if group.get("fused") and not isinstance(self.optimizer, Adam):
+                group.update(fused=False, foreach=True)
+
+    def merge(self, *, is_kept: bool) -> None:
+        """Put its shards together again, on the CPU; all ranks call it, once.
+
+        Args:
+            is_kept: whether this rank goes on with the problem.
+        """
+        assert self.shards is not None
+        before = dict(self.module.named_parameters())
+        state = {} if self.optimizer is None else gathered(self.optimizer.state_dict(), is_kept=is_kept)
+        module = self.shards.merged(is_kept=is_kept)
+        if module is None:
+            return
+        self.shards = None
+        self._take_module(module, before)
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state)
+
     def step(
         self,
         gradient: Sequence[Tensor | None],
@@ -217,7 +280,7 @@ class Problem:
         """Take one optimizer step; in fp16 none, if the gradient has overflown.
 
         Args:
-            gradient: one tensor a parameter of theta; None where it is unused.
+            gradient: one tensor a parameter of theta, of a shard this rank's part; None where it is unused.
             settings: hyperparameters of each parameter, where another problem gives some of them.
             evaluate: for an optimizer that evaluates the loss itself (`evaluates_again`), such as LBFGS with its
                 line search; its first call is at the parameters of `gradient`.
@@ -249,11 +312,18 @@ class Problem:
         self.num_steps += 1
         return norm
 
+    def as_parameter(self, value: Tensor, parameter: Tensor) -> Tensor:
+        """Return a part of a gradient as a tensor that is divided like its parameter, where that is."""
+        return value if self.shards is None else self.shards.put_together(value, parameter)
+
     def clip(self, gradient: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Tensor | None]:
         """Return the gradient within `gradient_clip_norm`, and its norm before (mean over tasks) if that is set."""
         if self.gradient_clip_norm is None:
             return gradient, None
-        found, norm = clipped(gradient, self.gradient_clip_norm, self.tasks)
+        if self.shards is None:
+            found, norm = clipped(gradient, self.gradient_clip_norm, self.tasks)
+        else:
+            found, norm = clipped(gradient, self.gradient_clip_norm, total=self.shards.total)
         return found, norm.mean()
 
     def pure_step(
@@ -373,6 +443,8 @@ class Problem:
 
     def _set_gradient(self, gradient: Sequence[Tensor | None]) -> None:
         for parameter, value in zip(self.theta.values(), gradient, strict=True):
+            if value is not None:
+                value = self.as_parameter(value, parameter)
             # torch's fused kernels read a gradient in the parameter's order, whatever its own strides are.
             if value is not None and not value.is_sparse and value.stride() != parameter.stride():
                 value = torch.empty_like(parameter).copy_(value)
@@ -382,6 +454,23 @@ class Problem:
         loss, gradient = evaluate()
         self._set_gradient(self.clip(gradient)[0])
         return float(loss)
+
+    def _take_module(self, module: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
+        """Go on with other tensors in the place of the parameters.
+
+        Args:
+            module: holds them.
+            before: the parameters until now, by name.
+        """
+        now = dict(module.named_parameters())
+        self.module, self.places = module, Places(module)
+        self.theta = {key: now[key] for key in self.theta}
+        if self.optimizer is None:
+            return
+        twins = {id(parameter): now[key] for key, parameter in before.items()}
+        for group in self.optimizer.param_groups:
+            group["params"] = [twins.get(id(parameter), parameter) for parameter in group["params"]]
+        self.optimizer.state.clear()
 
     def _step_with(self, gradient: Sequence[Tensor | None], settings: Sequence[Settings]) -> None:
         assert self.optimizer is not None
@@ -420,6 +509,8 @@ class Problem:
         }
 
     def _load_learned_state(self, state: dict[str, Any]) -> None:
+        if self.shards is not None:
+            state = self.shards.divided(state, self.optimizer)
         self.module.load_state_dict(state["module"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])

@@ -150,7 +150,7 @@ class Program:
         else:
             gradient = self._estimate(name, batch, given)
         return {
-            key: torch.zeros_like(tensor) if value is None else value
+            key: torch.zeros_like(tensor) if value is None else problem.as_parameter(value, tensor)
             for (key, tensor), value in zip(problem.theta.items(), gradient, strict=True)
         }
 
@@ -292,6 +292,9 @@ class Program:
                 f"Give it a role that plays '{name}', or an edge through which '{name}' shapes what it reads; with "
                 "the first_order hypergradient nothing passes through a solution."
             )
+        shards = self.problems[name].shards
+        if shards is not None:
+            return shards.gradient(loss, self.problems[name].theta)
         loss_scale = self.problems[name].loss_scale
         gradient: Sequence[Tensor | None] = torch.autograd.grad(
             loss if loss_scale is None else loss * loss_scale.value, parameters, allow_unused=True

@@ -93,7 +93,10 @@ def find_update(problem: str, optimizer: Optimizer | None) -> Update:
 
 
 def clipped(
-    gradient: Sequence[Tensor | None], max_norm: float, num_tasks: int | None = None
+    gradient: Sequence[Tensor | None],
+    max_norm: float,
+    num_tasks: int | None = None,
+    total: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[list[Tensor | None], Tensor]:
     """Return the gradient with a 2-norm of at most `max_norm`, and its norm before.
 
@@ -101,6 +104,7 @@ def clipped(
         gradient: one tensor a parameter; None where it is unused.
         max_norm: as for `torch.nn.utils.clip_grad_norm_`.
         num_tasks: length of the leading task axis, each of which is clipped by itself; None without one.
+        total: the sum over ranks, where each has a part of every tensor.
 
     Returns:
         The gradient, and the norm: 0-D, or one a task.
@@ -108,7 +112,8 @@ def clipped(
     present = [tensor for tensor in gradient if tensor is not None]
     start = 0 if num_tasks is None else 1
     squares = [tensor.square().flatten(start).sum(start) for tensor in present]
-    norm = _safe_sqrt(torch.stack(squares).sum(0))
+    square = torch.stack(squares).sum(0)
+    norm = _safe_sqrt(square if total is None else total(square))
     factor = (max_norm / (norm + 1e-6)).clamp_max(1.0)
     return [None if tensor is None else tensor * _on_axis(factor, tensor) for tensor in gradient], norm
 

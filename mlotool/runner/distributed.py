@@ -44,6 +44,13 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         ConfigError: the program cannot be divided, or the ranks have built different ones.
     """
     if ranks.size == 1:
+        for name, problem in program.problems.items():
+            if problem.is_sharded:
+                warnings.warn(
+                    f"problems.{name}.shard: found true on one rank, where it has no effect; expected several. Set "
+                    f"runner.devices to the number of GPUs, or leave it out.",
+                    stacklevel=2,
+                )
         return
     for name, problem in program.problems.items():
         if problem.tasks is not None:
@@ -63,6 +70,8 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             problem.stream.divide(*share)
         if share[1] == 1:
             whole.add(name)
+        if problem.is_sharded:
+            problem.divide(ranks.mesh(next(iter(problem.theta.values())).device))
     if ranks.is_first:
         for text in differences(program, whole):
             warnings.warn(text, stacklevel=2)
@@ -126,6 +135,13 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
             buffer.copy_(mean)
 
 
+def merge_shards(program: Program, ranks: Ranks) -> None:
+    """Put sharded problems together again on rank 0, on the CPU: what comes after training is its own."""
+    for problem in program.problems.values():
+        if problem.shards is not None:
+            problem.merge(is_kept=ranks.is_first)
+
+
 def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
     """Raise RunError where the parameters are no longer the same on all ranks.
 
@@ -142,6 +158,8 @@ def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
     norms = {
         name: float(torch.stack(torch._foreach_norm(list(problem.constants().values()))).double().norm())
         for name, problem in program.problems.items()
+        # Of shards there are no copies that could differ.
+        if problem.shards is None
     }
     found = ranks.gather(norms)
     for name in norms:

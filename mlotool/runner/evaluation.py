@@ -47,15 +47,22 @@ class Evaluator:
         metrics: names out of METRIC_NAMES.
         batch_size: samples a forward pass.
         device: where the module is.
+        reading: as `Problem.reading`: gives the module as it is now, where it may be in shards.
 
     Raises:
         ConfigError: a metric is unknown.
     """
 
     def __init__(
-        self, module: nn.Module, data: Any, metrics: Iterable[str], batch_size: int, device: torch.device | str = "cpu"
+        self,
+        module: nn.Module,
+        data: Any,
+        metrics: Iterable[str],
+        batch_size: int,
+        device: torch.device | str = "cpu",
+        reading: Callable[[bool], BoundModule] | None = None,
     ) -> None:
-        self._module = module
+        self._reading = reading or (lambda training: BoundModule(module, training=training))
         self._data = data
         self._batch_size = batch_size
         self._device = torch.device(device)
@@ -63,10 +70,19 @@ class Evaluator:
         self._metrics = {name: build_metric(name, num_classes).to(self._device) for name in metrics}
         self._losses = {name: MEAN_LOSSES[name] for name in metrics if name in MEAN_LOSSES}
 
+    def model(self) -> BoundModule:
+        """Return what is evaluated; all ranks call it, which may have to gather it."""
+        return self._reading(False)
+
     @torch.no_grad()
-    def evaluate(self, split: str) -> dict[str, float]:
-        """Return `<split>/<metric>` over the whole of `split`."""
-        model = BoundModule(self._module, training=False)
+    def evaluate(self, split: str, model: BoundModule | None = None) -> dict[str, float]:
+        """Return `<split>/<metric>` over the whole of `split`.
+
+        Args:
+            split: of the data.
+            model: what `model` returned; None asks for it.
+        """
+        model = self.model() if model is None else model
         for metric in self._metrics.values():
             metric.reset()
         for batch in whole_batches(find_split(self._data, split), self._batch_size, self._device):

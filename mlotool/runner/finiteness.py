@@ -1,8 +1,11 @@
 """Whether a program's parameters are still numbers."""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlotool.core.errors import NonFiniteParametersError
 from mlotool.program import Program
@@ -20,11 +23,23 @@ def check_parameters(program: Program, tick: int) -> None:
     Cost: a pass over the parameters and a transfer from the device a problem; for a round, not for a tick.
     """
     for name, problem in program.problems.items():
-        # An empty tensor has no largest magnitude.
-        theta = [tensor for tensor in problem.constants().values() if tensor.numel()]
-        if not theta:
-            continue
-        # The largest magnitude: a sum of squares overflows where every number is finite.
-        largest = torch.stack(torch._foreach_norm(theta, math.inf))
-        if not bool(largest.isfinite().all()):
+        is_finite = _are_finite(_local(tensor) for tensor in problem.constants().values())
+        if problem.shards is not None:
+            # Each rank sees its own part: all find what one of them has found.
+            [share] = program.reduce([torch.tensor(float(is_finite))])
+            is_finite = share.item() == 1.0
+        if not is_finite:
             raise NonFiniteParametersError(name, tick)
+
+
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    # An empty tensor has no largest magnitude.
+    filled = [tensor for tensor in tensors if tensor.numel()]
+    # The largest magnitude: a sum of squares overflows where every number is finite.
+    return not filled or bool(torch.stack(torch._foreach_norm(filled, math.inf)).isfinite().all())
+
+
+def _local(tensor: Any) -> Tensor:
+    """Return what this rank has of a tensor: all, or its shard."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part

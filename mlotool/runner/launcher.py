@@ -36,7 +36,8 @@ SECONDS_FOR_THE_OTHERS = 5.0
 SECONDS_TO_FINISH = 120.0
 """How long rank 0 may take to write its last files once the others have ended."""
 
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+"""The codes of a rank that has been told to stop."""
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,9 @@ def launch(
                 codes, lost = _wait(processes, signals)
             finally:
                 _kill(processes)
-        if signals or any(code == INTERRUPTED for code in codes):
-            interrupted = Interrupted(128 + signals[0] if signals else INTERRUPTED)
+        told = [code for code in codes if code in INTERRUPTED]
+        if signals or told:
+            interrupted = Interrupted(128 + signals[0] if signals else max(told))
             interrupted.run_dir = _path(request.run_dir.read_text()) if request.run_dir.exists() else None
             raise interrupted
         if any(codes):
@@ -205,7 +207,7 @@ def _wait(processes: "Sequence[subprocess.Popen[bytes]]", signals: list[int]) ->
             lost = next((rank for rank, code in enumerate(codes) if code is not None and code < 0), None)
         if None not in codes:
             return [code or 0 for code in codes], lost
-        has_failed = any(code not in (None, 0, INTERRUPTED) for code in codes)
+        has_failed = any(code not in (None, 0, *INTERRUPTED) for code in codes)
         if first_end is None and any(code is not None for code in codes):
             first_end = time.monotonic()
         # After Ctrl-C the others have nothing left to do once rank 0 has written its files.

@@ -69,8 +69,8 @@ def make_evaluator(config: Any, problems: Any, data: Any, device: Any = "cpu") -
             f"evaluate.problem: found '{settings.problem}'; expected one of {', '.join(problems)}."
             f"{did_you_mean(settings.problem, problems)} Correct evaluate.problem."
         )
-    module = problems[settings.problem].module
-    return Evaluator(module, data, list(settings.metrics), settings.batch_size, device)
+    problem = problems[settings.problem]
+    return Evaluator(problem.module, data, list(settings.metrics), settings.batch_size, device, problem.reading)
 
 
 def _rebuild(run_dir: Path | str, checkpoint: str) -> tuple[Any, Any]:

@@ -9,8 +9,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.errors import ConfigError
 from mlotool.program import Problem, Program, Schedule
+from mlotool.program.shards import gathered
 from mlotool.runner.checkpoint import STATE_KEY, LastCheckpoint
-from mlotool.runner.distributed import AgreedInterrupt, agree_on_buffers, check_agreement
+from mlotool.runner.distributed import AgreedInterrupt, agree_on_buffers, check_agreement, merge_shards
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.logging import MetricLog
@@ -195,6 +196,7 @@ class ProgramModule(LightningModule):
     def on_train_end(self) -> None:
         """Log what came after the last flush (early stopping), and leave the last picture."""
         self._flush()
+        merge_shards(self.program, self.ranks)
         self.display.update(self.schedule.num_ticks, self.metric_log.last, is_last=True)
         self.display.stop()
 
@@ -214,6 +216,7 @@ class ProgramModule(LightningModule):
             "metrics_position": self.metric_log.position() if self.ranks.is_first else 0,
             "training_s": self.training_s + time.perf_counter() - self._began,
         }
+        self._gather_shards(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take it back."""
@@ -263,6 +266,21 @@ class ProgramModule(LightningModule):
         if self.plan.round_end(end - 1) != end:
             self._write_if_due()
 
+    def _gather_shards(self, checkpoint: dict[str, Any]) -> None:
+        """Put whole tensors in the place of shards, in our part of a checkpoint and in Lightning's."""
+        state, is_first = checkpoint[STATE_KEY], self.ranks.is_first
+        for number, (name, problem) in enumerate(self.program.problems.items()):
+            if problem.shards is None:
+                continue
+            whole = state["program"][name] = gathered(state["program"][name], is_kept=is_first)
+            snapshots = state["schedule"]["snapshots"]
+            if name in snapshots:
+                snapshots[name] = gathered(snapshots[name], is_kept=is_first)
+            modules = {f"problem_{name}.module.{key}": value for key, value in whole["module"].items()}
+            checkpoint["state_dict"].update(modules)
+            if "optimizer_states" in checkpoint:
+                checkpoint["optimizer_states"][number] = whole["optimizer"]
+
     def _write_if_due(self) -> bool:
         """Write the last checkpoint if it is time, or the run has been told to stop; return whether it has."""
         last, self.is_cut = self._last_checkpoint, self.interrupt.requested
@@ -300,7 +318,8 @@ class ProgramModule(LightningModule):
         agree_on_buffers(self.program, self.ranks)
         evaluator = self.evaluator
         assert evaluator is not None
-        values = self.ranks.of_first(lambda: evaluator.evaluate(split))
+        model = evaluator.model()
+        values = self.ranks.of_first(lambda: evaluator.evaluate(split, model))
         self.metric_log.log(self.schedule.num_ticks, values)
         self.display.note(self.schedule.num_ticks, values)
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.program.differentiation import Vector
 from mlotool.runner.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
@@ -77,6 +80,12 @@ class Ranks:
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value)
         return found
+
+    def mesh(self, device: torch.device) -> "DeviceMesh":
+        """Return all ranks as a row, for tensors on such a device."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(device.type, (self.size,))
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each number over ranks."""

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 from mlotool.config import load_run_config, trust
-from mlotool.core.errors import MlotoolError
+from mlotool.core.errors import Interrupted, MlotoolError
 from mlotool.runner.launcher import INTERRUPTED, Launch, watch_parent
 from mlotool.runner.running import run
 
@@ -38,8 +38,8 @@ def serve(folder: Path) -> int:
                 resume=resume,
                 when_created=launch.run_dir.write_text,
             )
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        except KeyboardInterrupt as interrupted:
+            return interrupted.exit_code if isinstance(interrupted, Interrupted) else INTERRUPTED[0]
         except Exception as error:
             launch.note_failure(rank, error, traceback.format_exc())
             return error.exit_code if isinstance(error, MlotoolError) else 1

@@ -29,7 +29,7 @@ from mlotool.runner.checkpoint import (
     restore_callbacks,
 )
 from mlotool.runner.device import place
-from mlotool.runner.distributed import AgreedInterrupt, ReadOnlyCheckpointIO, distribute
+from mlotool.runner.distributed import AgreedInterrupt, ReadOnlyCheckpointIO, distribute, merge_shards
 from mlotool.runner.evaluation import find_split
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.loading import make_evaluator
@@ -146,6 +146,7 @@ class Session:
         if checkpoint is not None and _restore(module, trainer, callbacks, checkpoint, ranks):
             outcome.training_s = module.training_s
             module.flush()
+            merge_shards(program, ranks)
             return
         began = time.perf_counter()
         try:
@@ -163,8 +164,10 @@ class Session:
         finally:
             outcome.training_s = module.training_s + time.perf_counter() - began
             display.stop()
-        if ranks.any(interrupt.requested):
-            raise Interrupted(interrupt.exit_code)
+        # A cluster may have told one rank alone: all end with the code of its signal.
+        [code] = ranks.largest([interrupt.exit_code if interrupt.requested else 0])
+        if code:
+            raise Interrupted(int(code))
         if module.is_pruned:
             raise PrunedError(f"pruned after tick {self._schedule.num_ticks}")
 

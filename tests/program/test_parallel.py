@@ -106,6 +106,7 @@ def test_its_state_is_the_problems():
         ({"tasks": 2}, r"problems\.p\.tasks: found 2"),
         ({"compile": True}, r"problems\.p\.compile: found True"),
         ({"precision": "fp16"}, r"problems\.p\.precision: found 'fp16'"),
+        ({"shard": True}, r"problems\.p\.shard: found True"),
     ],
 )
 def test_what_it_cannot_be_combined_with(settings, key):

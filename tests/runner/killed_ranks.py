@@ -57,9 +57,11 @@ def train(folder: Path, variant: str, rank: int, port: int) -> None:
     with (
         (folder.parent / f"output_{rank}.txt").open("a") as output,
         contextlib.redirect_stderr(output),
-        contextlib.suppress(Interrupted),
     ):
-        run(make_config(**CHANGES), output_dir=folder, resume="auto")
+        try:
+            run(make_config(**CHANGES), output_dir=folder, resume="auto")
+        except Interrupted as interrupted:
+            sys.exit(interrupted.exit_code)
 
 
 def _slow_loss(batch: Any, **roles: Any) -> Any:

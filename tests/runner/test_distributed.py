@@ -1,9 +1,5 @@
 """Two ranks: real processes that talk by gloo, against one rank with the joined batches."""
 
-import os
-import socket
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.runner.ranks import Ranks
 from mlotool.runner.world import World
+from tests.runner.processes import run_two
 from tests.runner.two_ranks import NUM_FOLLOWED, compute
 
 TOLERANCE = 1e-9
@@ -32,28 +29,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found, Found
 
 
 def compute_both(folder: Path, num_ticks: int | None = None) -> tuple[Found, Found, Found]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        shared["GLOO_SOCKET_IFNAME"] = "lo"
-    words = [] if num_ticks is None else [str(num_ticks)]
-    command = [sys.executable, "-m", "tests.runner.two_ranks", str(folder), *words]
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(2)
-    ]
-    try:
+    def alone() -> Found:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            alone = compute(Ranks(), num_ticks)
-        assert [process.wait(timeout=1500) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-    first, second = (torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(2))
-    return {"programs": alone}, first, second
+            return {"programs": compute(Ranks(), num_ticks)}
+
+    words = [] if num_ticks is None else [str(num_ticks)]
+    return run_two("tests.runner.two_ranks", folder, *words, meanwhile=alone)
 
 
 def test_two_ranks_equal_one_rank_with_the_joined_batches(found: tuple[Found, Found, Found]) -> None:

@@ -103,7 +103,8 @@ def stop_ranks(
     for path in folder.glob("checkpoints/*.ckpt"):
         read_checkpoint(path)
     if number != signal.SIGKILL or after is None:
-        assert [each.exitcode for each in ranks] == [0, 0], output_of(folder)
+        # Also the one that was not told.
+        assert [each.exitcode for each in ranks] == [0 if after is None else 128 + number] * 2, output_of(folder)
 
 
 def last_tick(folder: Path) -> int:

@@ -14,8 +14,11 @@ import pytest
 import torch
 
 import mlotool
-from mlotool.core.errors import ConfigError
+from mlotool.config import Origin
+from mlotool.core.errors import ConfigError, Interrupted
+from mlotool.runner import serving
 from mlotool.runner.checkpoint import read_checkpoint
+from mlotool.runner.launcher import Launch
 
 FAULTY = """
 import os
@@ -164,6 +167,18 @@ def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
     while any(map(is_alive, ranks)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_ends_with_the_code_of_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def end(*_: Any, **__: Any) -> None:
+        raise Interrupted(128 + number)
+
+    Launch(tmp_path).request({}, None, Origin("a test", (), None), None)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(serving, "watch_parent", lambda: None)
+    monkeypatch.setattr(serving, "run", end)
+    assert serving.serve(tmp_path) == 128 + number
 
 
 @pytest.mark.slow

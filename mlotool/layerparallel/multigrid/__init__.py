@@ -3,7 +3,7 @@
 from mlotool.layerparallel.multigrid.cost import CriticalPath, critical_path
 from mlotool.layerparallel.multigrid.guard import Guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, StackedLayers, WholeLayers
-from mlotool.layerparallel.multigrid.mgrit import mgrit, mgrit_adjoint
+from mlotool.layerparallel.multigrid.propagation import mgrit, mgrit_adjoint
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
 from mlotool.layerparallel.multigrid.setting import Multigrid
 from mlotool.layerparallel.multigrid.steps import BatchedStep

@@ -128,3 +128,13 @@ class Ranks(AbstractExchange):
     def _at(self, part: int) -> int:
         """Return the rank of a part, and the part of a rank."""
         return self.num_parts - 1 - part if self.is_mirrored else part
+
+
+def has_ranks() -> bool:
+    """Say whether there are several."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def exchanges() -> tuple[AbstractExchange, AbstractExchange]:
+    """Return those of states and of adjoints, between all ranks."""
+    return Ranks(dist.group.WORLD), Ranks(dist.group.WORLD, is_mirrored=True)

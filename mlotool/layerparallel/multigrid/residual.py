@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -10,13 +9,14 @@ from torch import Tensor, nn
 
 from mlotool.core.bound_module import Places
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.multigrid.functions import Gradient, States
-from mlotool.layerparallel.multigrid.grids import Grid, make_grids
+from mlotool.layerparallel.multigrid.exchange import exchanges, has_ranks
+from mlotool.layerparallel.multigrid.functions import States
+from mlotool.layerparallel.multigrid.grids import make_grids
 from mlotool.layerparallel.multigrid.guard import Guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, Layers, check_repeatable
-from mlotool.layerparallel.multigrid.mgrit import start_of, transposed
-from mlotool.layerparallel.multigrid.solver import Method, solve
-from mlotool.layerparallel.multigrid.steps import Evaluate, Linearised, batched, layers_of, states_at
+from mlotool.layerparallel.multigrid.over_ranks import LastStates, joined_index
+from mlotool.layerparallel.multigrid.solver import Method
+from mlotool.layerparallel.multigrid.system import BatchSystem
 from mlotool.layerparallel.multigrid.warm_start import WarmStart
 
 # N: layers, b: batch
@@ -48,6 +48,10 @@ class MultigridResidual(nn.Module):
         guard_every: compare every so many gradients with the serial one, see `Guard`; 0 never does.
         guard_threshold: largest relative bias.
         guard_max_cycles: cycles that the guard may add.
+        over_ranks: divide the layers over the ranks of torch.distributed, where there are several: the samples of all
+            are gathered, each rank relaxes its N/P layers for all of them, and gets its own samples' last states. Its
+            gradient is that of its layers for all ranks' losses together, zero for the others, so that the mean over
+            ranks is the one of data-parallel training. It is differentiable once.
 
     Attributes:
         residuals: of the last forward and backward solve: tensors (cycles + 1,), empty before the first.
@@ -88,10 +92,14 @@ class MultigridResidual(nn.Module):
         guard_every: int = 0,
         guard_threshold: float = 0.1,
         guard_max_cycles: int = 8,
+        over_ranks: bool = False,
     ) -> None:
         super().__init__()
         self.layers = _layers(blocks, num_layers, h)
         check_repeatable(self.layers)
+        self._has_buffers = any(True for _ in self.layers.buffers())
+        _check_ranks(over_ranks, guard_every, self._has_buffers)
+        self.over_ranks = over_ranks
         self.num_layers: int = self.layers.num_layers  # type: ignore[assignment]
         make_grids(self.num_layers, coarsening, levels)
         method = Method(coarsening, levels, relaxation, cycles, None, tolerance, cycle, nested)
@@ -105,7 +113,6 @@ class MultigridResidual(nn.Module):
         self.warm_start = WarmStart() if warm_start else None
         self.residuals: dict[str, Tensor] = {}
         self.is_serial = False
-        self._has_buffers = any(True for _ in self.layers.buffers())
         self._places = Places(self.layers)
 
     def serial(self, is_serial: bool = True) -> Self:
@@ -127,17 +134,29 @@ class MultigridResidual(nn.Module):
         if self.is_serial or self.guard.is_serial:
             result: Tensor = self.layers(state)
             return result
+        if self.over_ranks and has_ranks():
+            return self._over_ranks(state)
         return self.states(state)[-1]
 
     def states(self, state: Tensor) -> Tensor:
         """Return the states (N + 1, b, ...) of all points, by multigrid; differentiable."""
         theta = dict(self.layers.named_parameters())
-        states: Tensor = States.apply(_System(self, tuple(theta), state), state, *theta.values())
+        index = None if self.warm_start is None else self.warm_start.index
+        states: Tensor = States.apply(BatchSystem(self, tuple(theta), state, index), state, *theta.values())
         if self._has_buffers and self.training:
             # Running statistics move once, on the states that were found.
             with torch.no_grad():
                 self.layers.many(states[:-1], range(self.num_layers), self.layers.h)  # type: ignore[operator]
         return states
+
+    def _over_ranks(self, state: Tensor) -> Tensor:
+        forward, backward = exchanges()
+        index = None if self.warm_start is None else self.warm_start.index
+        index = None if index is None else joined_index(forward, index)
+        theta = dict(self.layers.named_parameters())
+        system = BatchSystem(self, tuple(theta), state, index)
+        last: Tensor = LastStates.apply(system, forward, backward, state, *theta.values())
+        return last
 
     def statistics(self) -> dict[str, float]:
         """Return the residuals of the last solves, by cycle, and what the guard has seen."""
@@ -154,110 +173,13 @@ class MultigridResidual(nn.Module):
         return f"coarsening={method.coarsening}, relaxation={method.relaxation}, cycles={method.cycles}"
 
 
-class _System:
-    """The solves for one batch, at the parameters that it was made with."""
-
-    def __init__(self, part: MultigridResidual, names: tuple[str, ...], state: Tensor) -> None:
-        self.part = part
-        self.names = names
-        self.num_layers = part.num_layers
-        self.h: float = part.layers.h  # type: ignore[assignment]
-        self.index = None if part.warm_start is None else part.warm_start.index
-        device = state.device.type
-        # A backward runs without the autocast of its forward, and the adjoint is that of the same function.
-        self._precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
-
-    def evaluate(self, theta: Sequence[Tensor]) -> Evaluate:
-        """Return the layers with these parameters, and with buffers that stay."""
-        layers, places = self.part.layers, self.part._places
-        many = batched(layers)
-        parameters = dict(zip(self.names, theta, strict=True))
-        device, dtype, is_enabled = self._precision
-
-        def evaluate(states: Tensor, which: range, step_size: float) -> Tensor:
-            restore = places.fill(parameters, places.copy_buffers())
-            try:
-                with torch.autocast(device, dtype=dtype, enabled=is_enabled):
-                    return many(states, which, step_size)
-            finally:
-                restore()
-
-        return evaluate
-
-    def solve_states(self, u0: Tensor, theta: Sequence[Tensor]) -> Tensor:
-        """Return the states, from a warm start where there is one."""
-        evaluate = self.evaluate([tensor.detach() for tensor in theta])
-
-        def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
-            return evaluate(values, layers_of(grid, points), self.h * grid.stride)
-
-        initial = self._recall("states", u0)
-        values = start_of(u0, self.num_layers, initial)
-        states, self.part.residuals["forward"] = solve(
-            advance, u0.detach(), values, None, self._method(self.part.method), is_warm=initial is not None
-        )
-        self._remember("states", states)
-        return states
-
-    def solve_adjoints(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], *, is_first: bool) -> Tensor:
-        """Return the adjoints with these right-hand sides at all points; those of a first derivative are kept."""
-        advance, method = transposed(self._jacobians(states, theta), self.h), self._method(self.part.backward_method)
-        initial = self._recall("adjoints", cotangents[-1]) if is_first else None
-        values = start_of(cotangents[-1], self.num_layers, None if initial is None else initial.flip(0))
-        found, residuals = solve(
-            advance, cotangents[-1].detach(), values, cotangents.flip(0), method, is_warm=initial is not None
-        )
-        adjoints = found.flip(0)
-        if is_first:
-            self.part.residuals["backward"] = residuals
-            self._remember("adjoints", adjoints)
-        return adjoints
-
-    def solve_tangents(self, states: Tensor, sources: Tensor, theta: Sequence[Tensor]) -> Tensor:
-        """Return the tangents with these right-hand sides at all points."""
-        jacobians = self._jacobians(states, theta)
-
-        def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
-            return jacobians.plain(values, layers_of(grid, points), self.h * grid.stride)
-
-        values = start_of(sources[0], self.num_layers, None)
-        return solve(advance, sources[0].detach(), values, sources, self._method(self.part.backward_method))[0]
-
-    def inspect(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
-        """Compare with plain backpropagation when that is due, and hand its gradient on then."""
-        # A gradient that will be differentiated again stays what its graph says.
-        if torch.is_grad_enabled() or not self.part.guard.is_due():
-            return gradient
-        u0 = states[0].detach().requires_grad_()
-        leaves = [tensor.detach().requires_grad_() for tensor in theta]
-        device, dtype, is_enabled = self._precision
-        restore = self.part._places.fill(dict(zip(self.names, leaves, strict=True)), self.part._places.copy_buffers())
-        try:
-            with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=is_enabled):
-                last = self.part.layers(u0)
-        finally:
-            restore()
-        serial = torch.autograd.grad(last, [u0, *leaves], cotangents[-1], materialize_grads=True)
-        is_used = [each is not None for each in gradient]
-        mine = [each for each in gradient if each is not None]
-        exact = [each for each, used in zip(serial, is_used, strict=True) if used]
-        self.part.guard.compare(mine, exact, states[-1], last.detach())
-        return [each if used else None for each, used in zip(serial, is_used, strict=True)]
-
-    def _jacobians(self, states: Tensor, theta: Sequence[Tensor]) -> Linearised:
-        return Linearised(self.evaluate([tensor.detach() for tensor in theta]), partial(states_at, states))
-
-    def _method(self, method: Method) -> Method:
-        extra = self.part.guard.extra_cycles
-        return replace(method, cycles=method.cycles + extra) if extra else method
-
-    def _recall(self, kind: str, like: Tensor) -> Tensor | None:
-        store = self.part.warm_start
-        return None if store is None else store.recall(self.index, kind, (self.num_layers + 1, *like.shape))
-
-    def _remember(self, kind: str, values: Tensor) -> None:
-        if self.part.warm_start is not None:
-            self.part.warm_start.remember(self.index, kind, values)
+def _check_ranks(over_ranks: bool, guard_every: int, has_buffers: bool) -> None:
+    for key, is_set in (("guard_every", bool(guard_every)), ("running statistics", has_buffers)):
+        if over_ranks and is_set:
+            raise ConfigError(
+                f"over_ranks: found true beside {key}; expected none, since every rank has a part of the layers only. "
+                "Set guard_every=0 and use layers without buffers, or over_ranks=false."
+            )
 
 
 def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:

@@ -38,6 +38,8 @@ class Multigrid(AbstractParallel):
         guard_every: compare every so many gradients with the serial one; 0 never does.
         guard_threshold: largest relative bias before cycles are added.
         guard_max_cycles: that may be added before it goes serial.
+        over_ranks: with `runner.devices` of two and more, each rank relaxes a part of the layers, for samples of all
+            ranks; false: each rank relaxes all layers, for its own samples.
 
     Raises:
         ConfigError: a setting is out of range; `attach`: the module has no such layers, or a block changes the shape.
@@ -71,6 +73,7 @@ class Multigrid(AbstractParallel):
         guard_every: int = 0,
         guard_threshold: float = 0.1,
         guard_max_cycles: int = 8,
+        over_ranks: bool = False,
     ) -> None:
         self.part = part
         self.settings: dict[str, Any] = {
@@ -87,6 +90,7 @@ class Multigrid(AbstractParallel):
             "guard_every": guard_every,
             "guard_threshold": guard_threshold,
             "guard_max_cycles": guard_max_cycles,
+            "over_ranks": over_ranks,
         }
         self.solvers: dict[str, MultigridResidual] = {}
 

@@ -1,8 +1,11 @@
 """Layers on several ranks: threads that stand for them, and two real processes that talk by gloo."""
 
+import copy
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
@@ -11,11 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import mlotool
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel import mgrit
+from mlotool.layerparallel import BlockLayers, MultigridResidual, mgrit
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange
+from tests.layerparallel.multigrid.test_one_shot import RECIPE
+from tests.layerparallel.multigrid.test_residual import Wave, WithNorm, dense
 from tests.layerparallel.multigrid.two_ranks import NUM_LAYERS, compute
 
 
@@ -75,7 +81,7 @@ def assert_parts_equal(parts: list[dict[str, Any]], whole: dict[str, Any]) -> No
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_parts_equal_the_whole(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compute(None, 0, 1)
-    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.mgrit"], "Ranks", Threads)
+    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.propagation"], "Ranks", Threads)
     shared = Shared(num_ranks)
     with ThreadPoolExecutor(num_ranks) as pool:
         runs = [pool.submit(compute, (shared, rank), rank, num_ranks) for rank in range(num_ranks)]
@@ -84,7 +90,7 @@ def test_parts_equal_the_whole(num_ranks: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_layers_that_cannot_be_divided_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.mgrit"], "Ranks", Threads)
+    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.propagation"], "Ranks", Threads)
     with pytest.raises(ConfigError, match="num_layers: found 32 with coarsening=4 for 3 ranks"):
         mgrit(lambda u, n, h: u, torch.zeros(1, 1), 32, 0.1, group=(Shared(3), 1))
 
@@ -104,3 +110,76 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
             process.kill()
     parts = [torch.load(tmp_path / f"rank_{rank}.pt", weights_only=True) for rank in range(2)]
     assert_parts_equal(parts, whole)
+
+
+def losses_and_gradients(part: MultigridResidual, rank: int, num_ranks: int) -> list[Tensor]:
+    """Return the gradients of a few steps, summed over this rank's samples; the ranks' shares are unequal."""
+    samples = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    scale = torch.linspace(0.5, 1.5, 7, dtype=torch.float64)[:, None]
+    own = torch.arange(7).tensor_split(num_ranks)[rank]
+    found = []
+    for _ in range(2):
+        part.begin(own)
+        u0 = samples[own].requires_grad_()
+        loss = (part(u0).square() * scale[own]).sum()
+        theta = list(part.parameters())
+        slopes = torch.autograd.grad(loss, [u0, *theta])
+        found += [loss.detach(), *slopes[1:]]
+    return found
+
+
+@pytest.mark.parametrize("make", [lambda: Wave(16, h=0.1), lambda: BlockLayers([dense() for _ in range(16)], 0.1)])
+@pytest.mark.parametrize("warm_start", [False, True])
+def test_a_module_over_ranks_has_the_gradients_of_one_rank(
+    make: Callable[[], nn.Module], warm_start: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    home, own = sys.modules["mlotool.layerparallel.multigrid.residual"], threading.local()
+    layers, settings = make().double(), {"relaxation": "F", "cycles": 1, "warm_start": warm_start}
+    whole = losses_and_gradients(MultigridResidual(layers, **settings), 0, 1)
+    shared = Shared(2)
+    monkeypatch.setattr(home, "has_ranks", lambda: True)
+    monkeypatch.setattr(home, "exchanges", lambda: (Threads(own.group), Threads(own.group, is_mirrored=True)))
+
+    def run(rank: int) -> list[Tensor]:
+        own.group = shared, rank
+        copied = copy.deepcopy(layers)
+        return losses_and_gradients(MultigridResidual(copied, over_ranks=True, **settings), rank, 2)
+
+    with ThreadPoolExecutor(2) as pool:
+        parts = [each.result(timeout=60) for each in [pool.submit(run, rank) for rank in range(2)]]
+    for expected, *found in zip(whole, *parts, strict=True):
+        torch.testing.assert_close(sum(found), expected, rtol=1e-10, atol=1e-12)
+    if isinstance(layers, Wave):
+        # Each has the gradient of its own layers.
+        assert not parts[0][1][8:].any()
+        assert not parts[1][1][:8].any()
+
+
+def test_one_rank_needs_no_exchange() -> None:
+    torch.manual_seed(0)
+    layers, u0 = Wave(16, h=0.1), torch.randn(2, 3, dtype=torch.float64)
+    found = [MultigridResidual(layers, cycles=1, over_ranks=flag)(u0) for flag in (False, True)]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "settings", "message"),
+    [(Wave(16), {"guard_every": 5}, "beside guard_every"), ([WithNorm()] * 8, {}, "beside running statistics")],
+)
+def test_what_ranks_cannot_do_is_refused(blocks: Any, settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"over_ranks: found true {message}"):
+        MultigridResidual(blocks, over_ranks=True, **settings)
+
+
+@pytest.mark.slow
+def test_a_recipe_on_two_ranks_trains_as_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one_shot.yaml").write_text(RECIPE)
+    found = []
+    for devices in (1, 2):
+        overrides = [f"runner.devices={devices}", "+problems.classifier.parallel.over_ranks=true"]
+        config = mlotool.compose(str(tmp_path / "one_shot.yaml"), overrides)
+        found.append(mlotool.run(config, output_dir=tmp_path / f"run_{devices}").metrics)
+    alone, both = ({key: value for key, value in each.items() if "backward" not in key} for each in found)
+    assert both == pytest.approx(alone, rel=1e-4, abs=1e-5)

@@ -9,7 +9,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, Ranks
 from mlotool.layerparallel.multigrid.grids import Grid, make_grids
 from mlotool.layerparallel.multigrid.solver import Advance, Method, solve
-from mlotool.layerparallel.multigrid.steps import BatchedStep, Linearised, Step, batched, layers_of, states_at
+from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, Step, batched, layers_of, states_at
 
 
 def mgrit(
@@ -87,17 +87,9 @@ def mgrit(
         >>> round(states[-1].item(), 4), round(0.9**16, 4), len(residuals), residuals[-1] < 1e-6
         (0.1853, 0.1853, 5, True)
     """
-    evaluate = batched(step)
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else Ranks(group)
-    num_own = own_layers(num_layers, method, exchange)
-    origin = exchange.origin(u0)
-
-    def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
-        return evaluate(values, layers_of(grid, points), h * grid.stride)
-
-    values = start_of(origin, num_own, initial, is_first=exchange.part == 0)
-    states, residuals = solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
+    states, residuals = solve_states(batched(step), u0, num_layers, h, method, initial, exchange)
     return states, residuals.tolist()
 
 
@@ -162,6 +154,41 @@ def mgrit_adjoint(
     """
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else Ranks(group, is_mirrored=True)
+    adjoints, residuals = solve_adjoints(batched(step), states, cotangent, num_layers, h, method, initial, exchange)
+    return adjoints, residuals.tolist()
+
+
+def solve_states(
+    evaluate: Evaluate,
+    u0: Tensor,
+    num_layers: int,
+    h: float,
+    method: Method,
+    initial: Tensor | None,
+    exchange: AbstractExchange,
+) -> tuple[Tensor, Tensor]:
+    """Return the states of this process's points, and the residuals, as `mgrit` does."""
+    num_own = own_layers(num_layers, method, exchange)
+    origin = exchange.origin(u0)
+
+    def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+        return evaluate(values, layers_of(grid, points), h * grid.stride)
+
+    values = start_of(origin, num_own, initial, is_first=exchange.part == 0)
+    return solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
+
+
+def solve_adjoints(
+    evaluate: Evaluate,
+    states: Tensor,
+    cotangent: Tensor,
+    num_layers: int,
+    h: float,
+    method: Method,
+    initial: Tensor | None,
+    exchange: AbstractExchange,
+) -> tuple[Tensor, Tensor]:
+    """Return the adjoints of this process's points, and the residuals, as `mgrit_adjoint` does."""
     num_own = own_layers(num_layers, method, exchange)
     if len(states) != num_own + 1 or states[0].shape != cotangent.shape:
         raise ConfigError(
@@ -170,17 +197,14 @@ def mgrit_adjoint(
         )
     origin = exchange.origin(cotangent)
     own, coarse = _linearisation(states, num_layers, method, exchange)
-    evaluate = batched(step)
-    fine_advance = transposed(Linearised(evaluate, own), h)
-    coarse_advance = transposed(Linearised(evaluate, coarse), h)
+    fine_advance, coarse_advance = (transposed(Linearised(evaluate, at), h) for at in (own, coarse))
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         return (fine_advance if grid.stride == 1 else coarse_advance)(grid, values, points)
 
-    mirrored = None if initial is None else initial.flip(0)
-    values = start_of(origin, num_own, mirrored, is_first=exchange.part == 0)
+    values = start_of(origin, num_own, None if initial is None else initial.flip(0), is_first=exchange.part == 0)
     found, residuals = solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
-    return found.flip(0), residuals.tolist()
+    return found.flip(0), residuals
 
 
 def transposed(jacobians: Linearised, step_size: float) -> Advance:

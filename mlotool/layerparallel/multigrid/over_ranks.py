@@ -1,0 +1,114 @@
+"""Residual layers on several ranks, each of which has a part of the batch as well, as in data-parallel training."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mlotool.layerparallel.multigrid.exchange import AbstractExchange
+from mlotool.layerparallel.multigrid.propagation import solve_adjoints, solve_states
+from mlotool.layerparallel.multigrid.solver import Method
+from mlotool.layerparallel.multigrid.steps import Evaluate
+
+# b: samples of this rank, B: of all ranks, L: layers of this rank
+
+
+class System(Protocol):
+    """The layers, and how they are solved."""
+
+    num_layers: int
+    h: float
+
+    def evaluate(self, theta: Sequence[Tensor]) -> Evaluate:
+        """Return the layers with these parameters."""
+
+    def methods(self) -> tuple[Method, Method]:
+        """Return those of the forward and of the backward solve."""
+
+    def recall(self, kind: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Return a warm start of the "states" or "adjoints"."""
+
+    def keep(self, kind: str, values: Tensor, residuals: Tensor) -> None:
+        """Take what was found."""
+
+
+class LastStates(torch.autograd.Function):
+    """u^N of u0 and theta, where each rank has its own samples and relaxes its own layers.
+
+    The samples of all ranks are gathered, their layers solved together, and each rank gets its samples' last states.
+    Backward, its gradient of theta is that of its own layers, of all ranks' losses together, and zero for the others:
+    the sum over ranks is that of data-parallel training, and so is its mean.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, system: System, forward: AbstractExchange, backward: AbstractExchange, u0: Tensor, *theta: Tensor
+    ) -> Tensor:
+        """Solve."""
+        sizes = _sizes(forward, u0)
+        whole = _joined(forward, u0, sizes)
+        evaluate = system.evaluate([tensor.detach() for tensor in theta])
+        initial = system.recall("states", (system.num_layers // forward.num_parts + 1, *whole.shape))
+        states, residuals = solve_states(
+            evaluate, whole, system.num_layers, system.h, system.methods()[0], initial, forward
+        )
+        system.keep("states", states, residuals)
+        ctx.system, ctx.exchanges, ctx.sizes = system, (forward, backward), sizes
+        ctx.save_for_backward(states, *theta)
+        return _own(forward, backward.origin(states[-1]), sizes)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """Solve the adjoints of all samples; the gradient of this rank's layers, and of its samples."""
+        states, *theta = ctx.saved_tensors
+        system, (forward, backward), sizes = ctx.system, ctx.exchanges, ctx.sizes
+        whole = _joined(forward, cotangent, sizes)
+        detached = [tensor.detach() for tensor in theta]
+        initial = system.recall("adjoints", tuple(states.shape))
+        adjoints, residuals = solve_adjoints(
+            system.evaluate(detached),
+            states,
+            whole,
+            system.num_layers,
+            system.h,
+            system.methods()[1],
+            initial,
+            backward,
+        )
+        system.keep("adjoints", adjoints, residuals)
+        begin, count = forward.part * (len(states) - 1), len(states) - 1
+        with torch.enable_grad():
+            leaves = [tensor.requires_grad_() for tensor in detached]
+            moved = system.evaluate(leaves)(states[:-1], range(begin, begin + count), system.h)
+        # Zeros, not None, where a parameter is another rank's: all ranks then have the same list of gradients.
+        slopes: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in leaves]
+        if moved.requires_grad:
+            slopes = torch.autograd.grad(moved, leaves, adjoints[1:], materialize_grads=True)
+        return None, None, None, _own(forward, forward.origin(adjoints[0]), sizes), *slopes
+
+
+def _sizes(exchange: AbstractExchange, values: Tensor) -> list[int]:
+    """Return how many samples each part has."""
+    found: list[int] = exchange.gather(torch.tensor([len(values)], device=values.device)).tolist()
+    return found
+
+
+def _joined(exchange: AbstractExchange, own: Tensor, sizes: list[int]) -> Tensor:
+    """Return the samples of all parts (B, ...), from each one's (b, ...): padded, since all exchange the same shape."""
+    longest = max(sizes)
+    padded = torch.cat([own, own.new_zeros(longest - len(own), *own.shape[1:])])
+    parts = exchange.gather(padded.detach()).split(longest)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _own(exchange: AbstractExchange, whole: Tensor, sizes: list[int]) -> Tensor:
+    """Return this part's samples."""
+    return whole.split(sizes)[exchange.part].clone()
+
+
+def joined_index(exchange: AbstractExchange, index: Tensor) -> Tensor:
+    """Return the positions of the samples of all parts."""
+    return _joined(exchange, index, _sizes(exchange, index))

@@ -1,0 +1,135 @@
+"""The solves behind one forward pass of a multigrid part, at the parameters that it was made with."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mlotool.layerparallel.multigrid.functions import Gradient
+from mlotool.layerparallel.multigrid.grids import Grid
+from mlotool.layerparallel.multigrid.propagation import start_of, transposed
+from mlotool.layerparallel.multigrid.solver import Method, solve
+from mlotool.layerparallel.multigrid.steps import Evaluate, Linearised, batched, layers_of, states_at
+
+if TYPE_CHECKING:
+    from mlotool.layerparallel.multigrid.residual import MultigridResidual
+
+# N: layers, b: batch
+
+
+class BatchSystem:
+    """The solves of a `MultigridResidual` for one batch.
+
+    Args:
+        part: the layers and how they are solved.
+        names: of the parameters.
+        state: u0 (b, ...), for its device.
+        index: (b,), the samples, for the warm start.
+    """
+
+    def __init__(self, part: "MultigridResidual", names: tuple[str, ...], state: Tensor, index: Tensor | None) -> None:
+        self.part = part
+        self.names = names
+        self.num_layers = part.num_layers
+        self.h: float = part.layers.h  # type: ignore[assignment]
+        self.index = index
+        device = state.device.type
+        # A backward runs without the autocast of its forward, and the adjoint is that of the same function.
+        self._precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+
+    def evaluate(self, theta: Sequence[Tensor]) -> Evaluate:
+        """Return the layers with these parameters, and with buffers that stay."""
+        layers, places = self.part.layers, self.part._places
+        many = batched(layers)
+        parameters = dict(zip(self.names, theta, strict=True))
+        device, dtype, is_enabled = self._precision
+
+        def evaluate(states: Tensor, which: range, step_size: float) -> Tensor:
+            restore = places.fill(parameters, places.copy_buffers())
+            try:
+                with torch.autocast(device, dtype=dtype, enabled=is_enabled):
+                    return many(states, which, step_size)
+            finally:
+                restore()
+
+        return evaluate
+
+    def solve_states(self, u0: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        """Return the states, from a warm start where there is one."""
+        evaluate = self.evaluate([tensor.detach() for tensor in theta])
+
+        def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+            return evaluate(values, layers_of(grid, points), self.h * grid.stride)
+
+        initial = self.recall("states", (self.num_layers + 1, *u0.shape))
+        values = start_of(u0, self.num_layers, initial)
+        states, residuals = solve(advance, u0.detach(), values, None, self.methods()[0], is_warm=initial is not None)
+        self.keep("states", states, residuals)
+        return states
+
+    def solve_adjoints(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], *, is_first: bool) -> Tensor:
+        """Return the adjoints with these right-hand sides at all points; those of a first derivative are kept."""
+        advance, method = transposed(self._jacobians(states, theta), self.h), self.methods()[1]
+        initial = self.recall("adjoints", tuple(states.shape)) if is_first else None
+        values = start_of(cotangents[-1], self.num_layers, None if initial is None else initial.flip(0))
+        found, residuals = solve(
+            advance, cotangents[-1].detach(), values, cotangents.flip(0), method, is_warm=initial is not None
+        )
+        adjoints = found.flip(0)
+        if is_first:
+            self.keep("adjoints", adjoints, residuals)
+        return adjoints
+
+    def solve_tangents(self, states: Tensor, sources: Tensor, theta: Sequence[Tensor]) -> Tensor:
+        """Return the tangents with these right-hand sides at all points."""
+        jacobians = self._jacobians(states, theta)
+
+        def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
+            return jacobians.plain(values, layers_of(grid, points), self.h * grid.stride)
+
+        values = start_of(sources[0], self.num_layers, None)
+        return solve(advance, sources[0].detach(), values, sources, self.methods()[1])[0]
+
+    def inspect(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
+        """Compare with plain backpropagation when that is due, and hand its gradient on then."""
+        # A gradient that will be differentiated again stays what its graph says.
+        if torch.is_grad_enabled() or not self.part.guard.is_due():
+            return gradient
+        u0 = states[0].detach().requires_grad_()
+        leaves = [tensor.detach().requires_grad_() for tensor in theta]
+        device, dtype, is_enabled = self._precision
+        restore = self.part._places.fill(dict(zip(self.names, leaves, strict=True)), self.part._places.copy_buffers())
+        try:
+            with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=is_enabled):
+                last = self.part.layers(u0)
+        finally:
+            restore()
+        serial = torch.autograd.grad(last, [u0, *leaves], cotangents[-1], materialize_grads=True)
+        is_used = [each is not None for each in gradient]
+        mine = [each for each in gradient if each is not None]
+        exact = [each for each, used in zip(serial, is_used, strict=True) if used]
+        self.part.guard.compare(mine, exact, states[-1], last.detach())
+        return [each if used else None for each, used in zip(serial, is_used, strict=True)]
+
+    def _jacobians(self, states: Tensor, theta: Sequence[Tensor]) -> Linearised:
+        return Linearised(self.evaluate([tensor.detach() for tensor in theta]), partial(states_at, states))
+
+    def methods(self) -> tuple[Method, Method]:
+        """Return those of the forward and of the backward solve, with the cycles that the guard has added."""
+        extra, set_ones = self.part.guard.extra_cycles, (self.part.method, self.part.backward_method)
+        forward, backward = (replace(each, cycles=each.cycles + extra) if extra else each for each in set_ones)
+        return forward, backward
+
+    def recall(self, kind: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Return a warm start of the "states" or "adjoints", if there is one of that shape."""
+        store = self.part.warm_start
+        return None if store is None else store.recall(self.index, kind, shape)
+
+    def keep(self, kind: str, values: Tensor, residuals: Tensor) -> None:
+        """Take what was found, for the next warm start and for the statistics."""
+        self.part.residuals["forward" if kind == "states" else "backward"] = residuals
+        if self.part.warm_start is not None:
+            self.part.warm_start.remember(self.index, kind, values)

@@ -1,0 +1,141 @@
+"""Sharded problems: two real processes that talk by gloo, against one rank with the joined batches."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import SABA, ConjugateGradient, Identity, Implicit, Unrolled
+from mlotool.program import Program, shards
+from mlotool.program.shards import Shards, _blocks
+from mlotool.runner.checkpoint import read_whole_checkpoint
+from mlotool.runner.distributed import distribute
+from mlotool.runner.loading import evaluate
+from mlotool.runner.ranks import Ranks
+from tests.program.small import assert_identical
+from tests.runner.processes import run_two
+from tests.runner.two_shards import IN_GROUPS, PROGRAMS, WIDTH, Net, alone, compute, tensors, two_levels
+
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the two ranks leave their files."""
+    return tmp_path_factory.mktemp("shards")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> tuple[Found, Found, Found]:
+    """Return what one rank computes, and what each of two does."""
+
+    def meanwhile() -> Found:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compute(Ranks())
+
+    return run_two("tests.runner.two_shards", folder, meanwhile=meanwhile)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*(("one group", name) for name in PROGRAMS), *(("groups", name) for name in IN_GROUPS)]
+)
+def test_shards_equal_one_rank_with_the_joined_batches(found: tuple[Found, Found, Found], kind: str, name: str) -> None:
+    """Gradients at the start, then parameters, optimizers' states and norms after ticks, with unequal shares."""
+    expected = found[0][name]
+    for each in found[1:]:
+        assert each[kind][name].keys() == expected.keys()
+        for key, value in each[kind][name].items():
+            error = (value - expected[key]).abs().max() / expected[key].abs().max().clamp_min(1e-12)
+            assert error < 1e-9, (key, float(error))
+
+
+def test_each_rank_holds_about_half(found: tuple[Found, Found, Found]) -> None:
+    first, second = (each["shares"] for each in found[1:])
+    for kind, (held, whole) in first.items():
+        assert held + second[kind][0] == whole
+        assert abs(held / whole - 0.5) < 0.02, kind
+
+
+def test_a_run_goes_on_from_whole_tensors_bit_by_bit(found: tuple[Found, Found, Found]) -> None:
+    for each in found[1:]:
+        whole, resumed = each["resumed"]
+        assert_identical(resumed, whole)
+
+
+def test_the_first_rank_goes_on_with_the_whole_problem(found: tuple[Found, Found, Found]) -> None:
+    merged = found[1]["merged"]
+    assert_identical(merged["after"], merged["before"])
+    assert torch.equal(merged["call"], merged["read"])
+
+
+def test_all_ranks_find_what_is_not_finite_in_one_shard(found: tuple[Found, Found, Found]) -> None:
+    for each in found[1:]:
+        assert "The parameters of problem 'model' were found to be NaN or infinite after tick 5" in each["unfinite"]
+
+
+def test_a_run_evaluates_saves_and_goes_on(found: tuple[Found, Found, Found], folder: Path) -> None:
+    """Its checkpoints hold whole tensors, which one process loads."""
+    whole, resumed = found[1]["runs"]
+    assert whole == resumed == found[2]["runs"][0]
+    states = [read_whole_checkpoint(folder / name / "checkpoints/last.ckpt") for name in ("whole", "parts")]
+    first, second = (tensors([state["state_dict"], state["mlotool"]["program"]]) for state in states)
+    assert_identical(first, second)
+    assert first["state/0/problem_classifier.module.layers.1.weight"].shape == (9, 64)
+    assert evaluate(folder / "parts", "test") == {"test/accuracy": whole["test/accuracy"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: sharded("model", Implicit(ConjugateGradient(3, 1e-8))), ["'model' by Implicit", "first_order"]),
+        (lambda: sharded("model", Implicit(Identity(), "finite_difference")), ["problems.model.shard: found true"]),
+        (lambda: sharded("weigher", Unrolled()), ["problems.weigher.shard: found true", "by Unrolled"]),
+        (lambda: sharded("model", SABA(step_size=0.1)), ["problems.model.shard: found true", "by SABA"]),
+        (lambda: alone(compile=True), ["problems.model.shard: found True", "compile: true"]),
+        (lambda: alone(precision="fp16"), ["problems.model.shard: found True", "bf16"]),
+        (lambda: alone(reset_to="initial"), ["problems.model.shard: found True", "reset_to: initial"]),
+        (lambda: alone(tasks=2), ["problems.model.shard: found True", "tasks"]),
+        (lambda: two_levels(optimizer_roles={"lr": "weigher"}, shard=True), ["problems.model.shard: found True"]),
+        (lambda: two_levels("weigher", reset_to="weigher"), ["problems.weigher.shard", "problems.model.reset_to"]),
+    ],
+)
+def test_what_shards_cannot_do_is_refused(make: Any, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    message = str(caught.value)
+    for word in words:
+        assert word in message
+
+
+def sharded(name: str, hypergradient: Any) -> Program:
+    return two_levels(name, hypergradient=hypergradient)
+
+
+def test_another_order_in_memory_is_refused() -> None:
+    module = torch.nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
+    with pytest.raises(ConfigError, match=r"^problems\.x\.shard: .* 'weight' is not contiguous.* channels_last"):
+        Shards("problems.x.shard", module, None)  # type: ignore[arg-type]
+
+
+def test_one_rank_says_that_it_has_nothing_to_share_with() -> None:
+    made = alone()
+    with pytest.warns(UserWarning, match=r"problems\.model\.shard: found true on one rank, where it has no effect"):
+        distribute(made, Ranks(), seed=0)
+    assert made.problems["model"].shards is None
+
+
+def test_large_layers_travel_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But those with tied parameters do not, and what is left is with the module around it."""
+    net = Net()
+    assert _blocks(net) == []
+    monkeypatch.setattr(shards, "MIN_BLOCK", 64)
+    assert _blocks(net) == [net.body[0], net.body[3]]
+    monkeypatch.setattr(shards, "MIN_BLOCK", 2 * WIDTH + 1)
+    assert _blocks(net) == [net.body[0]]
+    nested = nn.Sequential(nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9)), nn.Linear(9, 9))
+    assert _blocks(nested) == [nested[0][0], nested[0][1], nested[1]]  # type: ignore[index]

@@ -1,0 +1,276 @@
+"""What two ranks compute in tests/runner/test_shards.py; `python -m tests.runner.two_shards FOLDER` is one of them."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.config import compose
+from mlotool.core.errors import NonFiniteParametersError
+from mlotool.hypergradient import FirstOrder
+from mlotool.program import Graph, Problem, Program, Schedule, Stream, shards
+from mlotool.program.shards import gathered
+from mlotool.runner.distributed import check_agreement, distribute, merge_shards
+from mlotool.runner.finiteness import check_parameters
+from mlotool.runner.ranks import Ranks, joined
+from mlotool.runner.running import run
+from mlotool.runner.world import World
+from tests.hypergradient.every_algorithm import Batch, Rows, clean_and_decayed, sample_losses, weighted
+from tests.program.small import momentum
+
+NUM_TICKS = 4
+WIDTH = 32
+
+
+class Net(nn.Module):
+    """Layers in a sequence, a frozen one, a spare parameter that no loss uses, a tied one, and a method."""
+
+    def __init__(self, num_inputs: int = 3) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(num_inputs)
+        self.body = nn.Sequential(nn.Linear(num_inputs, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+        self.again = nn.Linear(WIDTH, WIDTH)
+        self.again.weight = self.body[2].weight  # type: ignore[assignment]
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.head = nn.Linear(WIDTH, 1)
+        self.spare = nn.Parameter(torch.ones(3))
+        self.register_buffer("scale", torch.ones(()))
+        self.double()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(0.4 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
+
+    def hidden(self, inputs: Tensor) -> Tensor:
+        """Return what comes before the head."""
+        return self.frozen(torch.tanh(self.again(self.body(inputs)))) * self.scale
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return one number a sample."""
+        return self.head(torch.tanh(self.hidden(inputs)))[:, 0]
+
+
+def plain_loss(batch: Batch, *, model: Any) -> Tensor:
+    return sample_losses(batch, model).mean()
+
+
+def every_use(batch: Batch, *, model: Any, same: Any) -> Tensor:
+    """Call the module twice, in two roles, one of its methods, and read its parameters."""
+    consistency = (model(batch["input"]) - same(batch["input"] + 0.1)).square()
+    hidden = model.method("hidden", batch["input"]).square().mean(1)
+    decay = sum(tensor.square().sum() for name, tensor in model.named_parameters() if "body" in name)
+    moved = model.at({"head.bias": torch.ones(1, dtype=torch.float64)})(batch["input"])
+    return (sample_losses(batch, model) + consistency + 0.1 * hidden + 0.1 * moved.sin()).mean() + 0.01 * decay
+
+
+def alone(loss: Callable[..., Tensor] = plain_loss, roles: tuple[str, ...] = ("model",), **settings: Any) -> Program:
+    """A single problem on batches of 5, 5 and 2 samples."""
+    stream = Stream(Rows(1), 5, shuffle=False, drop_last=False)
+    made = {"optimizer": partial(torch.optim.AdamW, lr=0.05, fused=True), "shard": True, **settings}
+    problem = Problem("model", Net(), loss, roles=dict.fromkeys(roles, "model"), stream=stream, **made)
+    return Program([problem], Graph())
+
+
+def two_levels(*sharded: str, **settings: Any) -> Program:
+    """Meta-Weight-Net with batches of 5, 5 and 2 samples, and of 11 and 1; `settings` go to the lower problem."""
+    roles = {"model": "model", "weigher": "weigher"}
+    lower = Problem(
+        "model",
+        Net(),
+        weighted,
+        roles=roles,
+        stream=Stream(Rows(1), 5, shuffle=False, drop_last=False),
+        **{"optimizer": momentum, "unroll_steps": 2, "shard": "model" in sharded, "hypergradient": FirstOrder()}
+        | settings,
+    )
+    upper = Problem(
+        "weigher",
+        Net(1),
+        clean_and_decayed,
+        roles=roles,
+        stream=Stream(Rows(2), 11, seed=2, drop_last=False),
+        optimizer=partial(torch.optim.Adam, lr=0.05, fused=True),
+        shard="weigher" in sharded,
+    )
+    return Program([lower, upper], Graph({"weigher": ["model"]}, {"model": ["weigher"]}))
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
+    "alone": alone,
+    "foreach": partial(alone, optimizer=partial(torch.optim.Adam, lr=0.05, weight_decay=0.1, foreach=True)),
+    "fused": partial(alone, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)),
+    # Of Adagrad the state is there from the beginning.
+    "adagrad": partial(alone, optimizer=partial(torch.optim.Adagrad, lr=0.1)),
+    "clipped": partial(
+        alone,
+        optimizer=momentum,
+        gradient_clip_norm=0.5,
+        accumulate_batches=2,
+        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=2),
+    ),
+    "every_use": partial(alone, every_use, ("model", "same")),
+    "lower": partial(two_levels, "model"),
+    "upper": partial(two_levels, "weigher"),
+    "both": partial(two_levels, "model", "weigher", roll_back=True),
+}
+
+
+IN_GROUPS = "every_use", "both"
+
+
+def compute(ranks: Ranks, names: Iterable[str] = PROGRAMS) -> dict[str, dict[str, Tensor]]:
+    """Return, by program, the gradients at the start and all states after ticks, in whole tensors."""
+    found = {}
+    for name in names:
+        made = PROGRAMS[name]()
+        distribute(made, ranks, seed=0)
+        gradients = {
+            f"{problem}/{key}": value
+            for problem in made.problems
+            for key, value in gathered(made.gradient(problem), is_kept=True).items()
+        }
+        schedule, losses = Schedule(made), []
+        for _ in range(NUM_TICKS):
+            losses += [each.metrics["gradient_norm"] for each in schedule.tick().values() if each.metrics]
+        check_agreement(made, ranks, NUM_TICKS)
+        check_parameters(made, NUM_TICKS)
+        after = tensors(gathered(made.state_dict(), is_kept=True))
+        found[name] = {**gradients, **after, "norms": torch.stack(losses) if losses else torch.zeros(())}
+    return found
+
+
+def tensors(tree: Any, path: str = "state") -> dict[str, Tensor]:
+    """Return the floating-point tensors of nested containers by path."""
+    if isinstance(tree, Mapping):
+        tree = tree.items()
+    elif isinstance(tree, list | tuple):
+        tree = enumerate(tree)
+    else:
+        return {path: tree} if isinstance(tree, Tensor) and tree.is_floating_point() else {}
+    return {name: tensor for key, value in tree for name, tensor in tensors(value, f"{path}/{key}").items()}
+
+
+def shares() -> dict[str, tuple[int, int]]:
+    """Return, of what this rank holds, the numbers that there are: of parameters, gradients' and optimizer's state."""
+    made = alone()
+    distribute(made, Ranks(torch.distributed.get_rank(), 2), seed=0)
+    problem = made.problems["model"]
+    whole = sum(each.numel() for each in Net().parameters())
+    trained = sum(each.numel() for each in Net().parameters() if each.requires_grad)
+    gradient = made.differentiate("model", made.live_loss("model", problem.stream.next()).loss)  # type: ignore[union-attr]
+    Schedule(made).tick()
+    state = [each for kept in problem.optimizer.state.values() for each in kept.values() if each.dim()]  # type: ignore[union-attr]
+    return {
+        "parameters": (_held(problem.module.parameters()), whole),
+        "gradient": (_held(each for each in gradient if each is not None), trained - 3),
+        "state": (_held(state), 2 * (trained - 3)),
+    }
+
+
+def _held(many: Any) -> int:
+    return sum((each.to_local() if hasattr(each, "to_local") else each).numel() for each in many)
+
+
+def resumed(ranks: Ranks) -> list[dict[str, Tensor]]:
+    """Return the state at the end of a run that goes on from whole tensors, and of one that was never interrupted."""
+    ends = []
+    for is_interrupted in (False, True):
+        made = PROGRAMS["both"]()
+        distribute(made, ranks, seed=0)
+        schedule = Schedule(made)
+        for _ in range(3):
+            schedule.tick()
+        if is_interrupted:
+            # In the middle of a look-ahead, whose snapshot is of shards as well.
+            state, moment = (gathered(each.state_dict(), is_kept=True) for each in (made, schedule))
+            made = PROGRAMS["both"]()
+            distribute(made, ranks, seed=0)
+            schedule = Schedule(made)
+            made.load_state_dict(state)
+            schedule.load_state_dict(moment)
+        for _ in range(3):
+            schedule.tick()
+        ends.append(tensors(gathered(made.state_dict(), is_kept=True)))
+    return ends
+
+
+def merged(ranks: Ranks) -> dict[str, Any]:
+    """Return what the first rank has, and the whole state before."""
+    made = PROGRAMS["lower"]()
+    distribute(made, ranks, seed=0)
+    Schedule(made).tick()
+    before = tensors(gathered(made.state_dict(), is_kept=True))
+    batch = Rows(3)[[0, 1, 2]]["input"]
+    read = made.problems["model"].reading(training=False)(batch).detach()
+    merge_shards(made, ranks)
+    if not ranks.is_first:
+        return {"before": before, "read": read}
+    made.load_state_dict(made.state_dict())
+    after = tensors(made.state_dict())
+    return {"before": before, "after": after, "read": read, "call": made.problems["model"].module(batch).detach()}
+
+
+def unfinite(ranks: Ranks) -> str:
+    """Return what a rank says when only the second one's shard has a NaN."""
+    made = alone()
+    distribute(made, ranks, seed=0)
+    with torch.no_grad():
+        part: Any = made.problems["model"].theta["head.weight" if ranks.is_first else "body.0.weight"]
+        if not ranks.is_first:
+            part.to_local().fill_(float("nan"))
+    try:
+        check_parameters(made, 5)
+    except NonFiniteParametersError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def config(max_ticks: int) -> Any:
+    """Return a whole run of a few seconds, with evaluations between and at the end."""
+    return compose(
+        "plain",
+        [
+            *("problems.classifier.shard=true", "runner.devices=2", "runner.accelerator=cpu", "logger=csv"),
+            *(
+                "problems.classifier.module.hidden=[9]",
+                "problems.classifier.optimizer.lr=0.1",
+                "debug.limit_samples=50",
+            ),
+            *(
+                "runner.report=false",
+                "runner.progress_bar=false",
+                "runner.log_every=1",
+                f"runner.max_ticks={max_ticks}",
+            ),
+            *("problems.classifier.stream.batch_size=15", "evaluate.splits={val: 2, test: end}"),
+        ],
+    )
+
+
+def runs(folder: Path) -> list[Mapping[str, float]]:
+    """Return the metrics of a run, and of one that was ended before and goes on."""
+    whole = run(config(6), output_dir=folder / "whole").metrics
+    run(config(3), output_dir=folder / "parts")
+    return [whole, run(config(6), resume=folder / "parts").metrics]
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with joined(World.find(os.environ), torch.device("cpu")) as ranks:
+        found: dict[str, Any] = {"shares": shares()}
+        found["one group"] = compute(ranks)
+        shards.MIN_BLOCK = 1
+        found["groups"] = compute(ranks, IN_GROUPS)
+        found |= {"resumed": resumed(ranks), "merged": merged(ranks), "unfinite": unfinite(ranks)}
+        found["runs"] = runs(folder)
+        torch.save(found, folder / f"rank_{ranks.rank}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
