@@ -39,7 +39,7 @@ def timeline_card(book: Sketchbook, timeline: Timeline) -> Card:
     batches = timeline.batches[:MAX_BATCHES]
     spans = [span for span in timeline.spans if span.batch in batches]
     start = min(span.begin for span in spans)
-    figure, axes = book.new((8.9, 1.35 + 0.42 * timeline.num_stages))
+    figure, axes = book.new((8.9, 1.35 + 0.42 * min(timeline.num_stages, 24)))
     for span in spans:
         _draw_span(axes, span, start)
     axes.set_ylim(timeline.num_stages - 0.45, -0.55)
@@ -107,7 +107,7 @@ def violation_cards(book: Sketchbook, series: Sequence[Series]) -> list[Card]:
 
 
 def _draw_span(axes: Axes, span: Span, start: float) -> None:
-    begin, length = 1e3 * (span.begin - start), 1e3 * span.seconds
+    begin, length = 1e3 * (span.begin - start), 1e3 * (span.end - span.begin)
     colour = light(WORK_COLOURS.get(span.what, OTHER_COLOUR))
     axes.barh(span.rank, length, left=begin, height=0.62, color=colour, edgecolor=light("card"), linewidth=0.4)
     if span.what == "forward":

@@ -1,7 +1,6 @@
 """Who did what when in a layer-parallel run, and how much faster that was."""
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
 
-MAX_SPANS = 20_000
+MAX_SPANS, MAX_STAGES, MAX_SECONDS = 20_000, 256, 1e9
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,6 @@ class Span:
     what: str
     begin: float
     end: float
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.end - self.begin
 
 
 @dataclass(frozen=True)
@@ -71,8 +65,7 @@ class Timeline:
     @property
     def measured(self) -> float:
         """The passes of all stages, one after the other, over what a batch took from first to last span of a rank."""
-        windows = [max(self._window(batch, rank) for rank in range(self.num_stages)) for batch in self.batches]
-        return self.seconds.serial / median(windows)
+        return self.seconds.serial / median(self._longest[batch] for batch in self.batches)
 
     @property
     def predicted(self) -> float:
@@ -81,12 +74,28 @@ class Timeline:
 
     def _of_rank(self, what: str, rank: int) -> float:
         """Return the median over batches."""
-        own = [span for span in self.spans if span.what == what and span.rank == rank]
-        return median(sum(span.seconds for span in own if span.batch == batch) for batch in self.batches)
+        return median(self._totals.get((what, rank, batch), 0.0) for batch in self.batches)
 
-    def _window(self, batch: int, rank: int) -> float:
-        own = [span for span in self.spans if span.batch == batch and span.rank == rank]
-        return max(span.end for span in own) - min(span.begin for span in own) if own else 0.0
+    @cached_property
+    def _totals(self) -> dict[tuple[str, int, int], float]:
+        """Seconds by kind of work, rank and batch."""
+        found: dict[tuple[str, int, int], float] = {}
+        for span in self.spans:
+            key = span.what, span.rank, span.batch
+            found[key] = found.get(key, 0.0) + span.end - span.begin
+        return found
+
+    @cached_property
+    def _longest(self) -> dict[int, float]:
+        """By batch, the seconds from the first to the last span of the rank where that is most."""
+        ends: dict[tuple[int, int], tuple[float, float]] = {}
+        for span in self.spans:
+            begin, end = ends.get((span.batch, span.rank), (span.begin, span.end))
+            ends[span.batch, span.rank] = min(begin, span.begin), max(end, span.end)
+        found: dict[int, float] = {}
+        for (batch, _), (begin, end) in ends.items():
+            found[batch] = max(found.get(batch, 0.0), end - begin)
+        return found
 
 
 def read_timelines(folder: Path) -> tuple[list[Timeline], list[str]]:
@@ -111,10 +120,10 @@ def _timeline(problem: str, content: Any) -> Timeline:
         for each in content["spans"][:MAX_SPANS]
     )
     num_stages = int(content["stages"])
-    good = [
-        0 <= span.rank < num_stages and math.isfinite(span.begin) and span.begin <= span.end < math.inf
-        for span in spans
-    ]
-    if not spans or not all(good):
+    good = [0 <= span.rank < num_stages and -MAX_SECONDS < span.begin <= span.end < MAX_SECONDS for span in spans]
+    if not 1 <= num_stages <= MAX_STAGES or not spans or not all(good):
         raise ValueError(f"expected spans of ranks 0 to {num_stages - 1}, each ending after it begins")
-    return Timeline(problem, num_stages, spans, int(content.get("processes", num_stages)) > 1)
+    found = Timeline(problem, num_stages, spans, int(content.get("processes", num_stages)) > 1)
+    if not found.seconds.serial > 0:
+        raise ValueError("expected forward and backward passes that take some time")
+    return found
