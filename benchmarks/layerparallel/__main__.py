@@ -80,14 +80,14 @@ def _show_times(found: dict[str, Any]) -> None:
         "over 1 thread",
         "fastest rounds",
         "over 2 threads",
-        "CPU ms, busier rank",
+        "CPU, busier rank",
         "difference",
     )
     print(f"\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name, wall in found["wall"].items():
         difference = found["difference"].get(name)
         cells = [name, f"{wall['ms']:.0f}", _speedup(wall), f"{1 / wall['ratio_of_fastest']:.2f}"]
-        cells += [_speedup(found["wall_over_two_threads"][name]), f"{found['cpu'][name]['ms']:.0f}"]
+        cells += [_speedup(found["wall_over_two_threads"][name]), _speedup(found["cpu"][name])]
         cells.append("" if difference is None else f"{difference:.1e}")
         print(f"| {' | '.join(cells)} |")
     print("\n| rival | forward, backward, method: ms | equation 27 (bound) | measured |\n|---|---|---|---|")
