@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlotool import config as configuration
 from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.show_result import nearby, show_result
+from mlotool.config.booleans import check_overrides
 from mlotool.core.errors import RunError
 from mlotool.core.printable import printable
 from mlotool.sweep.job_folder import note_failure
@@ -57,6 +58,7 @@ class Job:
         if hydra.mode == RunMode.MULTIRUN:
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
         try:
+            check_overrides(overrides)
             recipe = self._recipe_path(hydra.runtime.choices)
             if self.sweep_dir is None and recipe is not None and is_first_rank():
                 print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from mlotool.config.booleans import check_overrides
 from mlotool.config.paths import GROUP, package_dir
 from mlotool.config.provenance import Origin
 from mlotool.config.reading import leaves, read_document
@@ -48,6 +49,7 @@ def compose(recipe: str | None, overrides: Sequence[str] = ()) -> DictConfig:
         >>> compose("mwn", ["hypergradient=cg", "seed=1"]).seed
         1
     """
+    check_overrides(overrides)
     argument, folders = recipe_argument(recipe)
     path = _recipe_path(recipe, overrides, folders)
     with sources(folders):

@@ -6,6 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from mlotool.config.booleans import boolean_faults
 from mlotool.config.defaults import defaults_faults, recipe_entries
 from mlotool.config.names import is_plain_name
 from mlotool.config.paths import recipe_file, recipe_folders
@@ -156,6 +157,7 @@ def _value_faults(document: Document) -> Iterator[str]:
                 f"{key}: found {value!r}; a recipe may not download, unpickle or choose where files go. "
                 f"Remove it; for data.download write data.download=true on the command line."
             )
+        yield from boolean_faults(key, value)
         if key == "logger.mode" and value not in OFFLINE_MODES:
             yield (
                 f"logger.mode: found {value!r}; expected {' or '.join(OFFLINE_MODES)}, as a recipe may not send a run "

@@ -232,6 +232,16 @@ def describe_type(path: str) -> str:
     return " or ".join(_word(each) for each in _members(kind))
 
 
+def is_boolean(path: str) -> bool:
+    """Say whether the schema has true or false at a dotted path.
+
+    Example:
+        >>> is_boolean("problems.classifier.compile"), is_boolean("seed"), is_boolean("data.download")
+        (True, False, False)
+    """
+    return bool in _members(_kind_at(path))
+
+
 def is_container(path: str) -> bool:
     """Say whether the schema itself has keys or items at a dotted path.
 

@@ -13,8 +13,13 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors, plain
+from mlotool.config.difference import may_differ
+from mlotool.config.length import max_ticks
 from mlotool.config.paths import package_dir
 from mlotool.core.errors import ConfigError
+
+_LENGTH = ("runner", "runner.max_ticks", "debug", "debug.limit_ticks", "recipe")
+"""Of what the last tick of a job depends on."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class SweepPlan:
         mode: "min" or "max".
         accelerator: `runner.accelerator`.
         devices_per_job: `runner.devices`.
+        last_tick: of each job; None where it is a part of the sweep.
     """
 
     fixed: tuple[str, ...]
@@ -65,6 +71,7 @@ class SweepPlan:
     mode: str
     accelerator: str
     devices_per_job: int
+    last_tick: int | None = None
 
     @property
     def needs_processes(self) -> bool:
@@ -76,8 +83,12 @@ class SweepPlan:
         """Return what a sweep that is gone on with must have in common with this one, as JSON has it."""
         dimensions = [{**asdict(each), "choices": list(each.choices)} for each in self.dimensions]
         keys = ("method", "seed", "sampler", "pruner") if self.settings["method"] == "optuna" else ("method",)
-        fixed = sorted(word for word in self.fixed if not word.startswith("hydra."))
+        fixed = sorted(word for word in self.fixed if not word.startswith("hydra.") and not self._may_differ(word))
         return {"fixed": fixed, "dimensions": dimensions, **{key: self.settings[key] for key in keys}}
+
+    def _may_differ(self, word: str) -> bool:
+        # A study compares jobs of one length.
+        return self.settings["method"] == "grid" and may_differ(word.lstrip("+").partition("=")[0])
 
 
 def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan:
@@ -117,6 +128,7 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
             mode=config.objective_mode,
             accelerator=config.runner.accelerator,
             devices_per_job=config.runner.devices,
+            last_tick=None if any(each.key in _LENGTH for each in dimensions) else max_ticks(config),
         )
 
 

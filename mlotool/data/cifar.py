@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mlotool.data.augmentation import CropAndFlip
+from mlotool.data.augmented_copies import AugmentedCopies
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
 from mlotool.data.in_memory import Normalization
 from mlotool.data.torchvision_part import read_with_torchvision
@@ -25,7 +26,7 @@ class CIFAR10(AbstractImageData):
         seed: of splits and noise.
         imbalance_factor: of the long tail of `train`, or None.
         label_noise: of `train`, or None.
-        augment: random crops (padding 4) and horizontal flips for `train`.
+        augment: random crops (padding 4) and flips for `train`; a number: so many copies, always the same ones.
         download: fetch the files into `root` where they are missing.
 
     Raises:
@@ -43,7 +44,7 @@ class CIFAR10(AbstractImageData):
         seed: int = 0,
         imbalance_factor: float | None = None,
         label_noise: Mapping[str, Any] | None = None,
-        augment: bool = True,
+        augment: bool | int = True,
         download: bool = False,
     ) -> None:
         option = "cifar10_folder" if imbalance_factor is None else "cifar10_folder_longtailed"
@@ -54,7 +55,7 @@ class CIFAR10(AbstractImageData):
             _read("CIFAR10", root, is_train=False, download=download, files=files, instead=instead),
             SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
             Normalization(mean=[0.4914, 0.4822, 0.4465], std=[0.2470, 0.2435, 0.2616]),
-            CropAndFlip() if augment else None,
+            AugmentedCopies.of(CropAndFlip(), augment),
         )
 
 
@@ -69,7 +70,7 @@ class CIFAR100(AbstractImageData):
         seed: of splits and noise.
         imbalance_factor: of the long tail of `train`, or None.
         label_noise: of `train`, or None.
-        augment: random crops (padding 4) and horizontal flips for `train`.
+        augment: random crops (padding 4) and flips for `train`; a number: so many copies, always the same ones.
         download: fetch the files into `root` where they are missing.
 
     Raises:
@@ -87,7 +88,7 @@ class CIFAR100(AbstractImageData):
         seed: int = 0,
         imbalance_factor: float | None = None,
         label_noise: Mapping[str, Any] | None = None,
-        augment: bool = True,
+        augment: bool | int = True,
         download: bool = False,
     ) -> None:
         files = "cifar-100-python/ with the published train, test and meta"
@@ -96,7 +97,7 @@ class CIFAR100(AbstractImageData):
             _read("CIFAR100", root, is_train=False, download=download, files=files),
             SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
             Normalization(mean=[0.5071, 0.4865, 0.4409], std=[0.2673, 0.2564, 0.2762]),
-            CropAndFlip() if augment else None,
+            AugmentedCopies.of(CropAndFlip(), augment),
         )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.data.augmentation import CropAndFlip
+from mlotool.data.augmented_copies import AugmentedCopies
 from mlotool.data.image_files import ImageFiles
 from mlotool.data.in_memory import InMemoryDataset, Normalization
 from mlotool.data.label_noise import check_label_noise, corrupt_labels
@@ -78,7 +79,7 @@ class AbstractImageData(AbstractData[InMemoryDataset]):
         test: Part | None,
         options: SplitOptions,
         normalization: Normalization,
-        augmentation: CropAndFlip | None = None,
+        augmentation: CropAndFlip | AugmentedCopies | None = None,
     ) -> None:
         check_label_noise(options.label_noise)
         self.num_classes = checked_num_classes(train.target, options.num_classes)
@@ -115,7 +116,9 @@ def _draw_splits(train: Part, test: Part | None, options: SplitOptions) -> dict[
     return {name: parts[name] for name in options.sizes if name in parts}
 
 
-def _make_train(dataset: InMemoryDataset, options: SplitOptions, augmentation: CropAndFlip | None) -> InMemoryDataset:
+def _make_train(
+    dataset: InMemoryDataset, options: SplitOptions, augmentation: CropAndFlip | AugmentedCopies | None
+) -> InMemoryDataset:
     part = Part(dataset.images, dataset.target)
     if options.imbalance_factor is not None:
         part = part.at(long_tail_indices(part.target, options.num_classes, options.imbalance_factor))

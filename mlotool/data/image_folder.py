@@ -8,6 +8,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.data.augmentation import CropAndFlip
+from mlotool.data.augmented_copies import AugmentedCopies
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, load_images
 from mlotool.data.image_files import ImageFiles
 from mlotool.data.in_memory import Normalization
@@ -30,7 +31,7 @@ class ImageFolder(AbstractImageData):
         seed: of splits and noise.
         imbalance_factor: of the long tail of `train`, or None.
         label_noise: of `train`, or None.
-        augment: random crops (padding 4) and horizontal flips for `train`.
+        augment: random crops (padding 4) and flips for `train`; a number: so many copies, always the same ones.
         mean: of each channel, in 0 .. 1; ImageNet's by default.
         std: of each channel, in 0 .. 1; ImageNet's by default.
         max_memory_gb: in 10^9 bytes.
@@ -49,7 +50,7 @@ class ImageFolder(AbstractImageData):
         seed: int = 0,
         imbalance_factor: float | None = None,
         label_noise: Mapping[str, Any] | None = None,
-        augment: bool = False,
+        augment: bool | int = False,
         mean: Sequence[float] = (0.485, 0.456, 0.406),
         std: Sequence[float] = (0.229, 0.224, 0.225),
         max_memory_gb: float = 4.0,
@@ -68,7 +69,7 @@ class ImageFolder(AbstractImageData):
             test,
             SplitOptions(sizes, num_classes, image_shape, seed, imbalance_factor, label_noise),
             Normalization(mean, std),
-            CropAndFlip() if augment else None,
+            AugmentedCopies.of(CropAndFlip(), augment),
         )
         # Only now, so that what no split uses is never decoded.
         load_images(self, max_memory_gb)

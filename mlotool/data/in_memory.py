@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mlotool.data.augmentation import CropAndFlip
+from mlotool.data.augmented_copies import AugmentedCopies
 from mlotool.data.image_files import ImageFiles
 
 # n: samples, b: batch, c: channels, h, w: height and width
@@ -44,7 +45,8 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         target: (n,) int64.
         normalization: applied to each batch, after the augmentation.
         clean_target: (n,) int64, the labels before they were corrupted; None: they were not.
-        augmentation: applied to each batch; None: none.
+        augmentation: applied to each batch; None: none. Of `AugmentedCopies` the batch says which ones it has:
+            `"copy": (b,) int64`.
         extra: (n, ...) tensors by name, what else the batches shall hold of each sample.
 
     Example:
@@ -60,7 +62,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         normalization: Normalization,
         *,
         clean_target: Tensor | None = None,
-        augmentation: CropAndFlip | None = None,
+        augmentation: CropAndFlip | AugmentedCopies | None = None,
         extra: Mapping[str, Tensor] | None = None,
     ) -> None:
         assert images.shape[0] == len(target), (images.shape, target.shape)
@@ -105,14 +107,17 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
             seed: of the augmentation; None: torch's global generator.
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
-        batch = {"input": self._inputs(index, seed), "target": self.target[index], "index": index}
+        batch = {**self._inputs(index, seed), "target": self.target[index], "index": index}
         if self.clean_target is not None:
             batch["clean_target"] = self.clean_target[index]
         return batch | {name: values[index] for name, values in self.extra.items()}
 
-    def _inputs(self, index: Tensor, seed: int | None) -> Tensor:
-        images = self.images[index]
-        if self.augmentation is not None:
-            generator = None if seed is None else torch.Generator().manual_seed(seed)
+    def _inputs(self, index: Tensor, seed: int | None) -> dict[str, Tensor]:
+        images, more = self.images[index], {}
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        if isinstance(self.augmentation, AugmentedCopies):
+            more["copy"] = self.augmentation.draw(len(index), generator)
+            images = self.augmentation(images, index, more["copy"])
+        elif self.augmentation is not None:
             images = self.augmentation(images, generator)
-        return images.to(torch.float32).mul_(self._scale).add_(self._shift)
+        return {"input": images.to(torch.float32).mul_(self._scale).add_(self._shift), **more}

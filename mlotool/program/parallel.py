@@ -35,6 +35,16 @@ class AbstractParallel(ABC):
             ConfigError: the module cannot be run in this way.
         """
 
+    def check_data(self, dataset: Any) -> None:
+        """Refuse data that it cannot be trained on; called once, after `attach`.
+
+        Args:
+            dataset: of the problem's stream; None where it has none of its own.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
     def to(self, device: torch.device) -> None:
         """Move what it keeps beside the module to a device; called before the first step."""
 
@@ -115,6 +125,11 @@ class AbstractParallel(ABC):
     def timeline(self) -> dict[str, Any] | None:
         """Return what ran when on which rank, to be drawn; None where nothing was recorded; called by all ranks."""
         return None
+
+    @property
+    def differs_by_rank(self) -> bool:
+        """Whether each rank has a state of its own, which a checkpoint then keeps by rank."""
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a bit-identical resume needs; plain containers and tensors."""

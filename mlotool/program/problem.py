@@ -176,6 +176,7 @@ class Problem:
             _require(not compile, f"{key}.compile", compile, "false, since its training is layer-parallel")
             _require(precision != "fp16", f"{key}.precision", precision, "fp32 or bf16 beside layer-parallel training")
             parallel.attach(name, module)
+            parallel.check_data(getattr(stream, "dataset", None))
         built = optimizer if isinstance(optimizer, Optimizer) or optimizer is None else optimizer(self.theta.values())
         _check_parameters(name, built, self.theta)
         self.optimizer: Optimizer | None = built

@@ -1,4 +1,4 @@
-"""A problem's parameters divided among ranks: each holds a part of them, their gradient and of the optimizer's state.
+"""A problem divided among ranks: each holds a part of its parameters, of their gradient and of the optimizer's state.
 
 The problem's own training step runs PyTorch's FSDP2, which gathers a block's parameters for its forward and backward
 pass and scatters the mean of its gradient. Whatever else needs the parameters (the losses of other problems, an
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from mlotool.core.bound_module import BoundModule, Places
@@ -37,19 +38,14 @@ class Shards:
         mesh: of the ranks, 1-D.
 
     Raises:
-        ConfigError: a parameter is not contiguous.
+        ConfigError: a parameter has no rows to divide.
     """
 
     def __init__(self, key: str, module: nn.Module, mesh: "DeviceMesh") -> None:
-        # Half a second, which only a run that divides anything has to wait for.
+        # Imported here: only a run that divides anything has to wait for it.
         from torch.distributed.fsdp import fully_shard
 
-        for name, parameter in module.named_parameters():
-            if not parameter.is_contiguous():
-                raise ConfigError(
-                    f"{key}: found true, but the parameter '{name}' is not contiguous; expected memory in the usual "
-                    f"order, of which each rank takes rows. Leave out channels_last, or write {key}: false."
-                )
+        _check(key, module)
         self._module = module
         self._mesh = mesh
         self._twin = _twin(module)
@@ -71,7 +67,7 @@ class Shards:
 
     def constant(self, training: bool | None = None) -> BoundModule:
         """Return the module as other problems see it: a function of whole parameters, which are constants."""
-        return self.bound({key: tensor.detach().full_tensor() for key, tensor in self._named()}, training)
+        return self.bound(self._gathered(), training)
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the whole parameters by name; their gradient is the mean over ranks."""
@@ -161,6 +157,27 @@ class Shards:
         self._module.reshard()  # type: ignore[operator]
         return self._module.named_parameters()
 
+    def _gathered(self) -> dict[str, Tensor]:
+        """Return the whole parameters by name, by one exchange a dtype."""
+        kinds: dict[torch.dtype, dict[str, Any]] = {}
+        for key, tensor in self._named():
+            kinds.setdefault(tensor.dtype, {})[key] = tensor.detach()
+        return {key: tensor for named in kinds.values() for key, tensor in self._exchanged(named).items()}
+
+    def _exchanged(self, named: Mapping[str, Any]) -> dict[str, Tensor]:
+        size = self._mesh.size()
+        # All parts are as long as the longest: of 5 rows two ranks have 3 and 2.
+        longest = {key: -(-len(each) // size) * (each.numel() // max(len(each), 1)) for key, each in named.items()}
+        parts = [each.to_local().reshape(-1) for each in named.values()]
+        mine = torch.cat([functional.pad(a, (0, n - len(a))) for a, n in zip(parts, longest.values(), strict=True)])
+        flat = mine.new_empty(size * len(mine))
+        torch.distributed.all_gather_into_tensor(flat, mine, group=self._mesh.get_group())
+        columns = flat.view(size, -1).split(list(longest.values()), dim=1)
+        return {
+            key: column.reshape(-1)[: each.numel()].view(each.shape)
+            for (key, each), column in zip(named.items(), columns, strict=True)
+        }
+
     def _part(self, value: Any, like: Any) -> Any:
         """Return this rank's shard of a value where `like` is a shard of that shape."""
         from torch.distributed.tensor import DTensor, distribute_tensor
@@ -218,6 +235,16 @@ def gathered(tree: Any, *, is_kept: bool) -> Any:
 def _added(*gradients: Any) -> Tensor | None:
     parts = [each.to_local() for each in gradients if each is not None]
     return parts[0] + parts[1] if len(parts) == 2 else next(iter(parts), None)
+
+
+def _check(key: str, module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        reason = "is a single number" if parameter.dim() == 0 else "is not contiguous (channels_last)"
+        if parameter.dim() == 0 or not parameter.is_contiguous():
+            raise ConfigError(
+                f"{key}: found true, but the parameter '{name}' {reason}; expected rows in the usual order, of which "
+                f"each rank takes some. Change the module, or write {key}: false."
+            )
 
 
 def _twin(module: nn.Module) -> nn.Module:

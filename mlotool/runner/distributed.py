@@ -48,7 +48,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             if problem.is_sharded:
                 warnings.warn(
                     f"problems.{name}.shard: found true on one rank, where it has no effect; expected several. Set "
-                    f"runner.devices to the number of GPUs, or leave it out.",
+                    "runner.devices to the number of GPUs, or leave it out.",
                     stacklevel=2,
                 )
         return

@@ -32,8 +32,8 @@ def random_state() -> dict[str, Any]:
 def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return the states of all ranks, by rank; for a checkpoint, which rank 0 writes.
 
-    Recorded steps hold random states as well, and the buffers of modules follow a rank's own samples until they are
-    averaged; all else in a program's state is the same on all ranks.
+    Recorded steps hold random states as well, the buffers of modules follow a rank's own samples until they are
+    averaged, and so may what layer-parallel steps keep; all else in a program's state is the same on all ranks.
 
     Args:
         program: as it is on this rank.
@@ -46,6 +46,11 @@ def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] |
         modules = {name: problem.module.state_dict() for name, problem in program.problems.items()}
         own["buffers"] = _buffers(program, modules)
         own["snapshots"] = _buffers(program, {name: each["module"] for name, each in (snapshots or {}).items()})
+        own["parallel"] = {
+            name: problem.parallel.state_dict()
+            for name, problem in program.problems.items()
+            if problem.parallel is not None and problem.parallel.differs_by_rank
+        }
     return ranks.gather(own)
 
 
@@ -58,7 +63,7 @@ def restore_random_states(states: list[dict[str, Any]], ranks: Ranks) -> None:
 def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
     """Return a program's state, in which what rank 0 has for itself has given way to what this rank had.
 
-    These are the random states of recorded steps, and the buffers.
+    These are the random states of recorded steps, the buffers, and the states of some layer-parallel steps.
 
     Args:
         program_state: as rank 0 has saved it.
@@ -73,6 +78,8 @@ def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], 
         steps = _with_randoms(trajectory["steps"], iter(randoms))
         module = {**found[name]["module"], **own["buffers"][name]}
         found[name] = {**found[name], "module": module, "trajectory": {**trajectory, "steps": steps}}
+    for name, state in own["parallel"].items():
+        found[name] = {**found[name], "parallel": state}
     return found
 
 

@@ -1,6 +1,5 @@
 """Where a run goes on: which folder, which checkpoint, and whether it may."""
 
-import json
 import re
 import sys
 import warnings
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 
 from mlotool.config import differences
+from mlotool.config.length import has_finished, max_ticks, read_summary
 from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.files import remove_temporary
 from mlotool.core.suggest import did_you_mean
@@ -76,7 +76,8 @@ def _find_named(new: Mapping[str, Any], path: Path) -> Found:
             f"runner.max_ticks: found {max_ticks(new)}, while {path} is at tick {tick}; expected at least that. "
             f"Set runner.max_ticks={tick}, or more."
         )
-    return Found(RunFolder(run_dir), path if is_checkpoint else None, _is_finished(run_dir, old, new))
+    is_finished = has_finished(read_summary(run_dir), old, max_ticks(new))
+    return Found(RunFolder(run_dir), path if is_checkpoint else None, is_finished)
 
 
 def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> Found | None:
@@ -91,7 +92,7 @@ def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> Found | None:
         if different:
             others.append(f"{run_dir} has another config ({_listed(different)})")
             continue
-        is_finished = _is_finished(run_dir, old, new)
+        is_finished = has_finished(read_summary(run_dir), old, max_ticks(new))
         # A job of a sweep has one folder alone.
         if is_finished and run_dir != output_dir:
             others.append(f"{run_dir} has finished")
@@ -158,32 +159,9 @@ def prepare(found: Found, config: Any) -> tuple[Path | None, int]:
     return checkpoint, tick
 
 
-def max_ticks(config: Mapping[str, Any]) -> int:
-    """Return the last tick of a plain config."""
-    limit = (config.get("debug") or {}).get("limit_ticks")
-    ticks: int = config["runner"]["max_ticks"]
-    return ticks if limit is None else min(ticks, limit)
-
-
 def say(text: str) -> None:
     """Tell the user, where the warnings go."""
     print(f"mlotool: {text}", file=sys.stderr)
-
-
-def _is_finished(run_dir: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    summary = read_summary(run_dir)
-    if summary.get("status") != "finished":
-        return False
-    num_ticks = summary["num_ticks"]
-    has_stopped_early = num_ticks < max_ticks(old)
-    return has_stopped_early or num_ticks >= max_ticks(new)
-
-
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Return summary.json; empty where there is none."""
-    path = run_dir / "summary.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
 
 
 def _config_of(run_dir: Path) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from pytorch_lightning import seed_everything
 
 from mlotool.config import Origin, build, finish_provenance, note_resume
 from mlotool.config.composition import origin_of
+from mlotool.config.length import read_summary
 from mlotool.core.errors import ConfigError, Interrupted, RunError
 from mlotool.core.terminable import terminable
 from mlotool.runner.device import count_devices, find_device
@@ -19,7 +20,7 @@ from mlotool.runner.folder import RunFolder
 from mlotool.runner.launcher import launch
 from mlotool.runner.objective import Watch
 from mlotool.runner.ranks import Ranks, joined
-from mlotool.runner.resuming import Found, find_run, prepare, read_summary, say
+from mlotool.runner.resuming import Found, find_run, prepare, say
 from mlotool.runner.run_lock import PATIENCE_S, run_lock
 from mlotool.runner.session import Session
 from mlotool.runner.surroundings import quiet_lightning, torch_settings

@@ -7,6 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from mlotool.config.length import has_finished, read_summary
+from mlotool.config.reading import read_document
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 
@@ -46,12 +48,12 @@ class GridPoints(AbstractPoints):
 
     Args:
         plan: the sweep.
-        folder: its folder: jobs that ended there are not given again.
+        folder: its folder: jobs that ended there are not given again, but those that are to go on for longer now.
     """
 
     def __init__(self, plan: SweepPlan, folder: Path) -> None:
         points = list(_grid(plan))
-        waiting = [each for each in points if read_outcome(folder / str(each.number)).status not in ENDED]
+        waiting = [each for each in points if not _has_ended(folder / str(each.number), plan.last_tick)]
         self.total, self.num_ended = len(points), len(points) - len(waiting)
         self._waiting = iter(waiting)
 
@@ -62,6 +64,13 @@ class GridPoints(AbstractPoints):
     def finish(self, point: Point, outcome: JobOutcome) -> None:
         """Count it."""
         self.num_ended += outcome.status in ENDED
+
+
+def _has_ended(folder: Path, last_tick: int | None) -> bool:
+    status, config = read_outcome(folder).status, folder / "config.yaml"
+    if status == "finished" and last_tick is not None and config.is_file():
+        return has_finished(read_summary(folder), read_document(config).data, last_tick)
+    return status in ENDED
 
 
 def _grid(plan: SweepPlan) -> Iterator[Point]:

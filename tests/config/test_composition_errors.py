@@ -24,6 +24,8 @@ OVERRIDES = {
     "+data=cifar10": ["data: found a second choice", "data=cifar10 without a plus"],
     "runner.max_ticks=abc": ["runner.max_ticks: found 'abc'", "a whole number"],
     "problems.classifier.stream.shuffle=perhaps": ["found 'perhaps'", "true or false"],
+    "problems.classifier.channels_last=3": ["problems.classifier.channels_last: found 3", "true or false"],
+    "runner.report=0": ["runner.report: found 0; expected true or false"],
     "graph.upper_to_lower.reweight=classifier": ["graph.upper_to_lower.reweight: found 'classifier'", "a list"],
     "problems=3": ["problems: found 3", "a mapping"],
     "seed=1,2": ["seed=1,2", "Add -m"],

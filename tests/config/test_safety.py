@@ -68,6 +68,8 @@ REFUSED = {
     "data: {download: {_target_: torch.nn.Identity}}": "data.download",
     "hydra: {sweeper: {params: {problems.c.module: '{weights: X},{weights: Y}'}}}": "no mappings",
     "analyses: {a: {dirpath: /tmp}}": "dirpath",
+    "problems: {classifier: {channels_last: 3}}": "problems.classifier.channels_last: found 3; expected true or false",
+    "runner: {report: 0.0}": "runner.report: found 0.0; expected true or false",
 }
 
 

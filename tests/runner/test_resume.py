@@ -142,9 +142,9 @@ def test_a_signal_during_an_evaluation_ends_the_round_first(go: Run, monkeypatch
     whole = go("whole").output_dir
     evaluate = mlotool.runner.evaluation.Evaluator.evaluate
 
-    def evaluate_and_stop(self: Any, split: str) -> dict[str, float]:
+    def evaluate_and_stop(self: Any, split: str, *model: Any) -> dict[str, float]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(self, split)
+        return evaluate(self, split, *model)
 
     monkeypatch.setattr(mlotool.runner.evaluation.Evaluator, "evaluate", evaluate_and_stop)
     with pytest.raises(Interrupted):

@@ -116,10 +116,15 @@ def sharded(name: str, hypergradient: Any) -> Program:
     return two_levels(name, hypergradient=hypergradient)
 
 
-def test_another_order_in_memory_is_refused() -> None:
-    module = torch.nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
-    with pytest.raises(ConfigError, match=r"^problems\.x\.shard: .* 'weight' is not contiguous.* channels_last"):
-        Shards("problems.x.shard", module, None)  # type: ignore[arg-type]
+def test_parameters_without_rows_are_refused() -> None:
+    ordered = nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last)
+    single = nn.ParameterDict({"rate": nn.Parameter(torch.ones(()))})
+    for module, words in (
+        (ordered, "'weight' is not contiguous .channels_last"),
+        (single, "'rate' is a single number"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^problems\.x\.shard: .* {words}"):
+            Shards("problems.x.shard", module, None)  # type: ignore[arg-type]
 
 
 def test_one_rank_says_that_it_has_nothing_to_share_with() -> None:

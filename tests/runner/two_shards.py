@@ -102,7 +102,6 @@ def two_levels(*sharded: str, **settings: Any) -> Program:
 
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "alone": alone,
-    "foreach": partial(alone, optimizer=partial(torch.optim.Adam, lr=0.05, weight_decay=0.1, foreach=True)),
     "fused": partial(alone, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)),
     # Of Adagrad the state is there from the beginning.
     "adagrad": partial(alone, optimizer=partial(torch.optim.Adagrad, lr=0.1)),

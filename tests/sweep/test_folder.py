@@ -34,6 +34,30 @@ def test_another_sweep_is_not_gone_on_with(tmp_path: Path) -> None:
         choose_folder(make_plan(tmp_path / "a", SEED), None)
 
 
+def test_a_grid_goes_on_for_longer_and_a_study_does_not(tmp_path: Path) -> None:
+    for method, is_gone_on_with in (("grid", True), ("optuna", False)):
+        plan = replace(make_plan(tmp_path / method / "a", SEED, method=method), fixed=("runner.max_ticks=5",))
+        choose_folder(plan, None)
+        longer = replace(plan, fixed=("runner.max_ticks=9", "runner.report=false"), folder=tmp_path / method / "b")
+        assert choose_folder(longer, "auto") == (tmp_path / method / "ab"[not is_gone_on_with], is_gone_on_with)
+        other = replace(longer, fixed=("runner.max_ticks=9", "data=mnist"), folder=tmp_path / method / "c")
+        assert choose_folder(other, "auto") == (other.folder, False)
+
+
+def test_finished_jobs_of_a_grid_are_run_for_longer(tmp_path: Path) -> None:
+    """But not one that had stopped early, nor one that failed."""
+    plan = make_plan(tmp_path, Dimension("seed", ("1", "2", "3")))
+    for number, (status, num_ticks) in enumerate((("finished", 5), ("finished", 4), ("failed", 5))):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / f"{number}/summary.json").write_text(json.dumps({"status": status, "num_ticks": num_ticks}))
+        (tmp_path / f"{number}/config.yaml").write_text("runner: {max_ticks: 5}")
+    for last_tick, waiting in ((9, ["0"]), (5, []), (3, []), (None, [])):
+        points = GridPoints(replace(plan, last_tick=last_tick), tmp_path)
+        found = list(iter(points.next, None))
+        assert [str(point.number) for point in found if point is not None] == waiting
+        assert points.num_ended == 3 - len(waiting)
+
+
 def test_a_broken_file_is_another_sweep(tmp_path: Path) -> None:
     choose_folder(make_plan(tmp_path / "a", SEED), None)
     (tmp_path / "a" / "sweep.json").write_text('{"identity": {"fix')

@@ -56,17 +56,20 @@ class Auxiliary(AbstractParallel):
         auxnet_lr: step size of these networks, once a batch.
         auxnet_optimizer: `sgd` or `adam`.
         distillation_steps: steps of the networks a batch.
-        beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps.
+        beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps. A larger one
+            binds the stages closer and makes their local losses steeper: lower their learning rate with it.
         reduction: c is 1 over the number of elements (`mean`), or 1 (`sum`).
         lambda_lr: eta; None is 1 / (2 c beta), which solves the stationarity of lambda (eq. 17) for the slope at hand.
         multiplier_rule: `exact`, 2 beta, or `paper`, eta / (2 beta) as it is printed, which is the inverse.
         noise: standard deviation of Gaussian noise on lambda.
-        copies: augmented copies of each sample, for stored variables; the batch then has a `copy` beside its `index`.
+        copies: augmented copies of each sample, for stored variables; the batch then has a `copy` beside its `index`
+            (`data.augment` is that number).
         recalibrate: steps between two serial passes that collect BatchNorm's running statistics; 0 leaves that to the
             stages' passes.
         table_device: where stored variables are kept; None is where the module is.
         processes: run each stage in a process of its own, where there are several: rank = part * stages + stage, with
             as many parts of the batch as there are ranks for every stage. One process runs all stages.
+        streams: in one process on a GPU, whether each stage has a CUDA stream of its own.
         record: batches whose times are recorded.
 
     Raises:
@@ -100,7 +103,7 @@ class Auxiliary(AbstractParallel):
         auxnet_lr: float = 0.1,
         auxnet_optimizer: str = "sgd",
         distillation_steps: int = 1,
-        beta: float | Mapping[str, float] = 1.0,
+        beta: float | Mapping[str, float] = 10.0,
         reduction: str = "mean",
         lambda_lr: float | None = None,
         multiplier_rule: str = "exact",
@@ -109,6 +112,7 @@ class Auxiliary(AbstractParallel):
         recalibrate: int = 0,
         table_device: str | None = None,
         processes: bool = False,
+        streams: bool = False,
         record: int = 0,
     ) -> None:
         if not isinstance(stages, int) or stages < 1:
@@ -135,7 +139,7 @@ class Auxiliary(AbstractParallel):
         self.exchange: AbstractExchange = LocalExchange()
         self._timeline = Timeline(record)
         self.num_steps = 0
-        self._processes = processes
+        self._processes, self._has_lanes = processes, streams
         self._cut = None if cut is None else list(cut)
         self._auxnet = auxnet
         self._table_device = None if table_device is None else torch.device(table_device)
@@ -160,6 +164,18 @@ class Auxiliary(AbstractParallel):
         if self._cut is not None:
             self._cut = self._chain.resolve(self._cut)
         self._places = Places(module)
+
+    def check_data(self, dataset: Any) -> None:
+        """Refuse stored variables of samples that come in another form each time."""
+        is_random = getattr(dataset, "seeded", False) and not hasattr(
+            getattr(dataset, "augmentation", None), "num_copies"
+        )
+        if is_random and self.settings.is_stored and self.num_stages > 1:
+            raise ConfigError(
+                f"{self.key}.variables: found stored, but the data are augmented anew each time; expected samples that "
+                f"come again as they were. Set {self.key}.variables=auxnet, data.augment=false, or data.augment and "
+                f"{self.key}.copies to a number of copies."
+            )
 
     def to(self, device: torch.device) -> None:
         """Move networks and tables."""
@@ -209,6 +225,9 @@ class Auxiliary(AbstractParallel):
 
     def begin(self, batch: Any, weight: float) -> None:
         """See which samples come."""
+        if self._team is not None and self._team.device.type == "cuda":
+            # Of the last step: by now it is done, so looking at it makes nothing wait.
+            self._check_finite()
         self._share, self._is_open, self._step = weight, True, None
         self._slots = self._slots_of(batch) if self.settings.is_stored and self.num_stages > 1 else None
 
@@ -249,8 +268,9 @@ class Auxiliary(AbstractParallel):
         found = self._team.backward(self._step, loss, theta)
         if self._report is not None and not self._team.has_last:
             self._report.receive()
-        self._check_finite()
         self.num_steps += 1
+        if self._team.device.type != "cuda":
+            self._check_finite()
         self._step = None
         return found
 
@@ -258,6 +278,8 @@ class Auxiliary(AbstractParallel):
         """Return the constraint violations at each interface, absolute and relative, and beta."""
         if self._team is None or self.num_stages == 1:
             return {}
+        if self._team.device.type == "cuda":
+            self._check_finite()
         found = {"beta": self.settings.beta.at(max(self.num_steps - 1, 0))}
         for number, (violation, relative) in sorted(self._team.violations().items()):
             found |= {f"violation_{number}": violation, f"relative_violation_{number}": relative}
@@ -265,18 +287,16 @@ class Auxiliary(AbstractParallel):
 
     def timeline(self) -> dict[str, Any] | None:
         """Return the recorded spans of all stages, and the last violations."""
-        found = self.exchange.gathered({str(number): self._timeline.spans for number in self._own_stages()[:1]})
-        if not any(found.values()):
+        [first, *_] = self.exchange.own(self.num_stages)
+        spans = Timeline.joined(list(self.exchange.gathered({str(first): self._timeline.state()}).values()))
+        if not spans:
             return None
         return {
             "stages": self.num_stages,
             "processes": self.num_stages if self.is_divided else 1,
-            "spans": Timeline.joined(found.values()),
+            "spans": spans,
             "violation": {key: value for key, value in self.statistics().items() if key.startswith("violation")},
         }
-
-    def _own_stages(self) -> Sequence[int]:
-        return self.exchange.own(self.num_stages)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the variables, multipliers, networks, and counters."""
@@ -312,7 +332,14 @@ class Auxiliary(AbstractParallel):
             )
         plan = Plan(self.key, self._module, self._chain.stages(cut), cut, inputs, self._places)
         self._team = Team(
-            plan, self.settings, self.exchange, self._timeline, self._seed, self._auxnet, self._table_device
+            plan,
+            self.settings,
+            self.exchange,
+            self._timeline,
+            self._seed,
+            self._auxnet,
+            self._table_device,
+            self._has_lanes,
         )
         if self._pending is not None:
             self._team.load_state_dict(self._pending["stages"])
@@ -360,16 +387,24 @@ class Auxiliary(AbstractParallel):
                 f"or set {self.key}.variables=auxnet."
             )
         slots = batch["index"].cpu()
-        return slots if copies == 1 else slots * copies + batch["copy"].cpu()
+        if "copy" not in batch:
+            return slots
+        copy = batch["copy"].cpu()
+        if int(copy.max()) >= copies:
+            raise ConfigError(
+                f"{self.key}.copies: found {copies}, but the batch has copy number {int(copy.max())} of a sample; "
+                f"expected as many as the data has. Set {self.key}.copies to data.augment."
+            )
+        return slots * copies + copy
 
     def _check_finite(self) -> None:
         assert self._team is not None
         for number, worker in self._team.workers.items():
             if worker.violations is not None and not torch.isfinite(worker.violations).all():
-                beta = self.settings.beta.at(self.num_steps)
+                beta = self.settings.beta.at(self.num_steps - 1)
                 raise RunError(
                     f"{self.key}: the violation at interface {number} became {worker.violations[0].item()} at step "
-                    f"{self.num_steps + 1} with beta={beta:g}; expected a finite number. The penalty diverges: lower "
+                    f"{self.num_steps} with beta={beta:g}; expected a finite number. The penalty diverges: lower "
                     f"{self.key}.beta (or the factor of its schedule), {self.key}.lambda_lr, or the learning rates of "
                     "the stages and of their networks."
                 )

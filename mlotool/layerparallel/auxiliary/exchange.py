@@ -74,13 +74,18 @@ class AbstractExchange(ABC):
 
 
 class LocalExchange(AbstractExchange):
-    """All stages in this process: a message is the tensor itself."""
+    """All stages in this process: a message is the tensor itself.
+
+    Attributes:
+        has_lanes: whether stages have CUDA streams of their own.
+    """
 
     is_divided = False
 
     def __init__(self, replicas: Replicas | None = None) -> None:
         super().__init__(replicas)
-        self._letters: dict[tuple[str, int, int], Tensor] = {}
+        self.has_lanes = False
+        self._letters: dict[tuple[str, int, int], tuple[Tensor, torch.cuda.Event | None]] = {}
 
     def own(self, num_stages: int) -> Sequence[int]:
         """All of them."""
@@ -88,14 +93,24 @@ class LocalExchange(AbstractExchange):
 
     def send(self, kind: str, source: int, target: int, tensor: Tensor) -> None:
         """Keep the tensor for its receiver."""
-        self._letters[kind, source, target] = tensor
+        event = None
+        if self.has_lanes:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(tensor.device))
+        self._letters[kind, source, target] = tensor, event
 
     def expect(self, kind: str, source: int, target: int, blank: Tensor) -> None:
         """Do nothing."""
 
     def receive(self, kind: str, source: int, target: int) -> Tensor:
         """Return the tensor."""
-        return self._letters.pop((kind, source, target))
+        tensor, event = self._letters.pop((kind, source, target))
+        if event is not None:
+            stream = torch.cuda.current_stream(tensor.device)
+            stream.wait_event(event)
+            # Its memory belongs to the sender's stream, which must not use it again before this one is done with it.
+            tensor.record_stream(stream)
+        return tensor
 
     def finish(self) -> None:
         """Forget what a step that has failed has left."""

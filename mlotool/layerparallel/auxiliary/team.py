@@ -1,8 +1,8 @@
 """The stages of one module at work, as many of them as this process has."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from mlotool.core.bound_module import Places
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, ProcessExchange
+from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
+from mlotool.layerparallel.auxiliary.lanes import Lanes
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import Step
 from mlotool.layerparallel.auxiliary.timeline import Timeline
@@ -23,6 +24,11 @@ from mlotool.layerparallel.auxiliary.variables import (
 )
 from mlotool.layerparallel.auxiliary.worker import Worker
 from mlotool.layerparallel.partition import Inputs, Stage, at_rest, first_sample
+
+T = TypeVar("T")
+
+TINY = 1e-12
+"""The norm of a state that has died; what is relative to it then says so by its size."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Team:
         seed: of the noise.
         auxnet: a smaller module of the same family; None thins out the stages.
         table_device: where stored variables are kept.
+        has_lanes: on a GPU, whether the stages of one process have CUDA streams of their own.
 
     Attributes:
         workers: by stage.
@@ -72,6 +79,7 @@ class Team:
         seed: int,
         auxnet: nn.Module | None = None,
         table_device: torch.device | None = None,
+        has_lanes: bool = False,
     ) -> None:
         self.cut = plan.cut
         self._plan = plan
@@ -81,6 +89,10 @@ class Team:
         self.dtype, self.device = parameter.dtype, parameter.device
         num_stages = len(plan.stages)
         parts = [] if settings.is_stored or num_stages == 1 else self._parts(settings, auxnet)
+        has_lanes = has_lanes and self.device.type == "cuda" and isinstance(exchange, LocalExchange)
+        if isinstance(exchange, LocalExchange):
+            exchange.has_lanes = has_lanes
+        self._lanes = Lanes(range(num_stages - 1) if has_lanes else (), self.device)
         self.workers: dict[int, Worker] = {}
         for number in exchange.own(num_stages):
             variables = _variables(number, num_stages, settings, exchange, seed + number, parts, table_device)
@@ -128,17 +140,13 @@ class Team:
 
     def forward(self, step: Step) -> Any:
         """Run the own stages; return what the last one returns, if that is here."""
-        workers, output = self.workers.values(), None
         # Here, and not at the end of the last step: what was still leaving had all of the optimizer's step for it.
         self._exchange.finish()
+        self._lanes.fork()
         if step.is_serial:
-            for worker in workers:
-                worker.pass_serially(step)
-        for worker in workers:
-            worker.prepare(step)
-        for worker in workers:
-            output = worker.forward(step)
-        return output
+            self._each(lambda worker: worker.pass_serially(step))
+        self._each(lambda worker: worker.prepare(step))
+        return self._each(lambda worker: worker.forward(step))[-1]
 
     def backward(self, step: Step, loss: Tensor, theta: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the gradient of each stage's own loss, and correct all that is between the stages.
@@ -151,23 +159,38 @@ class Team:
         Returns:
             One tensor a parameter; None for those of other processes' stages.
         """
+        parts = self._each(lambda worker: self._backward(worker, loss, theta))
+        self._each(lambda worker: worker.correct(step))
+        self._each(lambda worker: worker.finish(step))
+        self._lanes.join()
         found: list[Tensor | None] = [None] * len(theta)
-        for worker in self.workers.values():
-            # The loss may use any parameter beside the module's call: a decay, a proximal term.
-            own = {id(each) for each in worker.stage.parameters.values()}
-            places = [place for place, each in enumerate(theta) if worker.is_last or id(each) in own]
-            slopes = worker.backward(loss, [theta[place] for place in places])
-            if self._exchange.is_divided:
-                self._check_own(own, [theta[place] for place in places], slopes)
+        for places, slopes in parts:
             for place, slope in zip(places, slopes, strict=True):
                 found[place] = _sum(found[place], slope)
-        for worker in self.workers.values():
-            worker.correct(step)
-        for worker in self.workers.values():
-            worker.finish(step)
         if self._exchange.is_divided:
             return self._averaged(found)
         return found
+
+    def _each(self, phase: Callable[[Worker], T]) -> list[T]:
+        """Let one worker after the other go through a phase, each on its stream."""
+        found = []
+        for number, worker in self.workers.items():
+            with self._lanes.at(number):
+                found.append(phase(worker))
+        return found
+
+    def _backward(
+        self, worker: Worker, loss: Tensor, theta: Sequence[Tensor]
+    ) -> tuple[list[int], Sequence[Tensor | None]]:
+        """Return which of theta a stage's loss may depend on, and its derivatives with respect to them."""
+        own = {id(each) for each in worker.stage.parameters.values()}
+        # The problem's loss may use any parameter beside the module's call: a decay, a proximal term.
+        places = [place for place, each in enumerate(theta) if worker.is_last or id(each) in own]
+        points = [theta[place] for place in places]
+        slopes = worker.backward(loss, points)
+        if self._exchange.is_divided:
+            self._check_own(own, points, slopes)
+        return places, slopes
 
     def violations(self) -> dict[str, list[float]]:
         """Return, by interface, the norms of the last step's violations, absolute and relative."""
@@ -176,7 +199,7 @@ class Team:
             if worker.violations is not None:
                 [squares] = self._exchange.replicas.mean([worker.violations.square()])
                 total, size = (squares * self._exchange.replicas.count).sqrt().tolist()
-                found[str(number)] = [total, total / size if size else 0.0]
+                found[str(number)] = [total, total / max(size, TINY)]
         return self._exchange.gathered(found)
 
     def to(self, device: torch.device) -> None:

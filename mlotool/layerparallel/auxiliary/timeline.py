@@ -1,16 +1,15 @@
 """What each stage did when, for the first batches."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
 
 
 class Timeline:
-    """Spans of work of the first batches, in seconds of a clock that all processes share.
+    """Spans of work of the first batches, in seconds since the first one began.
 
     Args:
         num_batches: how many batches are recorded; 0 records nothing and costs nothing.
@@ -20,16 +19,8 @@ class Timeline:
         self.spans: list[dict[str, Any]] = []
         self._num_batches = num_batches
         self._batch = -1
-        # A clock that never goes back, set by one that other processes read as well.
-        self._offset = time.time() - time.perf_counter()
+        self._began = self._began_at = 0.0
         self._device = torch.device("cpu")
-
-    @staticmethod
-    def joined(spans: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-        """Return the spans of all processes in order, in seconds since the first one began."""
-        every = sorted(chain(*spans), key=lambda span: (span["batch"], span["begin"]))
-        start = min((span["begin"] for span in every), default=0.0)
-        return [{**span, "begin": span["begin"] - start, "end": span["end"] - start} for span in every]
 
     @property
     def is_recording(self) -> bool:
@@ -39,6 +30,23 @@ class Timeline:
     def begin(self, batch: int, device: torch.device) -> None:
         """Begin a batch, counted from 0."""
         self._batch, self._device = batch, device
+        if batch == 0:
+            self._began, self._began_at = time.perf_counter(), time.time()
+
+    def state(self) -> tuple[float, list[dict[str, Any]]]:
+        """Return when the first batch began, by the clock on the wall, and the spans since then."""
+        return self._began_at, self.spans
+
+    @staticmethod
+    def joined(states: Sequence[tuple[float, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+        """Return the spans of several processes in order, in seconds since the first of them began."""
+        begun = [began for began, spans in states if spans]
+        moved = [
+            {**span, "begin": span["begin"] + began - min(begun), "end": span["end"] + began - min(begun)}
+            for began, spans in states
+            for span in spans
+        ]
+        return sorted(moved, key=lambda span: (span["batch"], span["begin"]))
 
     @contextmanager
     def span(self, rank: int, what: str) -> Iterator[None]:
@@ -59,4 +67,4 @@ class Timeline:
         if self._device.type == "cuda":
             # Kernels are queued: without this a span would be the time to queue them.
             torch.cuda.synchronize(self._device)
-        return time.perf_counter() + self._offset
+        return time.perf_counter() - self._began

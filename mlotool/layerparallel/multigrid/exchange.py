@@ -10,8 +10,6 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.multigrid.grids import Grid
 
-# L: layers of this process; values (L + 1, b, ...): its points, and the last one of the process before it
-
 
 class AbstractExchange(ABC):
     """The layers are in `num_parts` equal parts, of which this process has the `part`-th.
@@ -27,12 +25,12 @@ class AbstractExchange(ABC):
     num_parts: int
 
     @abstractmethod
-    def pass_on(self, values: Tensor) -> None:
-        """Send the last value to the next part, and put the one of the part before into the first place."""
+    def pass_on(self, last: Tensor) -> Tensor | None:
+        """Send a part's last value to the next one, and return that of the part before; None for the first."""
 
     @abstractmethod
     def gather(self, own: Tensor) -> Tensor:
-        """Return the values of all parts, one after the other, along the first axis."""
+        """Return the values of all parts, in the order of their layers, along the first axis."""
 
     @abstractmethod
     def origin(self, value: Tensor) -> Tensor:
@@ -64,7 +62,7 @@ class Alone(AbstractExchange):
     part = 0
     num_parts = 1
 
-    def pass_on(self, values: Tensor) -> None:
+    def pass_on(self, last: Tensor) -> None:
         """Do nothing."""
 
     def gather(self, own: Tensor) -> Tensor:
@@ -94,24 +92,23 @@ class Ranks(AbstractExchange):
         self.num_parts = dist.get_world_size(group)
         self.part = self._at(dist.get_rank(group))
 
-    def pass_on(self, values: Tensor) -> None:
+    def pass_on(self, last: Tensor) -> Tensor | None:
         """Send and receive, point to point."""
-        received, last = torch.empty_like(values[0]), values[-1].contiguous()
-        pending = []
-        if self.part > 0:
+        last, pending = last.contiguous(), []
+        received = torch.empty_like(last) if self.part > 0 else None
+        if received is not None:
             pending.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=self._at(self.part - 1)))
         if self.part < self.num_parts - 1:
             pending.append(dist.P2POp(dist.isend, last, group=self.group, group_peer=self._at(self.part + 1)))
         for work in dist.batch_isend_irecv(pending) if pending else ():
             work.wait()
-        if self.part > 0:
-            values[0] = received
+        return received
 
     def gather(self, own: Tensor) -> Tensor:
         """Gather on all ranks."""
-        parts = [torch.empty_like(own) for _ in range(self.num_parts)]
+        parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(self.num_parts)]
         dist.all_gather(parts, own.contiguous(), group=self.group)
-        return torch.cat(parts[::-1] if self.is_mirrored else parts)
+        return torch.cat(parts)
 
     def norm(self, own: Tensor) -> Tensor:
         """Return the root of the sum of squares."""

@@ -36,45 +36,65 @@ class System(Protocol):
     def solve_states(self, u0: Tensor, theta: Sequence[Tensor]) -> Tensor:
         """Return U."""
 
-    def solve_adjoints(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], *, is_first: bool) -> Tensor:
-        """Return `A^-T g`; `is_first`: of a first derivative, as every training step has one."""
+    def solve_adjoints(
+        self, states: Tensor, sources: Tensor | None, last: Tensor | None, theta: Sequence[Tensor], *, is_first: bool
+    ) -> Tensor:
+        """Return `A^-T g` with `g^n` = sources^n (None: zero), and `last` added to g^N.
+
+        `is_first`: of a first derivative, as every training step has one.
+        """
 
     def solve_tangents(self, states: Tensor, sources: Tensor, theta: Sequence[Tensor]) -> Tensor:
         """Return `A^-1 g`."""
 
-    def inspect(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
+    def inspect(self, states: Tensor, last: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
         """See the gradient before it is handed on; return it, or a better one."""
 
 
 class States(torch.autograd.Function):
-    """U of u0 and theta."""
+    """U of u0 and theta, and its last state, which is all that most losses read."""
 
     @staticmethod
-    def forward(ctx: Any, system: System, u0: Tensor, *theta: Tensor) -> Tensor:
+    def forward(ctx: Any, system: System, u0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
         """Solve."""
         states = system.solve_states(u0, theta)
         ctx.system = system
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(states, *theta)
-        return states
+        return states, states[-1].clone()
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         """Return `w^0` and `sum_n (dPhi_n/dtheta)^T w^{n+1}`, all layers in one product."""
         states, *theta = ctx.saved_tensors
         system: System = ctx.system
-        adjoints: Tensor = Adjoints.apply(system, True, states, cotangents[0], *theta)
+        sources, last = cotangents
+        if sources is None and last is None:
+            return None, None, *(None for _ in theta)
+        adjoints: Tensor = Adjoints.apply(system, True, states, sources, last, *theta)
         gradient = [adjoints[0], *_weight_gradient(system, states, adjoints, theta, ctx.needs_input_grad[2:])]
-        return None, *system.inspect(states, cotangents[0], theta, gradient)
+        if sources is None and last is not None:
+            gradient = system.inspect(states, last, theta, gradient)
+        return None, *gradient
 
 
 class Adjoints(torch.autograd.Function):
-    """`w = A^-T g` of the states, g and theta."""
+    """`w = A^-T g` of the states, g and theta; g is given at all points, or at the last one, or as the sum of both."""
 
     @staticmethod
-    def forward(ctx: Any, system: System, is_first: bool, states: Tensor, cotangents: Tensor, *theta: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        system: System,
+        is_first: bool,
+        states: Tensor,
+        sources: Tensor | None,
+        last: Tensor | None,
+        *theta: Tensor,
+    ) -> Tensor:
         """Solve."""
-        adjoints = system.solve_adjoints(states, cotangents, theta, is_first=is_first)
+        adjoints = system.solve_adjoints(states, sources, last, theta, is_first=is_first)
         ctx.system = system
+        ctx.is_given = sources is not None, last is not None
         ctx.save_for_backward(states, adjoints, *theta)
         return adjoints
 
@@ -84,7 +104,9 @@ class Adjoints(torch.autograd.Function):
         states, adjoints, *theta = ctx.saved_tensors
         tangents: Tensor = Tangents.apply(ctx.system, states, cotangents[0], *theta)
         along_states, along_theta = _curvature(ctx.system, states, adjoints, tangents, theta)
-        return None, None, along_states, tangents, *along_theta
+        has_sources, has_last = ctx.is_given
+        along_g = tangents if has_sources else None, tangents[-1] if has_last else None
+        return None, None, along_states, *along_g, *along_theta
 
 
 class Tangents(torch.autograd.Function):
@@ -102,7 +124,7 @@ class Tangents(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         """Return the derivatives with respect to the states, g and theta."""
         states, tangents, *theta = ctx.saved_tensors
-        adjoints: Tensor = Adjoints.apply(ctx.system, False, states, cotangents[0], *theta)
+        adjoints: Tensor = Adjoints.apply(ctx.system, False, states, cotangents[0], None, *theta)
         along_states, along_theta = _curvature(ctx.system, states, adjoints, tangents, theta)
         return None, along_states, adjoints, *along_theta
 

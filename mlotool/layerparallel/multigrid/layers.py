@@ -171,8 +171,10 @@ def check_shape(name: str, state: Tensor, found: Tensor) -> None:
 def check_repeatable(layers: nn.Module) -> None:
     """Refuse layers that are not the same function each time multigrid evaluates them."""
     for name, module in layers.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        is_own = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+        # These two draw without a module of that kind.
+        if is_own or (isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0):
             raise ConfigError(
                 f"{name} of the multigrid part is {module}; expected no dropout there, since multigrid evaluates a "
-                "layer many times and needs the same function each time. Set p=0, or move it before or behind."
+                "layer many times and needs the same function each time. Set it to 0, or move it before or behind."
             )

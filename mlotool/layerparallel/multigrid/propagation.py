@@ -83,13 +83,14 @@ def mgrit(
     3.1.1, equations 3.21 to 3.30, algorithm 1.
 
     Example:
+        >>> import torch
         >>> states, residuals = mgrit(lambda u, n, h: u - h * u, torch.ones(1, 1), 16, 0.1, 4, 2, "F", cycles=4)
         >>> round(states[-1].item(), 4), round(0.9**16, 4), len(residuals), residuals[-1] < 1e-6
         (0.1853, 0.1853, 5, True)
     """
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else Ranks(group)
-    states, residuals = solve_states(batched(step), u0, num_layers, h, method, initial, exchange)
+    states, residuals = solve_states(batched(step), u0, num_layers, float(h), method, initial, exchange)
     return states, residuals.tolist()
 
 
@@ -147,6 +148,7 @@ def mgrit_adjoint(
     Source: Günther et al. 2020, arXiv 1812.04352, section 3.2, equations 3.31 to 3.33.
 
     Example:
+        >>> import torch
         >>> states = torch.ones(17, 1, 1)
         >>> adjoints, _ = mgrit_adjoint(lambda u, n, h: u - h * u, states, torch.ones(1, 1), 16, 0.1, 4, 2, "F", 4)
         >>> round(adjoints[0].item(), 4), adjoints[16].item()
@@ -154,7 +156,9 @@ def mgrit_adjoint(
     """
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else Ranks(group, is_mirrored=True)
-    adjoints, residuals = solve_adjoints(batched(step), states, cotangent, num_layers, h, method, initial, exchange)
+    adjoints, residuals = solve_adjoints(
+        batched(step), states, cotangent, num_layers, float(h), method, initial, exchange
+    )
     return adjoints, residuals.tolist()
 
 
@@ -174,7 +178,7 @@ def solve_states(
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         return evaluate(values, layers_of(grid, points), h * grid.stride)
 
-    values = start_of(origin, num_own, initial, is_first=exchange.part == 0)
+    values = start_of(origin, num_own, initial, place=0 if exchange.part == 0 else None)
     return solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
 
 
@@ -202,19 +206,19 @@ def solve_adjoints(
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         return (fine_advance if grid.stride == 1 else coarse_advance)(grid, values, points)
 
-    values = start_of(origin, num_own, None if initial is None else initial.flip(0), is_first=exchange.part == 0)
-    found, residuals = solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
-    return found.flip(0), residuals
+    values = start_of(origin, num_own, initial, place=-1 if exchange.part == 0 else None)
+    return solve(
+        advance, origin, values, None, method, is_warm=initial is not None, is_mirrored=True, exchange=exchange
+    )
 
 
 def transposed(jacobians: Linearised, step_size: float) -> Advance:
     """Return what advances adjoints, which are mirrored: point m of a grid of M layers is that of layer M - m - 1."""
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
-        # In increasing order of the layers, so that slices of stacked parameters have a positive step.
         last = grid.num_layers - 1 - points[-1]
         layers = layers_of(grid, range(last, grid.num_layers - points.start, points.step))
-        return jacobians.transposed(values.flip(0), layers, step_size * grid.stride).flip(0)
+        return jacobians.transposed(values, layers, step_size * grid.stride)
 
     return advance
 
@@ -224,8 +228,8 @@ def own_layers(num_layers: int, method: Method, exchange: AbstractExchange) -> i
     return len(exchange.part_of(make_grids(num_layers, method.coarsening, method.levels)[0]))
 
 
-def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, is_first: bool = True) -> Tensor:
-    """Return a start of all points: a copy of `initial` that begins with `first`, or `first` everywhere."""
+def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, place: int | None = 0) -> Tensor:
+    """Return a start of all points: a copy of `initial` with `first` in its place, or `first` everywhere."""
     first = first.detach()
     if initial is None:
         return first.expand(num_layers + 1, *first.shape).clone()
@@ -235,8 +239,8 @@ def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, is_first
             "point. Pass the states of an earlier solve, or leave initial out."
         )
     values = initial.detach().clone()
-    if is_first:
-        values[0] = first
+    if place is not None:
+        values[place] = first
     return values
 
 
@@ -246,8 +250,7 @@ def _linearisation(
     """Return the states of this process's layers, and those of the coarse grids' layers, all of which it needs."""
     grid = make_grids(num_layers, method.coarsening, method.levels)[0]
     begin = num_layers - exchange.part_of(grid).stop
-    # The parts are mirrored, and so are their states.
-    coarse = exchange.gather(states[: -1 : grid.coarsening].flip(0)).flip(0)
+    coarse = exchange.gather(states[: -1 : grid.coarsening])
 
     def own_at(layers: range) -> Tensor:
         return states_at(states, range(layers.start - begin, layers.stop - begin, layers.step))

@@ -136,18 +136,21 @@ class MultigridResidual(nn.Module):
             return result
         if self.over_ranks and has_ranks():
             return self._over_ranks(state)
-        return self.states(state)[-1]
+        return self._solve(state)[1]
 
     def states(self, state: Tensor) -> Tensor:
         """Return the states (N + 1, b, ...) of all points, by multigrid; differentiable."""
+        return self._solve(state)[0]
+
+    def _solve(self, state: Tensor) -> tuple[Tensor, Tensor]:
         theta = dict(self.layers.named_parameters())
         index = None if self.warm_start is None else self.warm_start.index
-        states: Tensor = States.apply(BatchSystem(self, tuple(theta), state, index), state, *theta.values())
+        states, last = States.apply(BatchSystem(self, tuple(theta), state, index), state, *theta.values())
         if self._has_buffers and self.training:
             # Running statistics move once, on the states that were found.
             with torch.no_grad():
                 self.layers.many(states[:-1], range(self.num_layers), self.layers.h)  # type: ignore[operator]
-        return states
+        return states, last
 
     def _over_ranks(self, state: Tensor) -> Tensor:
         forward, backward = exchanges()

@@ -130,6 +130,11 @@ class Multigrid(AbstractParallel):
             for key, value in solver.statistics().items()
         }
 
+    @property
+    def differs_by_rank(self) -> bool:
+        """Say yes: the samples are a rank's own, or the layers are."""
+        return True
+
     def state_dict(self) -> dict[str, Any]:
         """Return the guards' counters and the warm starts."""
         return {

@@ -11,9 +11,12 @@ from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone
 from mlotool.layerparallel.multigrid.grids import Grid, check_names, make_grids
 
 # values: (N_l + 1, b, ...), one point of the level after the other; source: the same; ahead: (num_chunks, b, ...)
+# A recursion that runs from the last layer to the first is mirrored: its point m lies at N_l - m, so that points which
+# are taken together are in the order of their layers, whichever way it runs.
 
 Advance = Callable[[Grid, Tensor, range], Tensor]
-"""`advance(grid, values, points)`: what follows the values (k, b, ...) at these k points of a grid, source aside."""
+"""`advance(grid, values, points)`: what follows the values (k, b, ...) at these k points of a grid, source aside; of a
+mirrored recursion the values are in the opposite order of the points."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ def solve(
     method: Method,
     *,
     is_warm: bool = False,
+    is_mirrored: bool = False,
     exchange: AbstractExchange | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return v with `v^0 = origin` and `v^{n+1} = Phi(v^n) + source^{n+1}`, as far as the cycles get.
@@ -69,6 +73,7 @@ def solve(
             several ranks need.
         method: of the solve.
         is_warm: whether the start is worth more than what nested iteration would make of the origin.
+        is_mirrored: whether v^n lies at N - n, in the start, the right-hand side and the result.
         exchange: with the ranks that have the other layers; None: this process has all of them.
 
     Returns:
@@ -76,14 +81,22 @@ def solve(
     """
     exchange = exchange or Alone()
     grids = make_grids((len(values) - 1) * exchange.num_parts, method.coarsening, method.levels)
-    return _Solve(advance, origin, grids, method, exchange).run(values, source, is_nested=method.nested and not is_warm)
+    solver = _Solve(advance, origin, grids, method, exchange, is_mirrored=is_mirrored)
+    return solver.run(values, source, is_nested=method.nested and not is_warm)
 
 
 class _Solve:
     """One solve: the recursion over the grids. Of the finest one it has a part, of the others all."""
 
     def __init__(
-        self, advance: Advance, origin: Tensor, grids: Sequence[Grid], method: Method, exchange: AbstractExchange
+        self,
+        advance: Advance,
+        origin: Tensor,
+        grids: Sequence[Grid],
+        method: Method,
+        exchange: AbstractExchange,
+        *,
+        is_mirrored: bool,
     ) -> None:
         self.advance = advance
         self.origin = origin
@@ -92,6 +105,7 @@ class _Solve:
         self.grids = grids
         self.method = method
         self.exchange = exchange
+        self.is_mirrored = is_mirrored
 
     @torch.no_grad()
     def run(self, values: Tensor, source: Tensor | None, *, is_nested: bool) -> tuple[Tensor, Tensor]:
@@ -99,7 +113,7 @@ class _Solve:
         if is_nested:
             self._start_nested(values, source)
         else:
-            self.exchange.pass_on(values)
+            self._pass_on(values)
         ahead = self._sweep(0, values, source)
         norms = [self._norm(values, source, ahead)]
         target = self._target(norms[0])
@@ -122,31 +136,20 @@ class _Solve:
             ahead: what `_sweep` returned for these values.
             kind: "V" or "F".
         """
-        grid, below, own = self.grids[level], self.grids[level + 1], self._chunks(level)
-        right = None if source is None else source[grid.coarsening :: grid.coarsening]
+        factor, below, own = self._factor(level), self.grids[level + 1], self._chunks(level)
         if self.method.relaxation == "FCF":
             # C-relaxation needs no layer: the sweep before it has evaluated the last layer of each chunk.
-            values[grid.coarsening :: grid.coarsening] = _plus(ahead, right)
+            self._c_points(level, values).copy_(self._right(level, ahead, source))
             if level == 0:
-                self.exchange.pass_on(values)
+                self._pass_on(values)
             ahead = self._sweep(level, values, source)
-        coarse = values[:: grid.coarsening].clone()
+        coarse = self._at(values, 0, factor, len(own) + 1)
         # A_c(U_c) + R_c at the C-points, where U_c and the injected U cancel: the fine step minus the coarse one.
-        coarse_source = _plus(ahead, right) - self.advance(below, coarse[:-1], own)
-        coarse, coarse_source = self._whole(level, coarse[1:]), self._whole(level, coarse_source)
-        self._solve(level + 1, coarse, coarse_source, kind)
-        values[:: grid.coarsening] = coarse[own.start : own.stop + 1]
-
-    def _whole(self, level: int, own: Tensor) -> Tensor:
-        """Return a coarse grid's points from those of this rank's chunks, with the origin before them."""
-        points = self.exchange.gather(own) if level == 0 else own
-        return torch.cat([self.origin[None], points])
-
-    def _chunks(self, level: int) -> range:
-        """Return the numbers of the chunks that are at hand on a level: points of the one below."""
-        points, factor = self.points[level], self.grids[level].coarsening
-        assert factor is not None
-        return range(points.start // factor, points.stop // factor)
+        right = self._right(level, ahead, source)
+        coarse_source = right - self.advance(below, self._at(coarse, 0, 1, len(own)), own)
+        coarse = self._whole(level, self._at(coarse, 1, 1, len(own)))
+        self._solve(level + 1, coarse, self._whole(level, coarse_source), kind)
+        self._at(values, 0, factor, len(own) + 1).copy_(self._at(coarse, own.start, 1, len(own) + 1))
 
     def _solve(self, level: int, values: Tensor, source: Tensor | None, kind: str) -> None:
         """Solve a coarse system: exactly on the coarsest grid, else by one cycle, with "F" by an F- and a V-cycle."""
@@ -169,44 +172,77 @@ class _Solve:
             coarse = current
         assert coarse is not None
         own = self._chunks(0)
-        values[:: self.grids[0].coarsening] = coarse[own.start : own.stop + 1]
+        values[:: self._factor(0)] = self._at(coarse, own.start, 1, len(own) + 1)
 
     def _sweep(self, level: int, values: Tensor, source: Tensor | None) -> Tensor:
         """F-relax, and return what the last layer of each chunk makes of it, source aside: C-points are left alone."""
         self._relax(level, values, source)
-        grid = self.grids[level]
-        assert grid.coarsening is not None
-        return self._advanced(level, values, grid.coarsening - 1)
+        return self._advanced(level, values, self._factor(level) - 1)
 
     def _relax(self, level: int, values: Tensor, source: Tensor | None) -> None:
-        grid = self.grids[level]
-        assert grid.coarsening is not None
-        for offset in range(grid.coarsening - 1):
-            own = None if source is None else source[offset + 1 :: grid.coarsening]
-            values[offset + 1 :: grid.coarsening] = _plus(self._advanced(level, values, offset), own)
+        factor, count = self._factor(level), len(self._chunks(level))
+        for offset in range(factor - 1):
+            moved = self._advanced(level, values, offset)
+            if source is not None:
+                moved = moved + self._at(source, offset + 1, factor, count)
+            self._at(values, offset + 1, factor, count).copy_(moved)
 
     def _advanced(self, level: int, values: Tensor, offset: int) -> Tensor:
         """Advance the point of that offset in all chunks at once."""
-        grid, points = self.grids[level], self.points[level][offset :: self.grids[level].coarsening]
-        return self.advance(grid, values[offset : len(self.points[level]) : points.step], points)
+        factor, chunks = self._factor(level), self._chunks(level)
+        points = self.points[level][offset::factor]
+        return self.advance(self.grids[level], self._at(values, offset, factor, len(chunks)), points)
 
     def _substitute(self, level: int, values: Tensor, source: Tensor | None) -> None:
         for point in range(self.grids[level].num_layers):
-            moved = self.advance(self.grids[level], values[point : point + 1], range(point, point + 1))[0]
-            values[point + 1] = moved if source is None else moved + source[point + 1]
+            moved = self.advance(self.grids[level], self._at(values, point, 1, 1), range(point, point + 1))
+            if source is not None:
+                moved = moved + self._at(source, point + 1, 1, 1)
+            self._at(values, point + 1, 1, 1).copy_(moved)
 
     def _norm(self, values: Tensor, source: Tensor | None, ahead: Tensor) -> Tensor:
         # After F-relaxation the residual of the F-points is zero, so that of the C-points is all of it.
-        step = self.grids[0].coarsening
-        own = None if source is None else source[step::step]
-        return self.exchange.norm(torch.linalg.vector_norm(_plus(ahead, own) - values[step::step]))
+        residual = self._right(0, ahead, source) - self._c_points(0, values)
+        return self.exchange.norm(torch.linalg.vector_norm(residual))
+
+    def _pass_on(self, values: Tensor) -> None:
+        """Put the last point of the part before into the first place."""
+        received = self.exchange.pass_on(self._at(values, len(values) - 1, 1, 1)[0])
+        if received is not None:
+            self._at(values, 0, 1, 1).copy_(received)
+
+    def _whole(self, level: int, own: Tensor) -> Tensor:
+        """Return a coarse grid's points from those of this rank's chunks, with the origin before them."""
+        points = self.exchange.gather(own) if level == 0 else own
+        return torch.cat([points, self.origin[None]] if self.is_mirrored else [self.origin[None], points])
+
+    def _factor(self, level: int) -> int:
+        factor = self.grids[level].coarsening
+        assert factor is not None
+        return factor
+
+    def _chunks(self, level: int) -> range:
+        """Return the numbers of the chunks that are at hand on a level: points of the one below."""
+        points, factor = self.points[level], self._factor(level)
+        return range(points.start // factor, points.stop // factor)
+
+    def _c_points(self, level: int, values: Tensor) -> Tensor:
+        """Return the C-points but the first one."""
+        return self._at(values, self._factor(level), self._factor(level), len(self._chunks(level)))
+
+    def _right(self, level: int, ahead: Tensor, source: Tensor | None) -> Tensor:
+        """Return what the C-points would be: the layers before them, and the right-hand side."""
+        return ahead if source is None else ahead + self._c_points(level, source)
+
+    def _at(self, values: Tensor, first: int, step: int, count: int) -> Tensor:
+        """Return a view of so many points, from `first` on."""
+        last = first + (count - 1) * step
+        if self.is_mirrored:
+            first, last = len(values) - 1 - last, len(values) - 1 - first
+        return values[first : last + 1 : step]
 
     def _target(self, first: Tensor) -> float | None:
         targets = [] if self.method.tolerance is None else [self.method.tolerance]
         if self.method.relative_tolerance is not None:
             targets.append(self.method.relative_tolerance * float(first))
         return max(targets, default=None)
-
-
-def _plus(values: Tensor, source: Tensor | None) -> Tensor:
-    return values if source is None else values + source

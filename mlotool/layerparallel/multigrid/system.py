@@ -36,7 +36,7 @@ class BatchSystem:
         self.num_layers = part.num_layers
         self.h: float = part.layers.h  # type: ignore[assignment]
         self.index = index
-        device = state.device.type
+        self._device, device = state.device, state.device.type
         # A backward runs without the autocast of its forward, and the adjoint is that of the same function.
         self._precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
 
@@ -70,15 +70,18 @@ class BatchSystem:
         self.keep("states", states, residuals)
         return states
 
-    def solve_adjoints(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], *, is_first: bool) -> Tensor:
-        """Return the adjoints with these right-hand sides at all points; those of a first derivative are kept."""
-        advance, method = transposed(self._jacobians(states, theta), self.h), self.methods()[1]
+    def solve_adjoints(
+        self, states: Tensor, sources: Tensor | None, last: Tensor | None, theta: Sequence[Tensor], *, is_first: bool
+    ) -> Tensor:
+        """Return the adjoints with these right-hand sides; those of a first derivative are kept."""
+        advance = transposed(self._jacobians(states, theta), self.h)
         initial = self.recall("adjoints", tuple(states.shape)) if is_first else None
-        values = start_of(cotangents[-1], self.num_layers, None if initial is None else initial.flip(0))
-        found, residuals = solve(
-            advance, cotangents[-1].detach(), values, cotangents.flip(0), method, is_warm=initial is not None
+        given = [each.detach() for each in (None if sources is None else sources[-1], last) if each is not None]
+        origin = given[0] if len(given) == 1 else given[0] + given[1]
+        values = start_of(origin, self.num_layers, initial, place=-1)
+        adjoints, residuals = solve(
+            advance, origin, values, sources, self.methods()[1], is_warm=initial is not None, is_mirrored=True
         )
-        adjoints = found.flip(0)
         if is_first:
             self.keep("adjoints", adjoints, residuals)
         return adjoints
@@ -93,7 +96,7 @@ class BatchSystem:
         values = start_of(sources[0], self.num_layers, None)
         return solve(advance, sources[0].detach(), values, sources, self.methods()[1])[0]
 
-    def inspect(self, states: Tensor, cotangents: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
+    def inspect(self, states: Tensor, last: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
         """Compare with plain backpropagation when that is due, and hand its gradient on then."""
         # A gradient that will be differentiated again stays what its graph says.
         if torch.is_grad_enabled() or not self.part.guard.is_due():
@@ -104,14 +107,14 @@ class BatchSystem:
         restore = self.part._places.fill(dict(zip(self.names, leaves, strict=True)), self.part._places.copy_buffers())
         try:
             with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=is_enabled):
-                last = self.part.layers(u0)
+                found = self.part.layers(u0)
         finally:
             restore()
-        serial = torch.autograd.grad(last, [u0, *leaves], cotangents[-1], materialize_grads=True)
+        serial = torch.autograd.grad(found, [u0, *leaves], last, materialize_grads=True)
         is_used = [each is not None for each in gradient]
         mine = [each for each in gradient if each is not None]
         exact = [each for each, used in zip(serial, is_used, strict=True) if used]
-        self.part.guard.compare(mine, exact, states[-1], last.detach())
+        self.part.guard.compare(mine, exact, states[-1], found.detach())
         return [each if used else None for each, used in zip(serial, is_used, strict=True)]
 
     def _jacobians(self, states: Tensor, theta: Sequence[Tensor]) -> Linearised:
@@ -126,7 +129,9 @@ class BatchSystem:
     def recall(self, kind: str, shape: tuple[int, ...]) -> Tensor | None:
         """Return a warm start of the "states" or "adjoints", if there is one of that shape."""
         store = self.part.warm_start
-        return None if store is None else store.recall(self.index, kind, shape)
+        found = None if store is None else store.recall(self.index, kind, shape)
+        # What a checkpoint has put back may lie elsewhere.
+        return None if found is None else found.to(self._device)
 
     def keep(self, kind: str, values: Tensor, residuals: Tensor) -> None:
         """Take what was found, for the next warm start and for the statistics."""

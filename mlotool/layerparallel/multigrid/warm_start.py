@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # s: samples of the data set, b: of the batch, N: layers
@@ -23,15 +24,13 @@ class WarmStart:
 
     def recall(self, index: Tensor | None, kind: str, shape: tuple[int, ...]) -> Tensor | None:
         """Return the values (N + 1, b, ...) of that kind, if there are any for all samples of the batch."""
-        found = self._values.get(kind)
-        if found is None:
-            return None
         if index is None:
-            return found if found.shape == shape else None
-        if (shape[0], *shape[2:]) != (found.shape[1], *found.shape[2:]) or shape[1] != len(index):
+            whole = self._values.get(f"{kind} of all")
+            return whole if whole is not None and whole.shape == shape else None
+        found, known = self._values.get(kind), self._values.get(f"{kind} known")
+        if found is None or known is None or found.shape[1:] != (shape[0], *shape[2:]) or shape[1] != len(index):
             return None
         rows = index.to(found.device)
-        known = self._values[f"{kind} known"]
         is_known = int(rows.max()) < len(found) and bool(known[rows].all())
         return found[rows].transpose(0, 1) if is_known else None
 
@@ -39,16 +38,14 @@ class WarmStart:
         """Keep the values (N + 1, b, ...) of a batch."""
         values = values.detach()
         if index is None or len(index) != values.shape[1]:
-            self._values[kind] = values
+            self._values[f"{kind} of all"] = values
             return
         rows, by_sample = index.to(values.device), values.transpose(0, 1)
         size = int(rows.max()) + 1
-        self._values[kind] = _grown(self._values.get(kind), size, by_sample)
-        self._values[f"{kind} known"] = _grown(
-            self._values.get(f"{kind} known"), size, rows.new_zeros(len(rows)).bool()
-        )
-        self._values[kind][rows] = by_sample
-        self._values[f"{kind} known"][rows] = True
+        is_known = torch.ones(len(rows), dtype=torch.bool, device=values.device)
+        for name, own in ((kind, by_sample), (f"{kind} known", is_known)):
+            self._values[name] = _grown(self._values.get(name), size, own)
+            self._values[name][rows] = own
 
     def state_dict(self) -> dict[str, Any]:
         """Return all values, in plain containers."""
@@ -61,7 +58,8 @@ class WarmStart:
 
 def _grown(table: Tensor | None, size: int, like: Tensor) -> Tensor:
     """Return a table with at least so many rows in the shape of those of `like`; new ones are zero."""
-    fits = table is not None and table.shape[1:] == like.shape[1:]
+    fits = table is not None and table.shape[1:] == like.shape[1:] and table.dtype == like.dtype
+    table = None if table is None else table.to(like.device)
     if table is not None and fits and len(table) >= size:
         return table
     grown = like.new_zeros(size, *like.shape[1:])

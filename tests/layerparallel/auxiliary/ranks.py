@@ -21,7 +21,7 @@ from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, reweight
 from tests.layerparallel.auxiliary.test_auxiliary import KINDS
 
 Make = Callable[..., Program]
-NUM_TICKS = 7
+NUM_TICKS = 5
 adam = partial(torch.optim.Adam, lr=0.02)
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
+from mlotool.data.augmented_copies import AugmentedCopies
 from mlotool.hypergradient import SABA, Identity, Implicit, Unrolled
 from mlotool.layerparallel import Auxiliary
 from mlotool.models import ResNet
@@ -339,6 +341,61 @@ def test_the_loss_may_use_parameters_beside_the_call() -> None:
     torch.testing.assert_close(*map(parameters, programs), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("kind", ["lagrangian", "auxnet", "recursive"])
+def test_in_mixed_precision_variables_stay_in_full(kind: str) -> None:
+    # What moves less than bf16 resolves would not be seen.
+    parallel = auxiliary(**{**KINDS[kind], "lambda_lr": None, "auxnet_lr": 0.1})
+    samples = Rows()
+    samples.input, samples.target = samples.input.float(), samples.target.float()
+    program = alone(parallel, stack().float(), precision="bf16", stream=Stream(samples, 4, seed=1))
+    statistics = follow(program, 4)[-1]
+    assert 0 < statistics["net/violation_2"] < 10
+    kept = [each for each in _tensors(parallel.state_dict()["stages"]) if each.is_floating_point()]
+    assert {each.dtype for each in kept} == {torch.float32}
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    if isinstance(state, Tensor):
+        return [state]
+    return [each for value in state.values() for each in _tensors(value)] if isinstance(state, dict) else []
+
+
+def test_frozen_layers_stay() -> None:
+    """A stage of frozen layers has no gradient; the others have."""
+    module = stack()
+    for parameter in module[0].parameters():
+        parameter.requires_grad_(False)
+    program = alone(auxiliary(noise=0.1), module)
+    follow(program, 4)
+    ours, start = module.state_dict(), stack().state_dict()
+    moved = {name.split(".")[0] for name, tensor in start.items() if not torch.equal(ours[name], tensor)}
+    assert moved == {"1", "2", "3", "4"}
+
+
+def test_a_gradient_of_several_batches_is_their_mean() -> None:
+    """Two batches that have no sample in common, before any parameter moves."""
+    once = alone(auxiliary(), stream=Stream(Rows(), 8, seed=1))
+    halves = alone(auxiliary(), accumulate_batches=2)
+    for program in (once, halves):
+        follow(program, 1)
+    torch.testing.assert_close(*map(parameters, (once, halves)), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_change_nothing(kind: str) -> None:
+    """On a GPU, stages on streams of their own end where those on one stream do."""
+    found = []
+    for streams in (False, True):
+        program = alone(auxiliary(streams=streams, noise=0.1, **KINDS[kind]), stack(widths=(64, 64, 64, 64)).cuda())
+        problem = program.problems["net"]
+        problem.stream.to("cuda")
+        problem.parallel.to(torch.device("cuda"))
+        follow(program, 20)
+        found.append(problem.module.state_dict())
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
+
+
 def test_times_are_recorded_when_asked() -> None:
     parallel = auxiliary(record=2)
     follow(alone(parallel), 4)
@@ -349,6 +406,12 @@ def test_times_are_recorded_when_asked() -> None:
     assert {(span["rank"], span["batch"]) for span in timeline} == {(k, batch) for k in range(3) for batch in range(2)}
     assert {span["what"] for span in timeline} == {"forward", "backward", "communication", "auxnet"}
     assert all(0 <= span["begin"] <= span["end"] for span in timeline)
+
+
+def pictures(augmentation: Any) -> InMemoryDataset:
+    return InMemoryDataset(
+        torch.zeros(8, 1, 1, 3), torch.zeros(8).long(), Normalization([0.5], [0.5]), augmentation=augmentation
+    )
 
 
 def twice(batch: Any, *, model: Any) -> Tensor:
@@ -384,6 +447,12 @@ def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
         (lambda: alone(auxiliary(), loss=twice), r"calls its module a second time"),
         (lambda: alone(auxiliary(), loss=never), r"has not called its module"),
         (lambda: alone(auxiliary(copies=2)), r"the batch has no 'copy'"),
+        (lambda: alone(auxiliary(), stream=Stream(pictures(CropAndFlip(1)), 4)), r"the data are augmented anew"),
+        (
+            lambda: alone(auxiliary(), stream=Stream(pictures(AugmentedCopies(CropAndFlip(1), 3)), 4)),
+            r"has copy number",
+        ),
+        (lambda: alone(auxiliary(copies=2), stream=Stream(Augmented(), 12)), r"the batch has copy number 2"),
         (lambda: alone(auxiliary(), stream=Stream(torch.randn(6, 3).double(), 2)), r"the batch has no 'index'"),
         (lambda: alone(auxiliary(variables="auxnet", auxnet=stack(widths=(5, 5)))), r"no place for interface 1 of 2"),
         (lambda: reweighted(auxiliary(), hypergradient=Unrolled()), r"hypergradient: found Unrolled"),

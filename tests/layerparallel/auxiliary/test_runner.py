@@ -10,6 +10,9 @@ import torch
 import mlotool
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.runner.checkpoint import read_checkpoint
+from tests.runner.test_launcher import FAULTY, RECIPE
+from tests.runner.test_launcher import QUIET as QUIET_RUN
+from tests.runner.test_launcher import run as launch
 
 QUIET = ["logger.wandb=false", "runner.progress_bar=false", "runner.report=false", "debug.limit_samples=60"]
 STAGES = "+problems.classifier.parallel={_target_: mlotool.layerparallel.Auxiliary, stages: 2, record: 2, beta: 50.0"
@@ -80,3 +83,23 @@ def assert_equal(ours: Any, expected: Any, tolerance: float) -> None:
         assert torch.equal(ours, expected)
     else:
         assert ours == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("kill", ["Rank 1 of 2 ended with signal 9 (SIGKILL)"]),
+        ("raise", ["Rank 1 of 2 failed: ValueError: nothing to see in this batch"]),
+        ("nan", ["The loss of problem 'classifier' became inf at tick 21"]),
+    ],
+)
+def test_a_stage_whose_process_ends_ends_the_run(tmp_path: Path, mode: str, words: list[str]) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    (tmp_path / "bad.yaml").write_text(RECIPE)
+    setting = f"problems.classifier.loss.mode={mode}"
+    quiet = (*QUIET_RUN, "runner.devices=2", "runner.max_ticks=60", "runner.log_every=10", setting)
+    code, _, err = launch(tmp_path, "--trust", "faulty", "bad.yaml", *quiet, STAGES + ", processes: true}")
+    assert code != 0
+    for word in words:
+        assert word in err

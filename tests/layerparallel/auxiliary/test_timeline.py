@@ -1,13 +1,28 @@
-from typing import Any
+"""Spans of several processes on one axis."""
+
+import pytest
+import torch
 
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 
 
-def span(rank: int, batch: int, begin: float, end: float) -> dict[str, Any]:
-    return {"rank": rank, "batch": batch, "what": "forward", "begin": begin, "end": end}
+def test_processes_that_began_at_different_times_share_an_axis() -> None:
+    early = {"rank": 0, "batch": 0, "what": "forward", "begin": 0.5, "end": 1.0}
+    late = {"rank": 1, "batch": 0, "what": "backward", "begin": 0.0, "end": 0.25}
+    found = Timeline.joined([(100.0, [early]), (100.25, [late]), (7.0, [])])
+    assert [span["rank"] for span in found] == [1, 0]
+    assert found[0]["begin"] == pytest.approx(0.25)
+    assert found[0]["end"] == pytest.approx(0.5)
+    assert found[1] == early
+    assert Timeline.joined([(1.0, [])]) == []
 
 
-def test_spans_of_several_processes_begin_at_the_first_one() -> None:
-    found = Timeline.joined([[span(0, 0, 7.0, 8.0), span(0, 1, 9.0, 9.5)], [span(1, 0, 7.5, 9.0)]])
-    assert found == [span(0, 0, 0.0, 1.0), span(1, 0, 0.5, 2.0), span(0, 1, 2.0, 2.5)]
-    assert Timeline.joined([[], []]) == []
+def test_only_the_first_batches_are_recorded() -> None:
+    timeline = Timeline(2)
+    for batch in range(4):
+        timeline.begin(batch, torch.device("cpu"))
+        with timeline.span(3, "forward"):
+            pass
+    began, spans = timeline.state()
+    assert began > 0
+    assert [(span["rank"], span["batch"], span["what"]) for span in spans] == [(3, 0, "forward"), (3, 1, "forward")]

@@ -39,27 +39,27 @@ class Threads(AbstractExchange):
     """The exchange of threads."""
 
     def __init__(self, group: tuple[Shared, int], is_mirrored: bool = False) -> None:
-        self.shared, rank = group
+        self.shared, self.rank = group
         self.num_parts = self.shared.size
-        self.part = self.num_parts - 1 - rank if is_mirrored else rank
+        self.part = self.num_parts - 1 - self.rank if is_mirrored else self.rank
+        self.is_mirrored = is_mirrored
 
-    def pass_on(self, values: Tensor) -> None:
+    def pass_on(self, last: Tensor) -> Tensor | None:
         if self.part < self.num_parts - 1:
-            self.shared.queues[self.part + 1].put(values[-1].clone())
-        if self.part > 0:
-            values[0] = self.shared.queues[self.part].get(timeout=20)
+            self.shared.queues[self.part + 1].put(last.clone())
+        return self.shared.queues[self.part].get(timeout=20) if self.part > 0 else None
 
     def gather(self, own: Tensor) -> Tensor:
         return torch.cat(self._all(own))
 
     def origin(self, value: Tensor) -> Tensor:
-        return self._all(value)[0].clone()
+        return self._all(value)[-1 if self.is_mirrored else 0].clone()
 
     def norm(self, own: Tensor) -> Tensor:
         return torch.stack(self._all(own)).norm()
 
     def _all(self, own: Tensor) -> list[Tensor]:
-        self.shared.places[self.part] = own.clone()
+        self.shared.places[self.rank] = own.clone()
         self.shared.barrier.wait()
         found = list(self.shared.places)
         self.shared.barrier.wait()

@@ -1,5 +1,6 @@
 """States, adjoints and parameters that converge together (arXiv 1812.04352, section 4)."""
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,20 @@ def test_inexact_gradients_train_as_well_as_the_serial_ones(optimizer: Any, batc
     assert last < 0.5 * mine[0]
     assert last < 1.1 * expected
     assert parallel.statistics()["forward_residual_2"] > 1e-9
+
+
+@pytest.mark.slow
+def test_the_guard_keeps_a_line_search_from_stalling() -> None:
+    losses = {}
+    for every in (0, 1):
+        settings = {"guard_every": every, "guard_threshold": 0.05}
+        parallel = Multigrid(cycles=2, backward_cycles=2, warm_start=True, **settings)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The multigrid gradient was")
+            losses[every] = train(problem(parallel, network(Wave(32, h=0.1)), optimizer=lbfgs, batch_size=12), 17)
+    # Without it the search finds no step on which value and slope agree.
+    assert losses[0][-1] == pytest.approx(losses[0][-3], rel=1e-6)
+    assert losses[1][-1] < 0.7 * losses[0][-1]
 
 
 RECIPE = """# @package _global_

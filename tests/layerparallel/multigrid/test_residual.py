@@ -282,6 +282,10 @@ class Wider(nn.Module):
         (lambda: MultigridResidual(dense, 6), "coarsening: found 4 for a grid of 6 layers"),
         (lambda: MultigridResidual([dense()] * 15 + [Wider()])(torch.zeros(2, 3)), r"block 15 \(Wider\)"),
         (lambda: MultigridResidual(lambda: nn.Dropout(0.5), 8), r"blocks.0 of the multigrid part is Dropout"),
+        (
+            lambda: MultigridResidual(lambda: nn.MultiheadAttention(2, 1, dropout=0.1), 8),
+            r"blocks.0 of the multigrid part is MultiheadAttention",
+        ),
         (lambda: MultigridResidual([], 8), "blocks: found none"),
         (lambda: MultigridResidual([dense()] * 8, 16), "num_layers: found 16 for 8 blocks"),
         (lambda: MultigridResidual(Wave(), h=0.3), "h: found 0.3 beside Wave"),
@@ -293,3 +297,21 @@ class Wider(nn.Module):
 def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_a_loss_may_read_all_states() -> None:
+    torch.manual_seed(0)
+    part = MultigridResidual(Wave(), cycles=2)
+    u0 = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    inputs, weight = [u0, *part.parameters()], torch.rand(N + 1, 1, 1, dtype=torch.float64)
+    found = torch.autograd.grad((part.states(u0).square() * weight).sum(), inputs, create_graph=True)
+    states = [u0]
+    for n in range(N):
+        states.append(part.layers.many(states[-1][None], range(n, n + 1), part.layers.h)[0])
+    expected = torch.autograd.grad((torch.stack(states).square() * weight).sum(), inputs, create_graph=True)
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    # Second derivatives through all states at once.
+    found, expected = (
+        torch.autograd.grad(sum(each.square().sum() for each in slopes), inputs) for slopes in (found, expected)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)

@@ -9,6 +9,8 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import ConjugateGradient, Implicit
 from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from mlotool.runner.random_state import random_states, with_own_steps
+from mlotool.runner.ranks import Ranks
 from tests.layerparallel.multigrid.test_residual import Wave, Wider, dense
 
 
@@ -173,3 +175,33 @@ def test_a_block_that_changes_the_shape_is_named() -> None:
     blocks = nn.Sequential(*[nn.Linear(3, 3) for _ in range(7)], Wider())
     with pytest.raises(ConfigError, match=r"block 7 \(Wider\) of the multigrid part turned a state of shape"):
         train(problem(Multigrid(), network(blocks)), 1)
+
+
+class SecondOfTwo:
+    """The second rank of a run, which sees what the first has saved."""
+
+    rank, is_first = 1, False
+
+    def __init__(self, first: list[Any]) -> None:
+        self.states = first
+
+    def gather(self, own: Any) -> list[Any]:
+        return [*self.states, own]
+
+
+def test_each_ranks_warm_start_is_its_own() -> None:
+    programs = []
+    for steps in (2, 3):
+        program = Program([problem(Multigrid(cycles=1, warm_start=True))], Graph())
+        schedule = Schedule(program)
+        for _ in range(steps):
+            schedule.tick()
+        programs.append(program)
+    first, second = programs
+    states = random_states(second, SecondOfTwo(random_states(first, Ranks())))  # type: ignore[arg-type]
+    ranks = SecondOfTwo([])
+    state = with_own_steps(first.state_dict(), states, ranks)  # type: ignore[arg-type]
+    first.load_state_dict(state)
+    found, expected = (each.problems["net"].parallel.state_dict()["residual"]["warm_start"] for each in programs)
+    assert found.keys() == expected.keys() == {"states", "states known", "adjoints", "adjoints known"}
+    assert all(torch.equal(found[key], expected[key]) for key in found)
