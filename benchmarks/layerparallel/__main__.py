@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=("paths", "times"))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch-size", type=int, default=Workload.batch_size, help="of the part 'times'")
     parser.add_argument("--device", default="cpu", help="of the part 'batched'; cuda adds CUDA graphs and streams")
     parser.add_argument("--folder", type=Path, default=record.RESULTS, help="of the JSON files; default: results/")
     arguments = parser.parse_args()
@@ -42,7 +43,7 @@ def main() -> None:
             _show_paths(content["rows"])
         elif part == "times":
             with Pair() as pair:
-                content |= times.compare(pair, Workload(), arguments.rounds)
+                content |= times.compare(pair, Workload(batch_size=arguments.batch_size), arguments.rounds)
             content["quoted"] = quoted.TABLES
             _show_times(content)
         else:
