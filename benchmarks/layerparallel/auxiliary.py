@@ -66,6 +66,7 @@ def _schedule(ranks: Ranks, workload: Workload, variables: str, record: int = 0)
         method="lagrangian" if variables == "stored" else "penalty",
         variables=variables,
         auxnet=None if variables == "stored" else nn.Sequential(*auxnet.make_stages(NUM_RANKS)),
+        beta=1.0,
         processes=ranks.size > 1,
         record=record,
     )

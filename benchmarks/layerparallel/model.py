@@ -93,7 +93,7 @@ class Workload:
     num_channels: int = 64
     image_size: int = 16
     batch_size: int = 96
-    learning_rate: float = 0.05
+    learning_rate: float = 0.005
     dtype: torch.dtype = torch.float32
 
     def make_stages(self, num_stages: int) -> list[Stage]:
