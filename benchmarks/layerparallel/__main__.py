@@ -88,7 +88,7 @@ def _show_times(found: dict[str, Any]) -> None:
     for name, wall in found["wall"].items():
         difference = found["difference"].get(name)
         cells = [name, f"{wall['ms']:.0f}", _speedup(wall), f"{1 / wall['ratio_of_fastest']:.2f}"]
-        cells += [_speedup(found["wall_over_two_threads"][name]), _speedup(found["cpu"][name])]
+        cells += [_speedup(found["wall_over_two_threads"][name]), _speedup(found["cpu_time"][name])]
         cells.append("" if difference is None else f"{difference:.1e}")
         print(f"| {' | '.join(cells)} |")
     print("\n| rival | forward, backward, method: ms | equation 27 (bound) | measured |\n|---|---|---|---|")

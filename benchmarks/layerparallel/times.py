@@ -60,7 +60,7 @@ def compare(pair: Pair, workload: Workload, num_rounds: int) -> dict[str, Any]:
         "num_batches": NUM_BATCHES,
         "wall": wall,
         "wall_over_two_threads": summarize(found, TWO_THREADS, "wall"),
-        "cpu": summarize(found, ONE_THREAD, "cpu"),
+        "cpu_time": summarize(found, ONE_THREAD, "cpu"),
         "difference": differences,
         "model_of_speedup": {
             name: {**parts(workload, variables), "measured": 1 / wall[name]["ratio"]}
