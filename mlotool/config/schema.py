@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 # As omegaconf has it, whose import completion cannot wait for.
 MISSING: Any = "???"
 
-GROUPS = ("data", "model", "optimizer", "hypergradient", "runner", "logger", "debug", "sweep", "recipe")
+GROUPS = ("data", "model", "optimizer", "hypergradient", "parallel", "runner", "logger", "debug", "sweep", "recipe")
 """The config groups that recipes and command lines choose from; `recipe` lives in recipes/, the others in conf/."""
 
 PRECISIONS = ("fp32", "bf16", "fp16")

@@ -59,7 +59,7 @@ class AbstractParallel(ABC):
         return False
 
     def distribute(self, rank: int, num_ranks: int) -> tuple[int, int]:
-        """Take part in a run of several ranks; called before the first step, by all of them.
+        """Take part in a run of so many ranks; called before the first step, by all of them.
 
         Returns:
             Which part of the problem's batches this rank gets, and how many parts there are.

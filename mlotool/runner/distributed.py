@@ -51,6 +51,8 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
                     "runner.devices to the number of GPUs, or leave it out.",
                     stacklevel=2,
                 )
+            if problem.parallel is not None:
+                problem.parallel.distribute(0, 1)
         return
     for name, problem in program.problems.items():
         if problem.tasks is not None:

@@ -78,7 +78,7 @@ def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], 
         steps = _with_randoms(trajectory["steps"], iter(randoms))
         module = {**found[name]["module"], **own["buffers"][name]}
         found[name] = {**found[name], "module": module, "trajectory": {**trajectory, "steps": steps}}
-    for name, state in own["parallel"].items():
+    for name, state in own.get("parallel", {}).items():
         found[name] = {**found[name], "parallel": state}
     return found
 

@@ -79,8 +79,9 @@ def test_sweep_settings_without_a_sweep_warn(call: Callable[..., Result]) -> Non
 
 
 def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
-    words = ["+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "evaluate.splits.val=20"]
-    words += ["debug.limit_ticks=300", "seed=0,1", "sweep.workers=2", "runner.checkpoint_seconds=0.05"]
+    words = ["+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "evaluate.splits.val=500"]
+    words += ["debug.limit_ticks=3000", "runner.max_ticks=3000", "seed=0,1", "sweep.workers=2"]
+    words += ["runner.checkpoint_seconds=0.05"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
     command = [sys.executable, "-m", "mlotool", "run", "-m", *words, "resume=auto"]
     first = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
@@ -105,7 +106,7 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     assert second.returncode == 0, second.stderr
     assert [each.name for each in multirun.iterdir()] == [sweep.name]
     for job, before in zip("01", interrupted, strict=True):
-        assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 300
+        assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 3000
         [resume] = json.loads((sweep / job / "provenance.json").read_text())["resumes"]
         assert 0 < before["num_ticks"] == resume["tick"]
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))

@@ -1,5 +1,6 @@
 """Layer-parallel training by auxiliary variables: the stand-in for a problem's module in its own training steps."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExch
 from mlotool.layerparallel.auxiliary.joining import join
 from mlotool.layerparallel.auxiliary.replicas import Replicas
 from mlotool.layerparallel.auxiliary.report import Report
+from mlotool.layerparallel.auxiliary.samples import Samples
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import Step
 from mlotool.layerparallel.auxiliary.team import Plan, Team
@@ -68,7 +70,7 @@ class Auxiliary(AbstractParallel):
             stages' passes.
         table_device: where stored variables are kept; None is where the module is.
         processes: run each stage in a process of its own, where there are several: rank = part * stages + stage, with
-            as many parts of the batch as there are ranks for every stage. One process runs all stages.
+            as many parts of the batch as there are ranks for every stage. One rank runs all stages, and warns.
         streams: in one process on a GPU, whether each stage has a CUDA stream of its own.
         record: batches whose times are recorded.
 
@@ -147,7 +149,7 @@ class Auxiliary(AbstractParallel):
         self._seed = int(torch.randint(2**62, ()))
         self._team: Team | None = None
         self._pending: Mapping[str, Any] | None = None
-        self._seen = torch.zeros(0, dtype=torch.bool)
+        self._samples = Samples(copies)
         self._slots: Tensor | None = None
         self._share = 1.0
         self._step: Step | None = None
@@ -196,7 +198,13 @@ class Auxiliary(AbstractParallel):
 
     def distribute(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Take a stage, or all of them, of a part of the batch."""
-        if not self._processes:
+        if self._processes and num_ranks == 1:
+            warnings.warn(
+                f"{self.key}.processes: found true on one rank, which runs all {self.num_stages} stages one after the "
+                f"other; expected a rank a stage. Set runner.devices={self.num_stages}, or leave processes out.",
+                stacklevel=2,
+            )
+        if not self._processes or num_ranks == 1:
             self.exchange = LocalExchange(Replicas(rank, num_ranks))
             return rank, num_ranks
         exchange = join(rank, num_ranks, self.num_stages, self.key)
@@ -229,7 +237,8 @@ class Auxiliary(AbstractParallel):
             # Of the last step: by now it is done, so looking at it makes nothing wait.
             self._check_finite()
         self._share, self._is_open, self._step = weight, True, None
-        self._slots = self._slots_of(batch) if self.settings.is_stored and self.num_stages > 1 else None
+        is_stored = self.settings.is_stored and self.num_stages > 1
+        self._slots = self._samples.slots(batch, self.key) if is_stored else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run all stages from their variables; what the last one returns goes on into the loss."""
@@ -306,7 +315,7 @@ class Auxiliary(AbstractParallel):
             "is_built": True,
             "num_steps": self.num_steps,
             "seed": self._seed,
-            "seen": self._seen.clone(),
+            "samples": self._samples.state_dict(),
             "cut": list(self._team.cut),
             "stages": self._team.state_dict(),
         }
@@ -315,9 +324,10 @@ class Auxiliary(AbstractParallel):
         """Take them back; before the first step, once the stages are built."""
         if not state["is_built"]:
             self._team, self._pending, self.num_steps = None, None, 0
-            self._seen = torch.zeros(0, dtype=torch.bool)
+            self._samples.forget()
             return
-        self.num_steps, self._seed, self._seen = state["num_steps"], state["seed"], state["seen"].clone()
+        self.num_steps, self._seed = state["num_steps"], state["seed"]
+        self._samples.load_state_dict(state["samples"])
         if self._team is None:
             self._pending = state
         else:
@@ -350,10 +360,8 @@ class Auxiliary(AbstractParallel):
         size = next((len(each) for each in inputs if isinstance(each, Tensor) and each.ndim), 1)
         unseen = None
         if self._slots is not None:
-            [slots] = self.exchange.replicas.joined([self._slots])
-            self._make_room(slots)
-            unseen = ~self._seen[self._slots]
-            self._seen[slots] = True
+            [everybody] = self.exchange.replicas.joined([self._slots])
+            unseen = self._samples.meet(self._slots, everybody)
         every = self.settings.recalibrate
         return Step(
             inputs,
@@ -370,32 +378,6 @@ class Auxiliary(AbstractParallel):
             moves_buffers=every > 0 and self.num_steps % every == 0,
             freezes_buffers=every > 0,
         )
-
-    def _make_room(self, slots: Tensor) -> None:
-        missing = int(slots.max()) + 1 - len(self._seen)
-        if missing > 0:
-            self._seen = torch.cat([self._seen, torch.zeros(missing, dtype=torch.bool)])
-
-    def _slots_of(self, batch: Any) -> Tensor:
-        copies = self.settings.copies
-        needed = ["index"] if copies == 1 else ["index", "copy"]
-        missing = [key for key in needed if not isinstance(batch, Mapping) or key not in batch]
-        if missing:
-            raise ConfigError(
-                f"{self.key}.variables: found stored, but the batch has no '{missing[0]}'; expected a mapping with "
-                f"{' and '.join(needed)}, which say what sample each variable is of. Use a data set that gives them, "
-                f"or set {self.key}.variables=auxnet."
-            )
-        slots = batch["index"].cpu()
-        if "copy" not in batch:
-            return slots
-        copy = batch["copy"].cpu()
-        if int(copy.max()) >= copies:
-            raise ConfigError(
-                f"{self.key}.copies: found {copies}, but the batch has copy number {int(copy.max())} of a sample; "
-                f"expected as many as the data has. Set {self.key}.copies to data.augment."
-            )
-        return slots * copies + copy
 
     def _check_finite(self) -> None:
         assert self._team is not None

@@ -15,6 +15,8 @@ from mlotool.hypergradient import SABA, Identity, Implicit, Unrolled
 from mlotool.layerparallel import Auxiliary
 from mlotool.models import ResNet
 from mlotool.program import Schedule, Stream
+from mlotool.runner.distributed import distribute
+from mlotool.runner.ranks import Ranks
 from tests.layerparallel.auxiliary.small import (
     Rows,
     alone,
@@ -473,3 +475,10 @@ def test_a_diverging_penalty_says_what_to_lower() -> None:
         RunError, match=r"interface 2 became inf .* with beta=1e\+06.*lower problems\.net\.parallel\.beta"
     ):
         follow(alone(auxiliary(beta=1e6)), 200)
+
+
+def test_a_stage_a_process_needs_processes() -> None:
+    program = alone(auxiliary(processes=True))
+    with pytest.warns(UserWarning, match=r"problems\.net\.parallel\.processes: found true on one rank.*devices=3"):
+        distribute(program, Ranks(), seed=0)
+    follow(program, 1)

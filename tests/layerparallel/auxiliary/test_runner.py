@@ -45,7 +45,7 @@ def test_a_recipe_in_one_process_logs_violations_and_goes_on_bit_by_bit(tmp_path
 @pytest.mark.slow
 def test_two_processes_alone_are_one_bit_by_bit(tmp_path: Path) -> None:
     words = "model@problems.classifier.module=resnet8"
-    one = run(tmp_path / "one", "plain", ", processes: true}", words)
+    one = run(tmp_path / "one", "plain", "}", words)
     two = run(tmp_path / "two", "plain", ", processes: true}", words, "runner.devices=2")
     assert_equal(two[1], one[1], 0.0)
     assert two[0] == one[0]
@@ -57,7 +57,7 @@ def test_two_processes_alone_are_one_bit_by_bit(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_of_a_lower_problem_are_one(tmp_path: Path) -> None:
     """Up to float32's rounding; in float64 to 1e-9 in test_processes.py."""
-    one = run(tmp_path / "one", "mwn", ", processes: true}")
+    one = run(tmp_path / "one", "mwn", "}")
     two = run(tmp_path / "two", "mwn", ", processes: true}", "runner.devices=2")
     assert_equal(two[1], one[1], 1e-4)
 
