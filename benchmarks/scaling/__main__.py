@@ -15,8 +15,8 @@ import torch
 
 import mlotool
 from benchmarks.harness import record
+from benchmarks.harness.pair import Pair
 from benchmarks.scaling import communication, memory, times
-from benchmarks.scaling.pair import Pair
 from benchmarks.scaling.programs import ALGORITHMS, MODELS, Workload
 
 SETTINGS = ("task", "precision", "num_ranks")

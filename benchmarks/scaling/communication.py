@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.scaling.pair import Pair
+from benchmarks.harness.pair import Pair
 from benchmarks.scaling.programs import UPPER, Workload, program, schedule
 from mlotool.program import Program, Schedule
 from mlotool.program.differentiation import Vector

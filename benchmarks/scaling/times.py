@@ -1,17 +1,14 @@
 """Time of a cycle on one rank and on two, at the same global batch."""
 
-import gc
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks.harness.pair import NUM_RANKS, Pair
 from benchmarks.harness.rounds import Cycle, Seconds, interleave, summarize
-from benchmarks.scaling.pair import NUM_RANKS, Pair
 from benchmarks.scaling.programs import LOWER, UPPER, Workload, num_parameters, program, schedule
-from mlotool.program import Schedule
 from mlotool.runner.ranks import Ranks
 
 ONE, TWO_THREADS, HALF, TWO_RANKS = "1 rank, 1 thread", "1 rank, 2 threads", "1 rank, half the batch", "2 ranks"
@@ -25,9 +22,6 @@ CYCLE_SECONDS = {
 }
 """About what a cycle takes on one thread."""
 CHECKED_CYCLES, LARGEST_DIFFERENCE = 3, 1e-8
-
-_kept: list[Schedule] = []
-"""What a rank goes on with in the next block."""
 
 
 def compare(pair: Pair, workload: Workload, num_rounds: int, block_seconds: float) -> dict[str, Any]:
@@ -48,7 +42,7 @@ def compare(pair: Pair, workload: Workload, num_rounds: int, block_seconds: floa
         ONE: _alone(workload, num_cycles, num_threads=1),
         TWO_THREADS: _alone(workload, num_cycles, num_threads=2),
         HALF: _alone(workload, num_cycles, num_threads=1, is_halved=True),
-        TWO_RANKS: _together(pair, workload, num_cycles, rank_seconds),
+        TWO_RANKS: pair.rival(one_cycle, workload, num_cycles=num_cycles, rank_seconds=rank_seconds),
     }
     try:
         blocks = interleave(rivals, num_rounds=num_rounds, num_cycles=1, num_warmup=1)
@@ -61,35 +55,21 @@ def compare(pair: Pair, workload: Workload, num_rounds: int, block_seconds: floa
     # This process only waits for the ranks. A turn has two blocks, the second of them timed.
     cpu = [seconds / num_cycles for seconds in rank_seconds[1::2]]
     found[TWO_RANKS] = [Seconds(each.wall, own) for each, own in zip(found[TWO_RANKS], cpu, strict=True)]
-    fastest = {name: min(each.wall for each in seconds) for name, seconds in found.items()}
-    wall = summarize(found, ONE, "wall")
-    for name, summary in wall.items():
-        summary["ms_fastest"] = 1e3 * fastest[name]
-        summary["ratio_of_fastest"] = fastest[name] / fastest[ONE]
     return {
         "model": workload.model,
         "num_parameters": num_parameters(program(workload)),
         "algorithm": workload.algorithm,
         "num_rounds": num_rounds,
         "num_cycles": num_cycles,
-        "wall": wall,
+        "wall": summarize(found, ONE, "wall"),
         "cpu": summarize(found, ONE, "cpu"),
         "difference": difference,
     }
 
 
-def start(ranks: Ranks, workload: Workload) -> None:
-    """Build a rank's schedule and keep it."""
-    _kept[:] = [schedule(workload, ranks)]
-    gc.collect()
-
-
-def go_on(ranks: Ranks, num_cycles: int) -> float:
-    """Take cycles of the schedule that was kept; return the rank's CPU seconds."""
-    began = time.process_time()
-    for _ in range(num_cycles):
-        _kept[0].tick()
-    return time.process_time() - began
+def one_cycle(ranks: Ranks, workload: Workload) -> Callable[[], object]:
+    """Return the cycle of one of the ranks."""
+    return schedule(workload, ranks).tick
 
 
 def trained(ranks: Ranks, workload: Workload, num_cycles: int) -> list[Tensor]:
@@ -113,14 +93,6 @@ def _alone(workload: Workload, num_cycles: int, *, num_threads: int, is_halved: 
                 made.tick()
 
         return cycle
-
-    return build
-
-
-def _together(pair: Pair, workload: Workload, num_cycles: int, rank_seconds: list[float]) -> Callable[[], Cycle]:
-    def build() -> Cycle:
-        pair(start, workload)
-        return lambda: rank_seconds.append(max(pair(go_on, num_cycles)))
 
     return build
 

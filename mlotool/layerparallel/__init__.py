@@ -1,16 +1,20 @@
 """Layer-parallel training: multigrid across layers, auxiliary variables; plain torch."""
 
-from mlotool.layerparallel.auxiliary import Auxiliary
-from mlotool.layerparallel.multigrid import (
-    BatchedStep,
-    BlockLayers,
-    Multigrid,
-    MultigridResidual,
-    StackedLayers,
-    critical_path,
-    mgrit,
-    mgrit_adjoint,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlotool.layerparallel.auxiliary import Auxiliary
+    from mlotool.layerparallel.multigrid import (
+        BatchedStep,
+        BlockLayers,
+        Multigrid,
+        MultigridResidual,
+        StackedLayers,
+        critical_path,
+        mgrit,
+        mgrit_adjoint,
+    )
 
 __all__ = [
     "Auxiliary",
@@ -23,3 +27,11 @@ __all__ = [
     "mgrit",
     "mgrit_adjoint",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy (PEP 562): a report asks for the speed-up model, and must not import torch.
+    if name in __all__:
+        home = "auxiliary" if name == "Auxiliary" else "multigrid"
+        return getattr(import_module(f"mlotool.layerparallel.{home}"), name)
+    raise AttributeError(f"module 'mlotool.layerparallel' has no attribute '{name}'")

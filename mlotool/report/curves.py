@@ -16,6 +16,9 @@ from mlotool.report.series import LARGEST, Series, needs_log_scale, smoothed, th
 # Splits share the evaluated problem's colour and differ in line and marker.
 SPLIT_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 
+# Set by a schedule: a moving mean would show values that were never used.
+SCHEDULED = ("lr", "beta")
+
 
 @dataclass(frozen=True)
 class Best:
@@ -35,14 +38,14 @@ def training_cards(book: Sketchbook, series: Sequence[Series], colours: dict[str
     cards = []
     for each in sorted((s for s in own if s.metric == "loss"), key=lambda s: list(colours).index(s.owner)):
         title = f"{each.owner}: training loss"
-        cards.append(_card(book, f"loss-{each.owner}", title, [each], [_line(each, colours[each.owner])], None))
+        cards.append(curve_card(book, f"loss-{each.owner}", title, [each], [_line(each, colours[each.owner])]))
     metrics = dict.fromkeys(each.metric for each in own if each.metric not in ("loss", "lr", "step"))
     for metric in (*metrics, "lr"):
         group = [each for each in own if each.metric == metric]
         if group:
             title = "Learning rate" if metric == "lr" else f"Training: {words(metric)}"
             lines = [_line(each, colours[each.owner]) for each in group]
-            cards.append(_card(book, f"training-{metric}", title, group, lines, None))
+            cards.append(curve_card(book, f"training-{metric}", title, group, lines))
     return cards
 
 
@@ -58,26 +61,34 @@ def evaluation_cards(
         lines = []
         for each in group:
             style, marker = SPLIT_STYLES[order.index(each.owner) % len(SPLIT_STYLES)]
-            lines.append(_Line(colour, style, marker, each.owner))
-        cards.append(_card(book, f"evaluation-{metric}", f"Evaluation: {words(metric)}", group, lines, best))
+            lines.append(Line(colour, style, marker, each.owner))
+        cards.append(curve_card(book, f"evaluation-{metric}", f"Evaluation: {words(metric)}", group, lines, best))
     return cards
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
+    """How a series is drawn: the name of its colour, line, marker, and what the legend says."""
+
     colour: str
     style: str
     marker: str
     label: str
 
 
-def _line(series: Series, colour: str) -> _Line:
-    return _Line(colour, "-", "o", series.owner)
+def _line(series: Series, colour: str) -> Line:
+    return Line(colour, "-", "o", series.owner)
 
 
-def _card(
-    book: Sketchbook, slug: str, title: str, group: Sequence[Series], lines: Sequence[_Line], best: Best | None
+def curve_card(
+    book: Sketchbook,
+    slug: str,
+    title: str,
+    group: Sequence[Series],
+    lines: Sequence[Line],
+    best: Best | None = None,
 ) -> Card:
+    """Draw series over ticks in one figure, on a log scale where they span decades."""
     figure, axes = book.new()
     values = np.concatenate([each.finite for each in group])
     handles = [_draw(axes, each, line) for each, line in zip(group, lines, strict=True)]
@@ -106,10 +117,10 @@ def _scale(axes: Axes, values: NDArray[np.float64]) -> None:
         axes.set_ylim(values[0] - room, values[0] + room)
 
 
-def _draw(axes: Axes, series: Series, line: _Line) -> Line2D:
+def _draw(axes: Axes, series: Series, line: Line) -> Line2D:
     colour = light(line.colour)
     smooth = smoothed(series.values)
-    if smooth is not None and series.metric != "lr" and _is_noisy(series.values, smooth):
+    if smooth is not None and series.metric not in SCHEDULED and _is_noisy(series.values, smooth):
         axes.plot(*thinned(series.ticks, series.values), color=colour, linewidth=0.7, alpha=0.5)
         return axes.plot(*thinned(series.ticks, smooth), color=colour, linewidth=1.6, linestyle=line.style)[0]
     marker = line.marker if len(series.ticks) <= 30 else None
@@ -131,7 +142,7 @@ def _is_noisy(values: NDArray[np.float64], smooth: NDArray[np.float64]) -> bool:
 
 
 def _mark_best(
-    axes: Axes, group: Sequence[Series], lines: Sequence[_Line], best: Best
+    axes: Axes, group: Sequence[Series], lines: Sequence[Line], best: Best
 ) -> tuple[Line2D, str, list[float]]:
     """Mark the best checkpoint's tick, and its value where this is the objective.
 

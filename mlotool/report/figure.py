@@ -19,6 +19,7 @@ from mlotool.report.markup import Markup
 from mlotool.report.palette import light, themed
 
 SIZE_INCHES = (4.3, 2.65)
+WIDE_INCHES = (8.9, 3.3)
 STYLE = {
     "font.size": 8,
     "font.family": "sans-serif",
@@ -57,11 +58,12 @@ def report_style() -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Card:
-    """A figure as the page shows it: a title, the picture, a line below it."""
+    """A figure as the page shows it: a title, the picture, a line below it, and whether it takes a row of its own."""
 
     title: str
     svg: Markup
     note: str = ""
+    is_wide: bool = False
 
 
 class Sketchbook:
@@ -75,10 +77,14 @@ class Sketchbook:
         self.folder = folder
         self.files: list[Path] = []
 
-    def new(self) -> tuple[Figure, Axes]:
-        """Return an empty figure; `finish` must see it."""
+    def new(self, size: tuple[float, float] = SIZE_INCHES) -> tuple[Figure, Axes]:
+        """Return an empty figure; `finish` must see it.
+
+        Args:
+            size: width and height in inches; one that is wider than SIZE_INCHES gets a row of the page.
+        """
         # Not pyplot: it would keep every figure alive.
-        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        figure = Figure(figsize=size, layout="constrained")
         return figure, figure.add_subplot()
 
     def finish(self, figure: Figure, slug: str, title: str, note: str = "") -> Card:
@@ -96,7 +102,8 @@ class Sketchbook:
             nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
             figure.savefig(text, format="svg", transparent=True, metadata=nothing)
         self.files.append(file)
-        return Card(title, _inline(text.getvalue(), f"f{len(self.files)}", title), note)
+        svg = _inline(text.getvalue(), f"f{len(self.files)}", title)
+        return Card(title, svg, note, is_wide=figure.get_figwidth() > SIZE_INCHES[0])
 
     def _file(self, slug: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -1,64 +1,76 @@
-"""The residuals of layer-parallel solves: how they fall from cycle to cycle, early and late in the training."""
+"""How multigrid across layers converged: its residuals over the cycles, and the last one over the ticks."""
 
 import re
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from mlotool.report.curves import Line, curve_card
 from mlotool.report.figure import Card, Sketchbook, legend_above, use_log_scale
-from mlotool.report.formats import number, words
 from mlotool.report.palette import light
 from mlotool.report.series import Series
 
-_CYCLE = re.compile(r"(?P<solve>.+)_residual_(?P<cycle>\d+)")
+# The part's name, where a module has several; then which solve, and after how many cycles.
+RESIDUAL = re.compile(r"(?:(.+)\.)?(forward|backward)_residual_(\d+)")
+KINDS = (("forward", "states", "problem-0", "o"), ("backward", "adjoints", "problem-1", "s"))
+MAX_HISTORIES = 40
 
 
-def split_residuals(series: Sequence[Series]) -> tuple[list[Series], list[Series]]:
-    """Return the residuals after each cycle (`forward_residual_0`, ...), and all other series."""
-    residuals = [each for each in series if _CYCLE.fullmatch(each.metric)]
-    return residuals, [each for each in series if each not in residuals]
-
-
-def residual_cards(book: Sketchbook, residuals: Sequence[Series], colours: dict[str, str]) -> list[Card]:
-    """Draw each solve's residual against the cycle, at the first and the last logged tick.
+def residual_cards(book: Sketchbook, series: Sequence[Series]) -> list[Card]:
+    """Draw the residuals of each problem's layers, part by part.
 
     Args:
-        book: makes the figures.
-        residuals: one series a cycle.
-        colours: of the problems.
+        book: takes the figures.
+        series: those of other keys are left out.
     """
-    cards = []
-    for owner in dict.fromkeys(each.owner for each in residuals if each.owner in colours):
-        own: dict[str, dict[int, Series]] = {}
-        for each in residuals:
-            found = _CYCLE.fullmatch(each.metric)
-            if each.owner == owner and found is not None:
-                own.setdefault(found["solve"], {})[int(found["cycle"])] = each
-        cards += [_card(book, owner, solve, cycles, colours[owner]) for solve, cycles in own.items()]
-    return cards
+    groups: dict[str, dict[str, dict[int, Series]]] = {}
+    for each in series:
+        match = RESIDUAL.fullmatch(each.metric)
+        if match:
+            part, kind, cycle = match.groups()
+            name = f"{each.owner}, {part}" if part else each.owner
+            groups.setdefault(name, {}).setdefault(kind, {})[int(cycle)] = each
+    return [card for name, by_kind in groups.items() for card in _cards(book, name, by_kind)]
 
 
-def _card(book: Sketchbook, owner: str, solve: str, cycles: dict[int, Series], colour: str) -> Card:
+def _cards(book: Sketchbook, name: str, by_kind: dict[str, dict[int, Series]]) -> list[Card]:
     figure, axes = book.new()
-    ticks = cycles[min(cycles)].ticks
-    handles, labels, drawn = [], [], []
-    for tick, style, width in ((ticks[0], "--", 1.0), (ticks[-1], "-", 1.6)):
-        numbers, values = _history(cycles, tick)
-        if len(values) and f"tick {number(tick)}" not in labels:
-            handles += axes.plot(numbers, values, style, color=light(colour), linewidth=width, marker="o", markersize=3)
-            labels.append(f"tick {number(tick)}")
-            drawn += [values]
-    if drawn:
+    handles, labels, lowest = [], [], np.inf
+    for kind, label, colour, marker in KINDS:
+        histories = _histories(by_kind.get(kind, {}))
+        for place, history in enumerate(histories):
+            alpha = 0.15 + 0.85 * (place + 1) / len(histories)
+            style = {"marker": marker, "markersize": 2.5, "linewidth": 0.9, "alpha": alpha}
+            axes.plot(np.arange(len(history)), history, color=light(colour), **style)  # type: ignore[arg-type]
+            lowest = min(lowest, np.nanmin(history, initial=np.inf))
+        if len(histories):
+            handles.append(Line2D([], [], color=light(colour), marker=marker, markersize=3))
+            labels.append(label)
+    if 0 < lowest < np.inf:
         use_log_scale(axes, "y")
-        legend_above(axes, handles, labels)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     axes.set_xlabel("cycle")
-    axes.set_xticks(sorted(cycles))
-    return book.finish(figure, f"residuals-{owner}-{solve}", f"{owner}: residuals, {words(solve)}")
+    axes.set_ylabel("norm of the residual")
+    legend_above(axes, handles, labels)
+    note = "One line a logged tick; the later, the stronger."
+    by_cycle = book.finish(figure, f"residuals-{name}", f"{name}: residuals of multigrid", note)
+    last = [(kind, cycles[max(cycles)]) for kind, cycles in by_kind.items()]
+    lines = [Line(colour, "-", marker, label) for kind, label, colour, marker in KINDS if kind in by_kind]
+    group = [each for kind, *_ in KINDS for found, each in last if found == kind]
+    title = f"{name}: residual after the last cycle"
+    return [by_cycle, curve_card(book, f"last-residual-{name}", title, group, lines)]
 
 
-def _history(cycles: dict[int, Series], tick: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the cycles of a tick and their residuals, without those that a log axis cannot show."""
-    found = {cycle: each.values[each.ticks == tick] for cycle, each in sorted(cycles.items())}
-    points = [(cycle, values[-1]) for cycle, values in found.items() if len(values) and values[-1] > 0]
-    return np.array([cycle for cycle, _ in points], dtype=float), np.array([value for _, value in points], dtype=float)
+def _histories(by_cycle: dict[int, Series]) -> NDArray[np.float64]:
+    """Return the residuals by tick and cycle, NaN where there is none above 0, of at most MAX_HISTORIES ticks."""
+    ticks = np.unique(np.concatenate([each.ticks for each in by_cycle.values()])) if by_cycle else np.zeros(0)
+    found = np.full((len(ticks), 1 + max(by_cycle, default=0)), np.nan)
+    for cycle, each in by_cycle.items():
+        found[np.searchsorted(ticks, each.ticks), cycle] = np.where(each.values > 0, each.values, np.nan)
+    if len(ticks) <= MAX_HISTORIES:
+        return found
+    # Evenly spread, the last one among them.
+    return found[np.linspace(0, len(ticks) - 1, MAX_HISTORIES).round().astype(int)]

@@ -5,17 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from mlotool.report.figure import Card, Sketchbook, legend_above
+from mlotool.report.figure import WIDE_INCHES, Card, Sketchbook, legend_above
 from mlotool.report.formats import NONE, number, shortened
 from mlotool.report.importance import importances
 from mlotool.report.palette import light
 from mlotool.report.sweep_columns import Column
 
-WIDE_INCHES = (8.9, 3.3)
 MAX_AXES = 12
 MAX_TICKS = 6
 
@@ -58,8 +56,7 @@ def sweep_cards(book: Sketchbook, jobs: Jobs) -> tuple[list[Card], list[Card]]:
 
 def _parallel_card(book: Sketchbook, jobs: Jobs) -> Card:
     columns = jobs.columns[: MAX_AXES - 1]
-    figure = Figure(figsize=WIDE_INCHES, layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = book.new(WIDE_INCHES)
     scales = [*(_Scale.of(column) for column in columns), _Scale.of_objective(jobs)]
     heights = np.stack([scale.heights for scale in scales], axis=1)
     places = np.arange(len(scales))

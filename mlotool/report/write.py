@@ -10,7 +10,14 @@ from mlotool.report.figure import Card, Sketchbook, report_style
 from mlotool.report.graph_picture import graph_picture
 from mlotool.report.markup import Markup, element, join
 from mlotool.report.palette import css_variables, problem_colours
-from mlotool.report.residuals import residual_cards, split_residuals
+from mlotool.report.parallel_figures import (
+    speedup_card,
+    split_series,
+    timeline_card,
+    violation_cards,
+)
+from mlotool.report.parallel_records import read_timelines
+from mlotool.report.residuals import residual_cards
 from mlotool.report.run_folder import RunFolder, as_dict, read_run_folder
 from mlotool.report.sections import final_table, header, origin
 from mlotool.report.series import SPLIT_NAMES, Series, problem_names, read_series
@@ -53,7 +60,7 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     run.notes += notes
     if num_bad:
         run.notes.append(f"metrics.csv has {num_bad} line{'s' if num_bad > 1 else ''} that could not be read.")
-    residuals, series = split_residuals(series)
+    parallel_series, series = split_series(series)
     if len(series) > MAX_SERIES:
         run.notes.append(f"metrics.csv has {len(series)} keys; only the first {MAX_SERIES} are drawn.")
         series = series[:MAX_SERIES]
@@ -63,22 +70,29 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     value = objective.get("value")
     best = Best(run.best_tick, str(objective.get("key")), value if isinstance(value, int | float) else None)
     evaluated = colours.get(str(as_dict(run.config.get("evaluate")).get("problem")), "ink")
-    curves = [
-        *evaluation_cards(book, series, splits, evaluated, best),
-        *training_cards(book, series, colours),
-        *residual_cards(book, residuals, colours),
-    ]
+    curves = [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, series, colours)]
     learned = [
         card
         for weighting in weightings
         for card in weighting_cards(book, weighting, run.metrics, _weigher(run, weighting.name, colours))
     ]
+    parallel = _parallel(run, book, [each for each in parallel_series if each.owner in colours])
     parts = [header(run), *_graph(run, colours), section("Curves", grid(curves) if curves else _no_curves())]
+    if parallel:
+        parts.append(section("Layer-parallel training", grid(parallel)))
     if learned:
         parts.append(section("What the weighting learned", grid(learned)))
     parts.append(section("Final metrics", final_table(run, colours)))
     parts.append(section("How to get this again", origin(run)))
     return parts
+
+
+def _parallel(run: RunFolder, book: Sketchbook, series: Sequence[Series]) -> list[Card]:
+    timelines, notes = read_timelines(run.path / "artifacts")
+    run.notes += notes
+    wide = [timeline_card(book, timeline) for timeline in timelines]
+    narrow = [speedup_card(book, timeline) for timeline in timelines if timeline.num_stages > 1]
+    return [*wide, *narrow, *violation_cards(book, series), *residual_cards(book, series)]
 
 
 def _splits(run: RunFolder, series: Sequence[Series]) -> list[str]:
@@ -117,11 +131,12 @@ def _no_curves() -> Markup:
 
 
 def grid(cards: Sequence[Card]) -> Markup:
-    """Return figures side by side."""
+    """Return figures side by side, wide ones in a row of their own."""
     figures = []
     for card in cards:
         note = [element("figcaption", card.note)] if card.note else []
-        figures.append(element("figure", element("h3", card.title), card.svg, *note))
+        class_ = "row" if card.is_wide else None
+        figures.append(element("figure", element("h3", card.title), card.svg, *note, class_=class_))
     return element("div", *figures, class_="cards")
 
 

@@ -52,6 +52,7 @@ def test_the_page_shows_every_job_and_loads_nothing(sweep: Path) -> None:
     assert "<b>nan</b>" in page.text
     assert "problems.a.optimizer.lr=0.5 hypergradient=cg" in page.text
     assert page.tags.count("figure") == 3
+    assert page.source.count('<figure class="row">') == 1, "the wide figure alone takes a row"
     assert sorted(file.name for file in (sweep / "report").iterdir()) == [
         "importance.png", "objective.png", "parallel.png",
     ]  # fmt: skip

@@ -75,6 +75,12 @@ class AbstractVariables(ABC):
             slope: derivative of the augmented Lagrangian with respect to lambda_k.
         """
 
+    def await_variable(self, step: Step) -> None:
+        """Wait for what `prepare` needs of other stages, apart from it: waiting is no work."""
+
+    def await_slope(self, step: Step) -> None:
+        """Wait for what `finish` needs of other stages."""
+
     def finish(self, step: Step) -> None:
         """Do what is left once the next stage has corrected its variables."""
 
@@ -274,15 +280,18 @@ class ChainVariables(AbstractNetworkVariables):
     Source: Sun et al. 2021, eq. 25, 26 and algorithm 1.
     """
 
-    def prepare(self, step: Step) -> None:
-        """Take lambda_k from the stage before, and hand lambda_{k+1} on."""
-        number, exchange = self.number, self.exchange
+    def await_variable(self, step: Step) -> None:
+        """Take lambda_k from the stage before."""
+        number = self.number
         if not self.is_first:
-            exchange.expect("variable", number - 1, number, step.blank(number))
-            self.own = exchange.receive("variable", number - 1, number)
+            self.exchange.expect("variable", number - 1, number, step.blank(number))
+            self.own = self.exchange.receive("variable", number - 1, number)
+
+    def prepare(self, step: Step) -> None:
+        """Hand lambda_{k+1} on."""
         if not self.is_last:
             self._target = self._propose(step, self.own)
-            exchange.send("variable", number, number + 1, self._target)
+            self.exchange.send("variable", self.number, self.number + 1, self._target)
 
     def target(self) -> tuple[Tensor, Tensor | None]:
         """Return what AuxNet_k gave."""
@@ -292,12 +301,17 @@ class ChainVariables(AbstractNetworkVariables):
         """Tell the stage before, whose network gave lambda_k."""
         self.exchange.send("slope", self.number, self.number - 1, slope)
 
-    def finish(self, step: Step) -> None:
-        """Learn from the next stage's slope."""
+    def await_slope(self, step: Step) -> None:
+        """Hear how the next stage has corrected lambda_{k+1}."""
         number = self.number
         if not self.is_last:
             self.exchange.expect("slope", number + 1, number, step.blank(number + 1))
-            self._distill(step, number + 1, self.exchange.receive("slope", number + 1, number))
+            self._slope = self.exchange.receive("slope", number + 1, number)
+
+    def finish(self, step: Step) -> None:
+        """Learn from it."""
+        if not self.is_last:
+            self._distill(step, self.number + 1, self._slope)
 
 
 class RecursiveVariables(AbstractNetworkVariables):

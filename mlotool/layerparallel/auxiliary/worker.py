@@ -66,6 +66,8 @@ class Worker:
     def prepare(self, step: Step) -> None:
         """Find the variables, and be ready for where the stage before will end."""
         number = self.number
+        with self._timeline.span(number, "communication"):
+            self.variables.await_variable(step)
         with self._timeline.span(number, "auxnet"):
             self.variables.prepare(step)
         if not self.variables.is_first:
@@ -124,6 +126,8 @@ class Worker:
 
     def finish(self, step: Step) -> None:
         """Do what waits for the next stage's correction."""
+        with self._timeline.span(self.number, "communication"):
+            self.variables.await_slope(step)
         with self._timeline.span(self.number, "auxnet"):
             self.variables.finish(step)
 

@@ -4,14 +4,16 @@ import gc
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
 import torch
 
+from benchmarks.harness.rounds import Cycle
 from mlotool.runner.ranks import Ranks, joined
 from mlotool.runner.world import World
 
@@ -55,15 +57,51 @@ class Pair:
             if process.is_alive():
                 process.kill()
 
+    def rival(self, build: Task, *arguments: Any, num_cycles: int, rank_seconds: list[float]) -> Callable[[], Cycle]:
+        """Return what `interleave` takes for a rival that runs on both ranks.
+
+        Args:
+            build: at the top of a module; `build(ranks, *arguments)` returns a rank's cycle.
+            arguments: of `build`.
+            num_cycles: what the rival's cycle consists of; the ranks are told once for all of them.
+            rank_seconds: to which each cycle of the rival adds the CPU seconds of the busier rank.
+        """
+
+        def start() -> Cycle:
+            self(_start, build, arguments)
+            return lambda: rank_seconds.append(max(self(_go_on, num_cycles)))
+
+        return start
+
     def __call__(self, function: Task, *arguments: Any) -> list[Any]:
         """Return what `function(ranks, *arguments)` returns on each rank, by rank."""
         for end in self._ends:
             end.send((function, arguments))
-        answers = [end.recv() for end in self._ends]
-        for is_good, answer in answers:
-            if not is_good:
-                raise RuntimeError(f"A rank failed:\n{answer}")
-        return [answer for _, answer in answers]
+        found: dict[Connection, Any] = {}
+        while len(found) < NUM_RANKS:
+            # Whoever answers first: where one has failed, the other may wait for it without end.
+            for end in wait([end for end in self._ends if end not in found]):
+                is_good, found[end] = end.recv()
+                if not is_good:
+                    raise RuntimeError(f"A rank failed:\n{found[end]}")
+        return [found[end] for end in self._ends]
+
+
+_kept: list[Callable[[], object]] = []
+"""What a rank goes on with."""
+
+
+def _start(ranks: Ranks, build: Task, arguments: tuple[Any, ...]) -> None:
+    _kept.clear()
+    _kept.append(build(ranks, *arguments))
+    gc.collect()
+
+
+def _go_on(ranks: Ranks, num_cycles: int) -> float:
+    began = time.process_time()
+    for _ in range(num_cycles):
+        _kept[0]()
+    return time.process_time() - began
 
 
 def _serve(end: Connection, rank: int, port: int) -> None:

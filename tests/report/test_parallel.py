@@ -1,0 +1,176 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlotool.report import residuals, write_report
+from mlotool.report.parallel_figures import split_series
+from mlotool.report.parallel_records import Span, Timeline, read_timelines
+from mlotool.report.series import Series
+from tests.report.html_check import read_page
+from tests.report.run_folders import mwn_config, problem, write_run
+
+# What a rank does in a batch of one second: word, begin, end.
+WORK = {
+    0: [("auxnet", 0.0, 0.1), ("forward", 0.1, 0.3), ("backward", 0.3, 0.7), ("communication", 0.7, 0.72)],
+    1: [("communication", 0.0, 0.1), ("forward", 0.1, 0.3), ("backward", 0.35, 0.8), ("auxnet", 0.8, 1.0)],
+}
+
+
+def spans(num_batches: int = 4) -> list[dict[str, Any]]:
+    """Batches of WORK; the first one takes ten times as long."""
+    found = []
+    for batch in range(num_batches):
+        start, scale = (0.0, 10.0) if batch == 0 else (9.0 + batch, 1.0)
+        for rank, work in WORK.items():
+            for what, begin, end in work:
+                times = {"begin": start + scale * begin, "end": start + scale * end}
+                found.append({"rank": rank, "batch": batch, "what": what, **times})
+    return found
+
+
+def write_parallel_run(folder: Path, beta: float = 1.0, **content: Any) -> Path:
+    rows = [(tick, "classifier/loss", 2.0 / tick) for tick in range(1, 60)]
+    for interface in (1, 2):
+        rows += [(tick, f"classifier/violation_{interface}", interface * 0.8**tick) for tick in range(1, 60)]
+        rows += [(tick, f"classifier/relative_violation_{interface}", 0.1 / tick) for tick in range(1, 60)]
+    rows += [(tick, "classifier/beta", beta ** (tick > 30)) for tick in range(1, 60)]
+    run = write_run(folder, rows=rows)
+    for name, text in content.items():
+        (run / "artifacts" / f"{name}.json").write_text(text if isinstance(text, str) else json.dumps(text))
+    return run
+
+
+def test_the_page_of_a_layer_parallel_run(tmp_path: Path) -> None:
+    run = write_parallel_run(
+        tmp_path / "run",
+        parallel_classifier={"stages": 2, "processes": 2, "spans": spans()},
+    )
+    page = read_page(write_report(run))
+    for text in (
+        "Layer-parallel training",
+        "classifier: what each rank did when",
+        "Batches 1 to 3 of the first 4",
+        "equation 27",
+        "classifier: constraint violation",
+        "classifier: relative constraint violation",
+        "beta = 1.",
+        "interface 2",
+    ):
+        assert text in page.text, text
+    assert "Training: violation" not in page.text
+    assert "Training: beta" not in page.text
+    assert "one after the other, in one process" not in page.text
+    assert {"timeline-classifier", "speedup-classifier", "classifier-constraint_violation"} <= {
+        file.stem for file in (run / "report").iterdir()
+    }
+
+
+def test_a_penalty_coefficient_that_grows_is_a_curve(tmp_path: Path) -> None:
+    run = write_parallel_run(tmp_path / "run", beta=10.0)
+    page = read_page(write_report(run))
+    assert "classifier: penalty coefficient beta" in page.text
+    assert "beta = 1" not in page.text
+
+
+def test_a_beta_of_something_else_stays_a_curve(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", rows=[(tick, "classifier/beta", 0.5) for tick in (1, 2)])
+    page = read_page(write_report(run))
+    assert "Training: beta" in page.text
+    assert "Layer-parallel" not in page.text
+
+
+def test_speedups_are_those_of_the_spans() -> None:
+    timeline = Timeline("net", 2, tuple(Span(**each) for each in spans()))
+    # Without the first batch: passes of 0.2 + 0.2 and 0.4 + 0.45 s, a batch of 1 s on its slower rank.
+    assert timeline.batches == [1, 2, 3]
+    assert timeline.seconds.forward == pytest.approx(0.4)
+    assert timeline.seconds.backward == pytest.approx(0.85)
+    assert timeline.seconds.auxiliary == pytest.approx(0.2)
+    assert timeline.measured == pytest.approx(1.25 / 1.0)
+    assert timeline.predicted == pytest.approx(1.25 / (1.25 / 2 + 0.2))
+
+
+def test_stages_of_one_process_are_said_to_be(tmp_path: Path) -> None:
+    content = {"stages": 2, "processes": 1, "spans": spans()}
+    run = write_parallel_run(tmp_path / "run", parallel_classifier=content)
+    assert "The stages ran one after the other, in one process" in read_page(write_report(run)).text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        "null",
+        {"stages": 2, "spans": []},
+        {"stages": 2, "spans": [{"rank": 0}]},
+        {"stages": 1, "spans": spans()},
+        {"stages": 10**9, "spans": spans()},
+        {"stages": 2, "spans": [{"rank": 0, "batch": 0, "what": "forward", "begin": 1, "end": 1}]},
+        {"stages": 2, "spans": [{"rank": 0, "batch": 0, "what": "forward", "begin": 2, "end": 1}]},
+        {"stages": 2, "spans": [{"rank": 0, "batch": 0, "what": "forward", "begin": 0, "end": 1e308}]},
+    ],
+)
+def test_what_cannot_be_drawn_is_a_note(tmp_path: Path, content: Any) -> None:
+    (tmp_path / "parallel_net.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    found, [note] = read_timelines(tmp_path)
+    assert not found
+    assert "artifacts/parallel_net.json could not be drawn" in note
+
+
+def test_the_page_says_what_could_not_be_drawn(tmp_path: Path) -> None:
+    run = write_parallel_run(tmp_path / "run", parallel_classifier="{")
+    page = read_page(write_report(run))
+    assert "artifacts/parallel_classifier.json could not be drawn" in page.text
+    assert "what each rank did when" not in page.text
+
+
+def test_residuals_are_drawn_by_cycle_and_by_tick(tmp_path: Path) -> None:
+    rows = []
+    for tick in range(1, 60):
+        for kind, rate in (("forward", 0.1), ("backward", 0.2)):
+            rows += [(tick, f"net/{kind}_residual_{cycle}", tick * rate**cycle) for cycle in range(4)]
+    rows += [(1, "net/middle.forward_residual_0", 0.0), (1, "net/middle.forward_residual_1", float("nan"))]
+    config = mwn_config()
+    config["problems"] = {"net": problem("MLP", 0.1)}
+    run = write_run(tmp_path / "run", config=config, rows=rows)
+    page = read_page(write_report(run))
+    for text in (
+        "net: residuals of multigrid",
+        "net: residual after the last cycle",
+        "net, middle: residuals",
+        "states",
+    ):
+        assert text in page.text, text
+    assert "Training: forward" not in page.text
+
+
+def test_other_metrics_stay_curves() -> None:
+    names = ("forward_residual_0", "layers.backward_residual_10", "violation_1", "relative_violation_2", "beta")
+    ours = [Series("net", name, np.ones(1), np.ones(1)) for name in names]
+    others = [Series("net", name, np.ones(1), np.ones(1)) for name in ("residual", "residual_0", "violation", "loss")]
+    others.append(Series("other", "beta", np.ones(1), np.ones(1)))
+    found = split_series([*others[:2], *ours, *others[2:]])
+    assert [[id(each) for each in part] for part in found] == [[id(each) for each in part] for part in (ours, others)]
+
+
+def test_histories_are_those_of_the_ticks() -> None:
+    by_cycle = {
+        0: Series("net", "forward_residual_0", np.arange(100.0), np.full(100, 2.0)),
+        2: Series("net", "forward_residual_2", np.array([99.0]), np.array([0.5])),
+    }
+    found = residuals._histories(by_cycle)
+    assert found.shape == (residuals.MAX_HISTORIES, 3)
+    np.testing.assert_array_equal(found[:, 0], 2.0)
+    np.testing.assert_array_equal(found[-1], [2.0, np.nan, 0.5])
+
+
+def test_one_stage_and_one_batch_have_a_timeline_too(tmp_path: Path) -> None:
+    alone = [each for each in spans(num_batches=1) if each["rank"] == 0]
+    run = write_parallel_run(tmp_path / "run", parallel_classifier={"stages": 1, "spans": alone})
+    page = read_page(write_report(run))
+    assert "what each rank did when" in page.text
+    assert "classifier: speed-up" not in page.text
