@@ -23,8 +23,8 @@ from mlotool.core.errors import MlotoolError
 from mlotool.runner.evaluation import Evaluator
 
 PARALLEL = "problems.classifier.parallel"
-PENALTY = ("variables=stored", "method=penalty", "beta=1")
-LAGRANGIAN = ("variables=stored", "method=lagrangian", "beta=10", "lambda_lr=500")
+PENALTY = ("variables=stored", "method=penalty", "beta=10")
+LAGRANGIAN = ("variables=stored", "method=lagrangian", "beta=10", "lambda_rate=0.3")
 AUXNET = ("variables=auxnet", "auxnet_optimizer=adam", "auxnet_lr=3e-3")
 STAGES = (1, 2, 3, 4)
 BETAS = (0.1, 1, 10, 100)

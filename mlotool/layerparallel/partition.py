@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlotool.core.errors import ConfigError
@@ -52,6 +53,23 @@ class Stage:
         """
         given = inputs if self.is_first else (state, *inputs)
         return self._interpreter.run(*given)
+
+    @contextmanager
+    def averaging(self, count: int) -> Iterator[None]:
+        """Let running statistics be the mean of `count` earlier collections and the next, as long as they are few.
+
+        A first collection then leaves nothing of the initial statistics, and later ones are BatchNorm's own.
+        """
+        layers = (self._module.get_submodule(layer) for layer in self.layers)
+        norms = [each for layer in layers for each in layer.modules() if isinstance(each, _BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.momentum = None if norm.momentum is None else max(norm.momentum, 1.0 / (count + 1))
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
 
     def buffers(self) -> dict[str, Tensor]:
         """Return its buffers as they are, by their names in the module."""

@@ -26,6 +26,7 @@ class Settings:
     reduction: str
     multiplier_rule: str
     lambda_lr: float | None
+    lambda_rate: float
     auxnet_lr: float
     auxnet_optimizer: str
     auxnet_blocks: int
@@ -54,8 +55,8 @@ class Settings:
         return 2.0 * beta if self.multiplier_rule == "exact" else step_size / (2.0 * beta)
 
     def step_size(self, beta: float, weight: float) -> float:
-        """Return eta_lambda: what is set, or the one that solves eq. 17 for the slope at hand, 1 / (2 c beta)."""
-        return 1.0 / (2.0 * beta * weight) if self.lambda_lr is None else self.lambda_lr
+        """Return eta_lambda: what is set, or `lambda_rate` of the one that solves eq. 17 for the slope at hand."""
+        return self.lambda_rate / (2.0 * beta * weight) if self.lambda_lr is None else self.lambda_lr
 
     def check(self) -> None:
         """Raise ConfigError where a setting is out of range."""
@@ -84,8 +85,9 @@ class Settings:
                     f"parallel.{key}: found {value!r}; expected a whole number of at least {lowest}. "
                     f"Correct parallel.{key}."
                 )
-        if self.noise < 0 or self.auxnet_lr <= 0 or (self.lambda_lr is not None and self.lambda_lr <= 0):
-            raise ConfigError(
-                f"parallel: found noise={self.noise}, auxnet_lr={self.auxnet_lr}, lambda_lr={self.lambda_lr}; expected "
-                "no negative noise, and rates above 0 (lambda_lr may be null). Correct them."
-            )
+        for key in ("auxnet_lr", "lambda_lr", "lambda_rate", "noise"):
+            value = getattr(self, key)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and (value > 0 or (key == "noise" and value == 0))):
+                wanted = "no negative number" if key == "noise" else "a number above 0"
+                raise ConfigError(f"parallel.{key}: found {value!r}; expected {wanted}. Correct parallel.{key}.")

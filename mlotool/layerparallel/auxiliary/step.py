@@ -28,6 +28,7 @@ class Step:
         unseen: which of the samples have no stored variables yet, (s,); None where none are stored.
         moves_buffers: whether running statistics are collected by a serial pass, and only by it, in this step.
         freezes_buffers: whether the stages' own passes leave them alone.
+        num_collected: serial passes that have collected running statistics before.
     """
 
     inputs: Inputs
@@ -43,6 +44,7 @@ class Step:
     unseen: Tensor | None = None
     moves_buffers: bool = False
     freezes_buffers: bool = False
+    num_collected: int = 0
 
     @property
     def is_serial(self) -> bool:

@@ -58,7 +58,7 @@ class Worker:
             self.variables.start(step, state)
         if self.is_last and not step.moves_buffers:
             return
-        with torch.no_grad(), self._buffers(step.moves_buffers):
+        with torch.no_grad(), self._buffers(step.moves_buffers), self.stage.averaging(step.num_collected):
             state = self.stage(state, step.inputs)
         if not self.is_last:
             self._exchange.send("serial", number, number + 1, state.to(step.dtype).contiguous())
