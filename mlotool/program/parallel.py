@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mlotool.core.loss_output import LossOutput
+from mlotool.program.differentiation import AbstractHypergradient
 
 
 class StageDone(Exception):  # noqa: N818 - no error: it leaves a loss whose rest belongs to another rank
@@ -44,6 +45,10 @@ class AbstractParallel(ABC):
         Raises:
             ConfigError: it cannot.
         """
+
+    def default_hypergradient(self) -> AbstractHypergradient | None:
+        """Return how gradients pass through the problem's solution where nothing else is set."""
+        return None
 
     def to(self, device: torch.device) -> None:
         """Move what it keeps beside the module to a device; called before the first step."""

@@ -79,7 +79,8 @@ class Problem:
         precision: "fp32", or autocast around its loss: "bf16", or "fp16" with a loss scale of its own. Finite
             differences and penalties are taken in fp32 all the same; parameters and solvers stay in it.
         compile: run its module through `torch.compile`. It has no second derivatives then.
-        parallel: how its training steps evaluate its module, layer-parallel; None is one serial pass.
+        parallel: how its training steps evaluate its module, layer-parallel; None is one serial pass. Its hypergradient
+            is by finite differences then, if none is set.
         shard: on several ranks each holds a part of its parameters, of their gradient and of the optimizer's state
             (FSDP2). Gradients are of first order then.
 
@@ -190,6 +191,8 @@ class Problem:
             kinds = type(built).__name__, "an optimizer that steps along one gradient, which moves auxiliary variables"
             _require(is_repeatable, f"problems.{name}.optimizer", *kinds)
         self.hypergradient = hypergradient
+        if hypergradient is None and parallel is not None:
+            self.hypergradient = parallel.default_hypergradient()
         self.unroll_steps = unroll_steps
         self.warmup_steps = warmup_steps
         self.roll_back = roll_back

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from mlotool.core.bound_module import Places
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.loss_output import LossOutput
+from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.equations import Beta
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
 from mlotool.layerparallel.auxiliary.joining import join
@@ -241,6 +242,10 @@ class Auxiliary(AbstractParallel):
         """Average the own stage's buffers over the parts of the batch, and give them to all."""
         if self._team is not None and isinstance(self.exchange, ProcessExchange):
             self._team.agree_on_buffers(self.exchange)
+
+    def default_hypergradient(self) -> Implicit:
+        """Return finite differences with the identity: first-order passes through the serial network."""
+        return Implicit(Identity(), product="finite_difference")
 
     def begin(self, batch: Any, weight: float) -> None:
         """See which samples come."""

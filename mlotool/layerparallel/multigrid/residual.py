@@ -130,8 +130,8 @@ class MultigridResidual(nn.Module):
             self.warm_start.index = index
 
     def forward(self, state: Tensor) -> Tensor:
-        """Return u^N (b, ...) of u^0."""
-        if self.is_serial or self.guard.is_serial:
+        """Return u^N (b, ...) of u^0; in eval mode by a pass through the layers, which no warm start sees."""
+        if self.is_serial or self.guard.is_serial or not self.training:
             result: Tensor = self.layers(state)
             return result
         if self.over_ranks and has_ranks():

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.multigrid.layers import Layers, WholeLayers
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
 from mlotool.program.parallel import AbstractParallel
@@ -105,6 +106,10 @@ class Multigrid(AbstractParallel):
                 self.solvers[path] = MultigridResidual(part, **self.settings)
             except ConfigError as error:
                 raise ConfigError(f"problems.{name}.parallel: {error}") from error
+
+    def default_hypergradient(self) -> Implicit:
+        """Return finite differences with the identity: first-order passes through the serial network."""
+        return Implicit(Identity(), product="finite_difference")
 
     def begin(self, batch: Any, weight: float) -> None:
         """Name the samples, for the warm start."""
