@@ -131,6 +131,11 @@ class Auxiliary(AbstractParallel):
             raise ConfigError(
                 f"parallel.stages: found {stages!r}; expected a whole number of at least 1. Correct parallel.stages."
             )
+        if auxnet is not None and not isinstance(auxnet, nn.Module):
+            raise ConfigError(
+                f"parallel.auxnet: found {auxnet!r}; expected a smaller model, or null for thinned stages. "
+                "Write auxnet: {_target_: mlotool.models.ResNet, ..}."
+            )
         self.num_stages = stages
         self.settings = Settings(
             method=method,

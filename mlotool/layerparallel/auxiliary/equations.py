@@ -38,6 +38,9 @@ class Beta:
                 f"{key}: found {dict(value)}; expected a number, or {{start: .., factor: .., every: .., maximum: ..}}. "
                 f"Correct {key}."
             )
+        numbers = [*value.values()] if isinstance(value, Mapping) else [value]
+        if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers):
+            raise ConfigError(f"{key}: found {value!r}; expected numbers. Correct {key}.")
         found = Beta(**value) if isinstance(value, Mapping) else Beta(value)  # type: ignore[arg-type]
         if not (found.start > 0 and found.factor > 0 and found.every >= 1 and found.maximum > 0):
             raise ConfigError(

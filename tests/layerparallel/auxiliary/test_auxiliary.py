@@ -435,6 +435,12 @@ def never(batch: Any, *, model: Any) -> Tensor:
         ({"copies": 2, "variables": "auxnet"}, r"parallel\.copies: found 2"),
         ({"distillation_steps": 0}, r"parallel\.distillation_steps: found 0"),
         ({"noise": -1.0}, r"parallel\.noise: found -1\.0"),
+        ({"auxnet": 5}, r"parallel\.auxnet: found 5"),
+        ({"beta": "5"}, r"parallel\.beta: found .5."),
+        ({"stages": True}, r"parallel\.stages: found True"),
+        ({"auxnet": 5}, r"parallel\.auxnet: found 5"),
+        ({"beta": "5"}, r"parallel\.beta: found .5."),
+        ({"stages": True}, r"parallel\.stages: found True"),
         ({"lambda_lr": 0.0}, r"parallel\.lambda_lr: found 0\.0"),
     ],
 )
