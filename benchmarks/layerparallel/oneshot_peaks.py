@@ -25,13 +25,20 @@ MARGIN = 0.005
 
 def main() -> None:
     options = _options()
-    curves = {name: train([*options.overrides, f"seed={options.seed}", *own]) for name, own in RIVALS.items()}
-    wanted = curves["serial"]["val_accuracy"][-1] - MARGIN
-    reached = {name: first(curve, wanted) for name, curve in curves.items()}
+    found = [compare(seed, options.overrides) for seed in options.seeds]
+    for each in found:
+        print(each["seed"], each["iterations"], each["last"])
+    print(record.write(NAME, {"overrides": options.overrides, "runs": found, **record.surroundings()}))
+    draw(found[0]["curves"])
+
+
+def compare(seed: int, overrides: list[str]) -> dict[str, Any]:
+    """Return both rivals' curves from one start, and after how many iterations each has what is wanted."""
+    curves = {name: train([*overrides, f"seed={seed}", *own]) for name, own in RIVALS.items()}
     last = {name: curve["val_accuracy"][-1] for name, curve in curves.items()}
-    content = {"seed": options.seed, "overrides": options.overrides, "wanted": wanted, "iterations": reached}
-    print(record.write(NAME, content | {"last": last, "curves": curves, **record.surroundings()}), reached, last)
-    draw(curves)
+    wanted = last["serial"] - MARGIN
+    reached = {name: first(curve, wanted) for name, curve in curves.items()}
+    return {"seed": seed, "wanted": wanted, "iterations": reached, "last": last, "curves": curves}
 
 
 def train(overrides: list[str]) -> dict[str, list[Any]]:
@@ -72,7 +79,7 @@ def draw(curves: dict[str, dict[str, list[Any]]]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="the first one is drawn")
     parser.add_argument("overrides", nargs="*", help="of both")
     return parser.parse_args()
 
