@@ -36,7 +36,7 @@ DATA = {
         ("data=mnist", "data.sizes={train: 1500, val: 500, test: 2000}", "problems.classifier.module.width=4"),
     ),
     "cifar10": (
-        500,
+        1500,
         ("data=cifar10_folder", "data.sizes={train: 5000, val: 1000, test: 4000}", "data.image_shape=[3,16,16]"),
     ),
 }
@@ -72,6 +72,7 @@ def rows(stages: list[int]) -> list[tuple[str, bool, tuple[str, ...] | None]]:
             (f"stored, penalty, K={count}", False, (f"stages={count}", *PENALTY)),
             (f"stored, lagrangian, K={count}", False, (f"stages={count}", *LAGRANGIAN)),
         ]
+    found.append(("auxnet of 3 blocks, augmented, K=2", True, ("stages=2", *AUXNET, "beta=1", "auxnet_blocks=3")))
     others = (beta for beta in BETAS if beta != 10)
     return found + [(f"auxnet, augmented, K=2, beta={b}", True, ("stages=2", *AUXNET, f"beta={b}")) for b in others]
 
