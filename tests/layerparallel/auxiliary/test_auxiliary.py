@@ -478,6 +478,25 @@ def test_what_it_cannot_do(make: Any, message: str) -> None:
         follow(make(), 1)
 
 
+def test_without_a_hypergradient_it_is_by_finite_differences() -> None:
+    algorithm = alone(auxiliary()).problems["net"].hypergradient
+    assert isinstance(algorithm, Implicit)
+    assert isinstance(algorithm.solver, Identity)
+    assert algorithm.product == "finite_difference"
+    own = Implicit(Identity())
+    assert alone(auxiliary(), hypergradient=own).problems["net"].hypergradient is own
+
+
+@pytest.mark.parametrize(
+    ("stages", "variables", "rate"), [(2, "stored", 1.0), (3, "stored", 0.1), (3, "auxnet", 1.0), (3, "recursive", 1.0)]
+)
+def test_stored_variables_between_stages_take_smaller_steps(stages: int, variables: str, rate: float) -> None:
+    settings = Auxiliary(stages, variables=variables).settings
+    assert settings.step_size(2.0, 0.5) == pytest.approx(rate / (2.0 * 0.5 * 2.0))
+    given = Auxiliary(stages, variables=variables, lambda_rate=0.3).settings
+    assert given.step_size(2.0, 0.5) == pytest.approx(0.3 / (2.0 * 0.5 * 2.0))
+
+
 def test_a_diverging_penalty_says_what_to_lower() -> None:
     parted = pytest.warns(UserWarning, match=r"at interface 1 the violation is .* times the states")
     with (

@@ -315,3 +315,16 @@ def test_a_loss_may_read_all_states() -> None:
         torch.autograd.grad(sum(each.square().sum() for each in slopes), inputs) for slopes in (found, expected)
     )
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_evaluation_is_serial_and_leaves_the_warm_start_alone() -> None:
+    torch.manual_seed(0)
+    module = MultigridResidual(Wave(), coarsening=4, cycles=1, warm_start=True)
+    state, other = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    for _ in range(8):
+        module(state)
+    # Eight single cycles have converged; in eval mode, where they would begin anew, nothing is solved.
+    before = module.statistics()["forward_residual_1"]
+    torch.testing.assert_close(module.eval()(other), module.layers(other), rtol=0, atol=0)
+    module.train()(state)
+    assert module.statistics()["forward_residual_1"] <= max(before, 1e-12)
