@@ -1,6 +1,6 @@
-"""The README's table of recipes, made of the headers of recipes/*.yaml.
+"""The table of docs/recipes.md, made of the headers of recipes/*.yaml.
 
-python -m benchmarks.recipe_table          write it into README.md
+python -m benchmarks.recipe_table          write it into docs/recipes.md
 python -m benchmarks.recipe_table --check  say whether it is up to date; exit code 1 where it is not
 """
 
@@ -38,26 +38,28 @@ def table() -> str:
     for file in sorted((ROOT / "recipes").glob("*.yaml")):
         header = read_header(file)
         result, baseline = (_HOW.sub("", header.get(name, "")).strip() for name in ("Result", "Baseline"))
-        cells = [f"`{file.stem}`", header["what"], result, baseline, header["Time"]]
+        cells = [f"`{file.stem}`", header["Task"], header["what"], result, baseline, header["Time"]]
         row = f"| {' | '.join(cell.replace('+-', '±').replace('|', '/') for cell in cells)} |"
         (unmeasured if result.startswith("not measured") else rows).append(row)
-    return "\n".join(["| recipe | what | result | baseline | time |", "|---|---|---|---|---|", *rows, *unmeasured])
+    return "\n".join(
+        ["| recipe | task | what | result | baseline | time |", "|---|---|---|---|---|---|", *rows, *unmeasured]
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
+    page = ROOT / "docs" / "recipes.md"
+    text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     wanted = f"{before}{BEGIN}\n{table()}\n{END}{after}"
     if check:
         if wanted != text:
-            print("README.md: the table of recipes is not that of the headers. Run: python -m benchmarks.recipe_table")
+            print("docs/recipes.md: its table is not that of the headers. Run: python -m benchmarks.recipe_table")
         return int(wanted != text)
-    readme.write_text(wanted, encoding="utf-8")
+    page.write_text(wanted, encoding="utf-8")
     return 0
 
 

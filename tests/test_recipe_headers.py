@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recipe_table import BEGIN, END, table
+from mlotool.config.recipes import TASKS
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 
@@ -19,13 +20,14 @@ def test_header(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
     header = list(takewhile(lambda line: line.startswith("#"), lines))
     assert header[0] == "# @package _global_"
-    for field in ("Command:", "Result:", "Time:"):
+    for field in ("Task:", "Command:", "Result:", "Time:"):
         assert sum(line.startswith(f"# {field}") for line in header) == 1, field
+    assert next(line.removeprefix("# Task:").strip() for line in header if line.startswith("# Task:")) in TASKS
     assert f"# Command:   mlotool run +recipe={file.stem}" in "\n".join(header)
     assert "to be measured" not in "\n".join(header).lower()
 
 
-def test_the_readme_has_their_table() -> None:
+def test_the_page_of_recipes_has_their_table() -> None:
     root = Path(__file__).parents[1]
-    text = (root / "README.md").read_text(encoding="utf-8")
+    text = (root / "docs" / "recipes.md").read_text(encoding="utf-8")
     assert f"{BEGIN}\n{table()}\n{END}" in text, "run: python -m benchmarks.recipe_table"

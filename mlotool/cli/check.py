@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from mlotool.cli.arguments import recipe_parser
+from mlotool.core.errors import ConfigError
 from mlotool.core.printable import printable
 
 DESCRIPTION = """Build a recipe, train it for some ticks, and compare its hypergradient, at the parameters and batches
@@ -20,6 +21,8 @@ def main(words: Sequence[str]) -> int:
     parser = recipe_parser("check", DESCRIPTION)
     parser.add_argument("--ticks", type=int, default=0, help="ticks of training before the comparison; 0 by default")
     arguments = parser.parse(words)
+    if arguments.ticks < 0:
+        raise ConfigError(f"--ticks: found {arguments.ticks}; expected a whole number of at least 0. Correct it.")
     from mlotool import config
     from mlotool.cli.recipes import compose_request
 

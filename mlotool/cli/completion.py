@@ -104,11 +104,10 @@ def _override_offers(request: Request, current: str) -> Iterator[str]:
 
 
 def _options(group: str) -> list[str]:
-    from mlotool.config.paths import GROUP, SUFFIX, package_dir
+    from mlotool.config.options import option_names
+    from mlotool.config.paths import GROUP
 
-    if group == GROUP:
-        return _recipe_names("")
-    return [path.stem for path in (package_dir("conf") / group).glob(f"*{SUFFIX}")]
+    return _recipe_names("") if group == GROUP else option_names(group)
 
 
 def _keys(request: Request, key: str, value: str | None) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +13,7 @@ from mlotool.cli.arguments import VerbParser, add_trust
 from mlotool.cli.fetch import is_url
 from mlotool.config.names import is_plain_name
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import cannot_write
 from mlotool.core.printable import printable
 
 DESCRIPTION = """Copy a recipe to ./recipes, where `mlotool run NAME` finds it before the built-in one, or elsewhere.
@@ -111,7 +113,8 @@ def write_new(target: Path, text: str, *, is_forced: bool) -> None:
     """Write a file that did not exist, whole or not at all; no link is followed, neither by overwriting one.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: something of that name is there already.
+        WriteError: the disk does not take it.
     """
     part = target.with_name(f".{target.name}.part")
     try:
@@ -125,12 +128,17 @@ def write_new(target: Path, text: str, *, is_forced: bool) -> None:
             # Unlike a rename it fails where something, be it a link to nowhere, has the name.
             target.hardlink_to(part)
             part.unlink()
-    except OSError as error:
-        part.unlink(missing_ok=True)
+    except FileExistsError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
         raise ConfigError(
             f"{target}: cannot be written ({error.strerror}); expected a place for a new file. Name another one, or "
             "add --force to replace it."
         ) from error
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise cannot_write(target, error) from error
 
 
 def with_origin(text: str, origin: str) -> str:
@@ -147,4 +155,9 @@ def with_origin(text: str, origin: str) -> str:
 
 def _target_file(target: str, file_name: str) -> Path:
     path = Path(target).expanduser()
+    if path.suffix not in ("", ".yaml") and not path.is_dir():
+        raise ConfigError(
+            f"'{target}': found the ending '{path.suffix}'; expected a .yaml file, or a folder. Write "
+            f"{path.with_suffix('.yaml')}."
+        )
     return path if path.suffix == ".yaml" and not path.is_dir() else path / file_name

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mlotool import __version__
 from mlotool.cli.arguments import VerbParser
+from mlotool.core.printable import printable
 
 REQUIRED = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "hydra-core", "omegaconf", "wandb", "rich",
             "scikit-learn", "matplotlib")  # fmt: skip
@@ -28,7 +29,7 @@ def main(words: Sequence[str]) -> int:
     VerbParser("doctor", "Versions, devices, writable folders, W&B and optional extras.").parse(words)
     faults = 0
     for status, name, text in _findings():
-        print(f"{status:<6} {name:<18} {text}")
+        print(printable(f"{status:<6} {name:<18} {text}"))
         faults += status == BAD
     print(f"\n{faults} fault(s)" if faults else "\nnothing is missing")
     return 1 if faults else 0
@@ -43,6 +44,7 @@ def _findings() -> Iterator[Finding]:
     for name, purpose in OPTIONAL.items():
         yield _package(name, purpose)
     yield from _devices()
+    yield from _options()
     yield _folder("outputs", Path("outputs"))
     yield _folder("temporary files", Path(tempfile.gettempdir()))
     yield _wandb()
@@ -55,6 +57,21 @@ def _package(name: str, purpose: str | None) -> Finding:
         if purpose is not None:
             return NOTE, name, f"not installed; for {purpose}"
         return BAD, name, f"not installed; run: {sys.executable} -m pip install {name}"
+
+
+def _options() -> Iterator[Finding]:
+    """Say where `data=..` and the like are looked for, and what in ./conf will not be found."""
+    from mlotool.config.options import is_built_in, options_folder, own_options, surplus_folders
+    from mlotool.config.paths import package_dir
+    from mlotool.config.schema import OPTION_GROUPS
+
+    own = {group: own_options(group) for group in OPTION_GROUPS} if options_folder() else {}
+    found = ", ".join(f"{group} ({len(names)})" for group, names in own.items() if names)
+    yield GOOD, "options", f"{package_dir('conf')}; yours in ./conf/<group>/<name>.yaml: {found or 'none'}"
+    for folder in surplus_folders():
+        yield NOTE, "options", f"{folder} is no group's; expected {', '.join(OPTION_GROUPS)}"
+    for group, name in [(group, name) for group, names in own.items() for name in names if is_built_in(group, name)]:
+        yield NOTE, "options", f"conf/{group}/{name}.yaml has the name of a built-in option; rename it"
 
 
 def _devices() -> Iterator[Finding]:

@@ -3,9 +3,9 @@
 import ipaddress
 import re
 import socket
-import time
 from http.client import HTTPException, HTTPMessage
-from typing import IO
+from threading import Thread
+from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit, urlunsplit
 from urllib.request import (
@@ -54,45 +54,78 @@ def fetch(url: str, *, seconds: float = SECONDS_IN_ALL) -> str:
         ConfigError: another scheme, an address that a redirect may not lead to, too large, too slow, no text.
     """
     _check_url(url)
-    opener = OpenerDirector()
-    # Not build_opener, which knows file:, ftp: and data: as well.
-    for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
-        opener.add_handler(handler)
-    opener.add_handler(_Redirects(url))
-    end = time.monotonic() + seconds
-    request = Request(url, headers={"User-Agent": "mlotool", "Accept": "text/plain, */*"})
-    try:
-        with opener.open(request, timeout=min(SECONDS_TO_ANSWER, seconds)) as response:
-            content = _read(url, response, end, seconds)
-    except (HTTPError, URLError, HTTPException, OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = getattr(error, "reason", None) or error
-        code = f"{error.code} " if isinstance(error, HTTPError) else ""
+    found: list[bytes | Exception] = []
+
+    def work() -> None:
+        try:
+            found.append(_content(url, seconds))
+        except Exception as error:
+            # Its frames would hold the list, and with it the connection.
+            found.append(error.with_traceback(None))
+
+    # A thread that can be left alone: no timeout of a socket bounds the look-up of a name, a header a byte a second,
+    # or an answer of a hundred parts that are each in time. It keeps no process alive.
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not found:
         raise ConfigError(
-            f"'{url}': cannot be fetched ({code}{reason}); expected a recipe's text. Correct the URL, or save the file "
-            "and give its path."
-        ) from error
+            f"'{url}': not there after {seconds:g} s; expected a faster answer. Try again, or save the file and give "
+            "its path."
+        )
+    [content] = found
+    if isinstance(content, Exception):
+        raise content
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"'{url}': found no text ({error}); expected UTF-8. Give the URL of a recipe.") from error
 
 
-def _read(url: str, response: IO[bytes], end: float, seconds: float) -> bytes:
+def _content(url: str, seconds: float) -> bytes:
+    opener = OpenerDirector()
+    # Not build_opener, which knows file:, ftp: and data: as well.
+    for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
+        opener.add_handler(handler)
+    opener.add_handler(_Redirects(url))
+    request = Request(url, headers={"User-Agent": "mlotool", "Accept": "text/plain, */*"})
+    try:
+        with opener.open(request, timeout=min(SECONDS_TO_ANSWER, seconds)) as response:
+            return _read(url, response)
+    except (HTTPError, URLError, HTTPException, OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = getattr(error, "reason", None) or error
+        code = ""
+        if isinstance(error, HTTPError):
+            code = f"{error.code} "
+            error.close()
+        raise ConfigError(
+            f"'{url}': cannot be fetched ({code}{reason}); expected a recipe's text. Correct the URL, or save the file "
+            "and give its path."
+        ) from error
+
+
+def _read(url: str, response: Any) -> bytes:
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise ConfigError(
+            f"'{url}': found the text in the encoding '{encoding}', which was not asked for; expected plain text. Save "
+            "the file and give its path."
+        )
     content = b""
-    # A server that sends a byte a second never runs into the socket's timeout; `read1` returns what there is.
-    while chunk := response.read1(_CHUNK):  # type: ignore[attr-defined]
+    while chunk := response.read1(_CHUNK):
         content += chunk
         if len(content) > MAX_BYTES:
             raise ConfigError(
                 f"'{url}': found more than {MAX_BYTES} bytes; expected a recipe, which has fewer. Give a recipe's URL."
             )
-        if time.monotonic() > end:
-            raise ConfigError(
-                f"'{url}': not there after {seconds:g} s; expected a faster answer. Try again, or save the file and "
-                "give its path."
-            )
+    # Not chunked: what is left of the length that was announced.
+    if response.length:
+        raise ConfigError(
+            f"'{url}': found {len(content)} bytes, and then the end, though {len(content) + response.length} were "
+            "announced; expected all of it. Try again, or save the file and give its path."
+        )
     return content
 
 
@@ -122,6 +155,14 @@ class _Redirects(HTTPRedirectHandler):
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> Request | None:
         """Return the next request, or raise ConfigError."""
+        try:
+            self._check(req, newurl)
+        except ConfigError:
+            fp.close()
+            raise
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    def _check(self, req: Request, newurl: str) -> None:
         _check_url(newurl)
         host = urlsplit(newurl).hostname or ""
         if req.type == "https" and not newurl.lower().startswith("https:"):
@@ -131,7 +172,6 @@ class _Redirects(HTTPRedirectHandler):
                 f"'{req.full_url}': redirects to '{newurl}', in a private network; expected a public place. If that "
                 "is what you want, give that URL."
             )
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _is_public(host: str) -> bool:

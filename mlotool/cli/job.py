@@ -11,11 +11,13 @@ from mlotool import config as configuration
 from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.show_result import nearby, show_result
 from mlotool.config.booleans import check_overrides
-from mlotool.core.errors import RunError
+from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.printable import printable
+from mlotool.sweep.folder import write_plan
 from mlotool.sweep.job_folder import note_failure
 
 if TYPE_CHECKING:
+    from mlotool.config.sweep_plan import SweepPlan
     from mlotool.runner import RunResult
     from mlotool.runner.objective import Watch
 
@@ -31,6 +33,7 @@ class Job:
         recipe_file: of a recipe that was given by its path.
         trusted: packages of the user's that recipes may use.
         watch: sees the objective at each evaluation, and may end the run as pruned.
+        plan: the sweep, whose folder keeps it; None in a single run.
 
     Attributes:
         errors: those of all jobs, in order.
@@ -43,6 +46,7 @@ class Job:
     errors: list[Exception] = field(default_factory=list)
     sweep_dir: Path | None = None
     watch: "Watch | None" = None
+    plan: "SweepPlan | None" = None
 
     def __call__(self, config: Any) -> float | None:
         """Run one job; return its objective, or NaN where it failed."""
@@ -57,6 +61,8 @@ class Job:
         overrides = tuple(hydra.overrides.task)
         if hydra.mode == RunMode.MULTIRUN:
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
+            if self.plan is not None and is_first_rank():
+                write_plan(self.sweep_dir, self.plan)
         try:
             check_overrides(overrides)
             recipe = self._recipe_path(hydra.runtime.choices)
@@ -77,7 +83,7 @@ class Job:
             if self.sweep_dir is None:
                 _leave(run_dir)
             else:
-                note_failure(run_dir, overrides, str(error))
+                _note_failure(run_dir, overrides, str(error))
                 print(f"mlotool: job {run_dir.name} failed: {printable(str(error))}", file=sys.stderr)
             return float("nan")
         if not is_first_rank():
@@ -116,6 +122,9 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watc
 
     try:
         result = runner.run(config, output_dir=run_dir, origin=origin, watch=watch)
+    except WriteError:
+        # The disk that does not take the run's files would not take its page.
+        raise
     except RunError as error:
         write_report(config, error.run_dir or run_dir)
         raise
@@ -135,9 +144,20 @@ def write_report(config: Any, run_dir: Path) -> None:
 
     try:
         write(run_dir)
+    except KeyboardInterrupt:
+        text = f"the run has ended, and only its page is not written yet: mlotool report {nearby(run_dir)}"
+        print(f"mlotool: {printable(text)}", file=sys.stderr)
+        raise
     except Exception as error:
-        text = f"the report could not be written ({type(error).__name__}: {error})"
-        print(f"mlotool: warning: {printable(text)}; try again: mlotool report {run_dir} --debug", file=sys.stderr)
+        reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
+        text = f"the report could not be written ({reason}); try again: mlotool report {nearby(run_dir)} --debug"
+        print(f"mlotool: warning: {printable(text)}", file=sys.stderr)
+
+
+def _note_failure(run_dir: Path, overrides: tuple[str, ...], text: str) -> None:
+    """Leave a failed job's error to the sweep's table; where the disk does not take it, it is printed at least."""
+    with suppress(WriteError):
+        note_failure(run_dir, overrides, text)
 
 
 def _leave(run_dir: Path) -> None:

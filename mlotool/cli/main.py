@@ -6,20 +6,27 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import TextIO
 
 from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.faults import bounded
+from mlotool.core.files import cannot_write
+from mlotool.core.interface import command_line
 from mlotool.core.printable import printable
 from mlotool.core.suggest import did_you_mean
+from mlotool.core.terminable import terminable
+from mlotool.core.user_code import MORE_MEMORY, explained, is_out_of_memory
 
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
 VERBS = {
     "run": "train what a recipe describes; all of Hydra: overrides, -m, --cfg job",
     "list": "the recipes there are, with a line each",
-    "show": "a recipe as it will run: resolved YAML and its graph",
+    "show": "what a recipe sets (--all: and the defaults), and its graph",
     "validate": "check a recipe without running it",
     "check": "measure a recipe's hypergradients against the most exact ones",
     "copy": "take a built-in recipe as the start of one of yours",
+    "new": "a package of your own to begin with: model, loss, data, recipe, tests",
     "evaluate": "the metrics of a finished run on any split",
     "report": "write the page and the pictures of a finished run again",
     "doctor": "versions, devices, folders and optional extras of this machine",
@@ -45,6 +52,7 @@ examples:
   mlotool run +recipe=mwn hypergradient=cg seed=1          with other settings
   mlotool run -m +recipe=mwn seed=0,1,2                    a sweep, one folder a job
   mlotool copy mwn && mlotool run recipes/mwn.yaml         your own recipe
+  mlotool new mypackage                                    your own code
 
 exit codes: 0 done, 1 a run failed, 2 wrong usage or configuration, 130 Ctrl-C, 143 SIGTERM
 completion: eval "$(mlotool -sc install=bash)"
@@ -62,12 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    _open_closed_streams()
     try:
-        with _plain_warnings(debug=debug):
+        with _plain_warnings(debug=debug), command_line(), terminable():
             code = _dispatch([word for word in words if word != "--debug"])
         sys.stdout.flush()  # a broken pipe shows here, not behind our back at exit
         return code
-    except SystemExit as exit_:  # argparse, after --help
+    except SystemExit as exit_:  # argparse, after --help; or code of the user's, which has not finished a run so
+        if (text := explained(exit_)) is not None:
+            _say(f"error: {text}", debug=debug)
+            return EXIT_FAILURE
         return exit_.code if isinstance(exit_.code, int) else EXIT_FAILURE
     except KeyboardInterrupt as interrupted:
         _say("interrupted.", debug=debug)
@@ -81,11 +93,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MlotoolError as error:
         _say(f"error: {error}", debug=debug)
         return error.exit_code
+    except OSError as error:
+        # A disk that is full or read-only, a file in a folder's place: nothing of ours, whoever met it.
+        if _is_folder_gone():
+            _say(
+                "error: the working folder has been removed; expected one that is there. Go to another.",
+                debug=debug,
+            )
+            return EXIT_FAILURE
+        place = error.filename if isinstance(error.filename, str | bytes) else None
+        said = explained(error) or str(cannot_write(os.fsdecode(place), error) if place else error.strerror or error)
+        _say(f"error: {said}", debug=debug)
+        return EXIT_FAILURE
     except Exception as error:
+        if (text := explained(error)) is not None:
+            _say(f"error: {text}", debug=debug)
+            return EXIT_FAILURE
+        if is_out_of_memory(error):
+            _say(f"error: {str(error) or 'the memory is exhausted'}. {MORE_MEMORY}", debug=debug)
+            return EXIT_FAILURE
+        if isinstance(error, Warning):
+            # PYTHONWARNINGS=error, or warnings.simplefilter("error") in code of the user's.
+            _say(
+                f"error: a warning came as an error ({type(error).__name__}: {error}); expected that warnings are "
+                "shown. Unset PYTHONWARNINGS, and remove warnings.simplefilter('error') from your code.",
+                debug=debug,
+            )
+            return EXIT_FAILURE
         _say(f"error: {type(error).__name__}: {error}", debug=debug)
         if not debug:
             print("mlotool: this was not foreseen; the same command with --debug shows where it was.", file=sys.stderr)
         return EXIT_FAILURE
+
+
+def _open_closed_streams() -> None:
+    """Write what goes to a closed stdout or stderr (`>&-`) to nowhere: Python has None there."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the process
+
+
+def _is_folder_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _dispatch(words: list[str]) -> int:
@@ -147,4 +200,4 @@ def _say(text: str, *, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    print(f"mlotool: {printable(text)}", file=sys.stderr)
+    print(f"mlotool: {printable(bounded(text))}", file=sys.stderr)

@@ -12,6 +12,7 @@ from mlotool.cli.arguments import VerbParser, recipe_parser
 from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.request import Request, read_request
 from mlotool.core.errors import ConfigError
+from mlotool.core.printable import printable
 
 if TYPE_CHECKING:
     from mlotool.cli.job import Job
@@ -43,6 +44,7 @@ def main(words: Sequence[str]) -> int:
 
     request = read_request(arguments.words)
     hydra_flags = _hydra_flags(arguments)
+    _warn_of_repeated(request.overrides)
     shows_only = bool(arguments.cfg or arguments.info or arguments.hydra_help)
     if not shows_only:
         require_recipe(request, "run")
@@ -52,6 +54,7 @@ def main(words: Sequence[str]) -> int:
             _limit_expansion(request)
         call_hydra([*request.hydra_words(), *hydra_flags], never)
         return 0
+    plan = None
     if arguments.multirun:
         from mlotool.cli.sweep import run_sweep
         from mlotool.config.sweep_plan import read_sweep
@@ -66,7 +69,7 @@ def main(words: Sequence[str]) -> int:
             file=sys.stderr,
         )
     command = shlex.join(["mlotool", "run", *words])
-    job = Job(command, request.file, tuple(arguments.trust))
+    job = Job(command, request.file, tuple(arguments.trust), plan=plan)
     try:
         call_hydra([*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun), *hydra_flags], job)
     except KeyboardInterrupt:
@@ -100,6 +103,18 @@ def _hydra_flags(arguments: argparse.Namespace) -> list[str]:
     return flags
 
 
+def _warn_of_repeated(overrides: Sequence[str]) -> None:
+    last = {word.partition("=")[0]: word for word in overrides if "=" in word}
+    for word in overrides:
+        key = word.partition("=")[0]
+        if last.get(key, word) != word:
+            print(
+                f"mlotool: warning: {key}: found {printable(word)}, and later {printable(last[key])}; expected it "
+                "once, and the last one counts. Remove one of them.",
+                file=sys.stderr,
+            )
+
+
 def _limit_expansion(request: Request) -> None:
     from mlotool import config
     from mlotool.config.resolve import limit_expansion
@@ -129,7 +144,7 @@ def _sweep_folder(request: Request, *, is_sweep: bool) -> list[str]:
 
 def _show_sweep(job: "Job") -> None:
     if job.sweep_dir is not None and is_first_rank():
-        from mlotool.cli.show_result import show_sweep
+        from mlotool.cli.show_sweep import show_sweep
 
         show_sweep(job.sweep_dir)
 

@@ -1,28 +1,35 @@
-"""`mlotool show`: a recipe as it will run, without running any of it."""
+"""`mlotool show`: what a recipe sets, or all of it as it will run, without running any of it."""
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from mlotool.cli.arguments import recipe_parser
+from mlotool.cli.request import Request
 from mlotool.core.printable import printable
 
-DESCRIPTION = """A recipe with all its defaults and overrides resolved, as YAML, and its graph as mermaid text
-behind it, in comments. No target is called.
+DESCRIPTION = """What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides:
+YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called.
 
   mlotool show mwn hypergradient=cg
+  mlotool show mwn --all                        every key, defaults included: the config of a run
   mlotool show mwn --graph                      the mermaid text alone
 """
+_WIDTH = 100
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the resolved config and the graph."""
+    """Print what the recipe sets, or the whole config, and the graph."""
     parser = recipe_parser("show", DESCRIPTION)
+    parser.add_argument("--all", action="store_true", help="every key, defaults included")
     parser.add_argument("--graph", action="store_true", help="print the graph alone")
     arguments = parser.parse(words)
     from mlotool.cli.recipes import compose_request
     from mlotool.config.resolve import limit_expansion
 
-    _, config = compose_request(arguments.words, "show", arguments.trust)
+    request, config = compose_request(arguments.words, "show", arguments.trust)
     limit_expansion(config)
     graph = mermaid(config)
     if arguments.graph:
@@ -33,9 +40,35 @@ def main(words: Sequence[str]) -> int:
     from mlotool.config.composition import config_errors
 
     with config_errors():
-        print(printable(OmegaConf.to_yaml(config, resolve=True)))
+        if arguments.all:
+            text = OmegaConf.to_yaml(config, resolve=True)
+        else:
+            text = summary(request, OmegaConf.to_container(config, resolve=True), arguments.words)
+    print(printable(text))
     print("# graph:\n" + "\n".join(f"#   {line}" for line in graph.splitlines()))
     return 0
+
+
+def summary(request: Request, config: Any, words: Sequence[str]) -> str:
+    """Return what a recipe sets as YAML, below comments that say what it is made of."""
+    import yaml
+
+    from mlotool.config.set_keys import chosen_options, inherited_recipes, set_values
+
+    hydra_words = request.hydra_words()
+    folders: list[Path] = [] if request.file is None else [request.file.parent]
+    command = shlex.join(["mlotool", "show", *words, "--all"])
+    lines = [f"# What the recipe sets; for the defaults too: {' '.join(command.split())}"]
+    for label, names in (
+        ("inherits", inherited_recipes(hydra_words, folders)),
+        ("options", chosen_options(hydra_words, folders)),
+    ):
+        if names:
+            lines += wrap(f"{label}: {', '.join(names)}", _WIDTH, initial_indent="# ", subsequent_indent="#   ")
+    values = set_values(config, hydra_words, folders)
+    # A mapping of plain values is one line, as in the recipes.
+    body = yaml.safe_dump(values, default_flow_style=None, sort_keys=False, allow_unicode=True, width=_WIDTH)
+    return "\n".join([*lines, body])
 
 
 def mermaid(config: Any) -> str:

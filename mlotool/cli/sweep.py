@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.request import Request
-from mlotool.cli.show_result import nearby, show_sweep
+from mlotool.cli.show_result import nearby
+from mlotool.cli.show_sweep import show_sweep
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.printable import printable
 from mlotool.core.terminable import terminable
 from mlotool.sweep.driver import run_jobs, worker_environments
-from mlotool.sweep.folder import AUTO, choose_folder, discard, locked
+from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
 from mlotool.sweep.job_folder import JobOutcome, JobSpec
 from mlotool.sweep.launchers import make_launcher
 from mlotool.sweep.points import AbstractPoints, GridPoints, Point
@@ -33,35 +35,51 @@ def run_sweep(
     folder, is_resumed = choose_folder(plan, resume)
     if resume == AUTO and not is_resumed:
         _say("resume=auto: no sweep by these words that ran in processes of its own. A new one begins.")
-    with locked(folder):
-        try:
-            points = _points(plan, folder)
-            launcher = make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
-        except ConfigError:
-            if not is_resumed:
-                discard(folder)
-            raise
-        _say(f"sweep {nearby(folder)}: {points.num_ended} of {points.total} jobs done" if is_resumed else
-             f"sweep {nearby(folder)}: {points.total} jobs, {len(workers)} at a time")  # fmt: skip
-        group = f"{plan.name}/{folder.name}"
-        environments = [{"WANDB_RUN_GROUP": group, **each} for each in workers]
-        file = None if request.file is None else str(request.file)
-        shared = JobSpec(shlex.join(["mlotool", "run", *words]), plan.fixed, file, tuple(trusted))
-
-        def announce(point: Point, outcome: JobOutcome) -> None:
-            value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
-            error = f": {outcome.error}" if outcome.status == "failed" else ""
-            _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
-
-        try:
-            with terminable():
-                run_jobs(points, launcher, environments, folder, shared, announce)
-        except KeyboardInterrupt:
-            _show(folder)
-            _say(f"go on with it: the same command with resume={nearby(folder)}")
-            raise
+    try:
+        with locked(folder):
+            _run_locked(plan, request, words, trusted, folder, workers, is_resumed=is_resumed)
+    except KeyboardInterrupt:
         _show(folder)
+        _say(f"go on with it: the same command with resume={nearby(folder)}")
+        raise
+    _show(folder)
     return exit_code(folder)
+
+
+def _run_locked(
+    plan: SweepPlan,
+    request: Request,
+    words: Sequence[str],
+    trusted: Sequence[str],
+    folder: Path,
+    workers: list[dict[str, str]],
+    *,
+    is_resumed: bool,
+) -> None:
+    """Run the jobs of a sweep whose folder this process holds."""
+    try:
+        points = _points(plan, folder)
+        launcher = make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
+        write_plan(folder, plan)
+    except ConfigError:
+        if not is_resumed:
+            discard(folder)
+        raise
+    _say(f"sweep {nearby(folder)}: {points.num_ended} of {points.total} jobs done" if is_resumed else
+         f"sweep {nearby(folder)}: {points.total} jobs, {len(workers)} at a time")  # fmt: skip
+    _say(f"its state at any time: mlotool report {nearby(folder)}")
+    group = f"{plan.name}/{folder.name}"
+    environments = [{"WANDB_RUN_GROUP": group, **each} for each in workers]
+    file = None if request.file is None else str(request.file)
+    shared = JobSpec(shlex.join(["mlotool", "run", *words]), plan.fixed, file, tuple(trusted))
+
+    def announce(point: Point, outcome: JobOutcome) -> None:
+        value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
+        error = f": {printable(outcome.error)}" if outcome.status == "failed" else ""
+        _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
+
+    with terminable():
+        run_jobs(points, launcher, environments, folder, shared, announce)
 
 
 def _points(plan: SweepPlan, folder: Path) -> AbstractPoints:
@@ -92,4 +110,4 @@ def exit_code(folder: Path) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"mlotool: {text}", file=sys.stderr, flush=True)
+    print(f"mlotool: {printable(text)}", file=sys.stderr, flush=True)

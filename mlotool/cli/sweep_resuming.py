@@ -3,10 +3,11 @@
 import sys
 from pathlib import Path
 
-import yaml
-
 from mlotool.cli.request import Request
+from mlotool.config.paths import is_literal
+from mlotool.config.reading import parse_document
 from mlotool.core.errors import ConfigError
+from mlotool.core.run_files import MAX_CONFIG_BYTES, check_tree, read_text
 from mlotool.sweep.folder import FILE as PROCESSES_FILE
 
 FILE = "multirun.yaml"
@@ -26,6 +27,11 @@ def resumed_sweep(request: Request) -> list[str]:
         return []
     if values[-1] != "auto":
         folder = Path(values[-1])
+        if not is_literal(values[-1]):
+            raise ConfigError(
+                f"resume: found '{folder}'; expected a folder without '$' and backslashes in its path, which Hydra "
+                "would resolve. Rename it."
+            )
         if (folder / PROCESSES_FILE).is_file():
             raise ConfigError(
                 f"resume: found '{folder}', a sweep that ran in processes of its own; expected the settings that it "
@@ -36,15 +42,19 @@ def resumed_sweep(request: Request) -> list[str]:
                 f"resume: found '{folder}' with -m, which has no {FILE}; expected auto, or the folder of a sweep "
                 "(outputs/<name>/multirun/<date>_<time>). Leave -m out to go on with one run."
             )
+        check_tree(folder)
         # The jobs look in their own folders.
         return [f"hydra.sweep.dir={_quoted(folder)}", "resume=auto"]
     wanted = _said(request.hydra_words())
     sweeps = Path("outputs").glob(f"*/multirun/*/{FILE}")
-    same = [file.parent for file in sweeps if _said(_words_of(file)) == wanted]
+    # A link may lead to a sweep of another place.
+    own = (file for file in sweeps if is_literal(str(file)) and not file.parent.is_symlink())
+    same = [file.parent for file in own if _said(_words_of(file)) == wanted]
     if not same:
         print("mlotool: resume=auto: no sweep by these words. A new one begins.", file=sys.stderr)
         return []
     newest = max(same, key=lambda folder: folder.name)
+    check_tree(newest)
     print(f"mlotool: going on with the sweep in {newest}", file=sys.stderr)
     return [f"hydra.sweep.dir={_quoted(newest)}"]
 
@@ -59,10 +69,11 @@ def _said(words: list[str]) -> list[str]:
 
 def _words_of(file: Path) -> list[str]:
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = read_text(file.parent, file.name, MAX_CONFIG_BYTES)
+        config = parse_document(file, text or "", is_fast=True).data
         return [str(word) for word in config["hydra"]["overrides"]["task"]]
-    # Of a sweep that was killed while it wrote, or of another version of Hydra.
-    except (yaml.YAMLError, KeyError, TypeError):
+    # Of a sweep that was killed while it wrote, of another version of Hydra, or of a stranger.
+    except (ConfigError, KeyError, TypeError):
         return []
 
 

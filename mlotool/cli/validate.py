@@ -2,15 +2,19 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from mlotool.cli.arguments import recipe_parser
+from mlotool.core.errors import ConfigError
 from mlotool.core.printable import printable
 
 DESCRIPTION = """Check a recipe: keys, names, graph, roles, and the arguments of mlotool's own targets, read from
-source. No target is called. Exit code 2 where something is wrong.
+source, and the ranges of numbers. Exit code 2 where something is wrong. With --targets also: third-party targets, which
+are imported; optimizers, schedulers and hypergradients, and data, modules and programs that are small, each of which is
+built once as a run does; the options of a sweep's sampler; whether the GPU and the data are here.
 
   mlotool validate mwn hypergradient=cg
-  mlotool validate recipes/mine.yaml --targets  third-party targets as well, which imports them
+  mlotool validate recipes/mine.yaml --targets  all that can be known before a run
 """
 
 
@@ -18,13 +22,34 @@ def main(words: Sequence[str]) -> int:
     """Print warnings; raise ConfigError with every fault."""
     parser = recipe_parser("validate", DESCRIPTION)
     parser.add_argument("--targets", action="store_true", help="also import third-party targets; takes seconds")
+    parser.add_argument("--anywhere", action="store_true", help="with --targets: this machine's GPU and data aside")
     arguments = parser.parse(words)
     from mlotool import config
     from mlotool.cli.recipes import compose_request
 
     request, composed = compose_request(arguments.words, "validate", arguments.trust)
-    warnings = config.check(composed, targets=arguments.targets)
+    machine = arguments.targets and not arguments.anywhere
+    options = _option_faults(composed.sweep) if arguments.targets else []
+    try:
+        warnings = config.check(composed, targets=arguments.targets, machine=machine, parts=arguments.targets)
+    except ConfigError as error:
+        raise ConfigError("\n".join([str(error), *options])) from error
+    if options:
+        raise ConfigError("\n".join(options))
     for warning in warnings:
         print(f"mlotool: warning: {printable(warning)}", file=sys.stderr)
     print(f"{printable(str(request.recipe))} is valid" + (f", with {len(warnings)} warning(s)" if warnings else ""))
     return 0
+
+
+def _option_faults(sweep: Any) -> list[str]:
+    from omegaconf.errors import OmegaConfBaseException
+
+    from mlotool.config.composition import plain
+    from mlotool.sweep.study import option_faults
+
+    try:
+        return option_faults(plain(sweep))
+    except OmegaConfBaseException:
+        # A reference that leads nowhere is for the check to say.
+        return []

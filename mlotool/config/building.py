@@ -10,10 +10,11 @@ import yaml
 from omegaconf import OmegaConf
 
 from mlotool.config.checks import checked
-from mlotool.config.instantiate import bind, instantiate, optimizer_factory, scheduler_factory
+from mlotool.config.instantiate import bind, instantiate, optimizer_factory, require_kind, scheduler_factory
 from mlotool.config.limit import LimitedData
 from mlotool.config.optimizer_roles import optimizer_roles
 from mlotool.config.paths import package_dir
+from mlotool.config.user_data import checked_data, split_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,11 +61,13 @@ class Built:
         program: problems and graph.
         data: the data object, cut down by `debug.limit_samples`.
         analyses: by name.
+        metrics: functions of the user's that `evaluate.metrics` names, by the key where it does.
     """
 
     program: "Program"
     data: Any
     analyses: Mapping[str, Analysis] = field(default_factory=dict)
+    metrics: "Mapping[str, Callable[..., Any]]" = field(default_factory=dict)
 
 
 def build(config: Any) -> Built:
@@ -81,11 +84,23 @@ def build(config: Any) -> Built:
         built = build(compose("mwn"))
         built.program.gradient("reweight")
     """
+    values, _ = checked(config, targets=True)
+    return assemble(values, checked_data(instantiate("data", values["data"])))
+
+
+def assemble(values: Values, data: Any) -> Built:
+    """Build what a checked config describes on its data.
+
+    Args:
+        values: the config, as plain values.
+        data: the data object.
+
+    Raises:
+        ConfigError: a target does not accept its settings, or the parts do not fit each other.
+    """
     from mlotool.program import Graph, Program
     from mlotool.program.stream import SameBatch
 
-    values, _ = checked(config, targets=True)
-    data = instantiate("data", values["data"])
     limit = values["debug"]["limit_samples"]
     if limit is not None:
         data = LimitedData(data, limit)
@@ -98,7 +113,7 @@ def build(config: Any) -> Built:
             streams[name] = SameBatch(streams[node["same_batch_as"]])
     problems = [_problem(name, values, streams[name], is_read=bool(graph.readers(name))) for name in values["problems"]]
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
-    return Built(Program(problems, graph), data, analyses)
+    return Built(Program(problems, graph), data, analyses, _metrics(values["evaluate"] or {}))
 
 
 def hypergradient_options(config: Any) -> dict[str, Callable[[], Any]]:
@@ -154,10 +169,17 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
     )
 
 
+def build_module(config: Any, name: str) -> "nn.Module":
+    """Build the module of a problem alone, on torch's current default device; the config is one that was checked."""
+    node: Values = OmegaConf.to_container(config.problems[name].module, resolve=True)  # type: ignore[assignment]
+    return _module(name, node, config.seed, channels_last=False)
+
+
 def _module(name: str, node: Values, seed: int, *, channels_last: bool) -> "nn.Module":
     import torch
 
     module: nn.Module = _seeded(f"problems.{name}.module", node, seed)
+    require_kind(f"problems.{name}.module", node, module, torch.nn.Module)
     return module.to(memory_format=torch.channels_last) if channels_last else module
 
 
@@ -177,14 +199,24 @@ def _stream(name: str, node: Values | None, seed: int, data: Any) -> "Stream | N
     if node is None:
         return None
     settings = {key: value for key, value in node.items() if key != "split"}
-    return Stream(data.split(node["split"]), seed=derived_seed(seed, "stream", name), **settings)
+    dataset = split_of(f"problems.{name}.stream.split", data, node["split"])
+    return Stream(dataset, seed=derived_seed(seed, "stream", name), **settings)
 
 
 def _hypergradient(key: str, node: Values, values: Values) -> Any:
+    from mlotool.program import AbstractHypergradient
+
     # One for each problem: they keep state.
-    if node["hypergradient"] is not None:
-        return instantiate(key, node["hypergradient"])
-    return instantiate("hypergradient", values["hypergradient"])
+    own = node["hypergradient"]
+    key, chosen = ("hypergradient", values["hypergradient"]) if own is None else (key, own)
+    algorithm = instantiate(key, chosen)
+    require_kind(key, chosen, algorithm, AbstractHypergradient)
+    return algorithm
+
+
+def _metrics(evaluate: Values) -> dict[str, Callable[..., Any]]:
+    nodes = {f"evaluate.metrics[{index}]": node for index, node in enumerate(evaluate.get("metrics", ()))}
+    return {key: bind(key, node, without=[]) for key, node in nodes.items() if isinstance(node, Mapping)}
 
 
 def _analysis(key: str, node: Values) -> Analysis:

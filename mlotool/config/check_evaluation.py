@@ -3,11 +3,14 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.resolve import is_known
 from mlotool.config.schema import METRIC_NAMES
 from mlotool.core.suggest import did_you_mean
 
 Values = Mapping[str, Any]
+
+PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 
 
 def evaluation_faults(values: Values) -> Iterator[str]:
@@ -18,7 +21,9 @@ def evaluation_faults(values: Values) -> Iterator[str]:
         yield from _metric_faults(evaluate["metrics"])
         yield from _interval_faults(evaluate["splits"])
     if isinstance(values["objective"], str):
-        yield from _objective_faults(values["objective"], values)
+        # Of a key that is not logged there is no direction.
+        yield from list(_objective_faults(values["objective"], values)) or direction_faults(values)
+        yield from _plateau_faults(values)
     yield from _patience_faults(values)
 
 
@@ -54,10 +59,12 @@ def _problem_faults(evaluate: Values, problems: Values) -> Iterator[str]:
 
 def _metric_faults(metrics: Any) -> Iterator[str]:
     for metric in metrics:
-        if is_known(metric) and metric not in METRIC_NAMES:
+        # A node is a target like any other.
+        if is_known(metric) and not isinstance(metric, Mapping) and metric not in METRIC_NAMES:
             yield (
                 f"evaluate.metrics: found '{metric}'; expected one of {', '.join(METRIC_NAMES)}."
-                f"{did_you_mean(metric, METRIC_NAMES)} Correct evaluate.metrics."
+                f"{did_you_mean(str(metric), METRIC_NAMES)} Correct evaluate.metrics, or give a function of yours: "
+                "{_target_: mypackage.metrics.f}."
             )
 
 
@@ -74,16 +81,35 @@ def _interval_faults(splits: Values) -> Iterator[str]:
 def _objective_faults(objective: str, values: Values) -> Iterator[str]:
     evaluate = values["evaluate"] or {"splits": {}, "metrics": []}
     source, _, name = objective.partition("/")
-    logged = [f"{split}/{metric}" for split in evaluate["splits"] for metric in evaluate["metrics"]]
+    names = [metric for metric in evaluate["metrics"] if isinstance(metric, str)]
+    logged = [f"{split}/{metric}" for split in evaluate["splits"] for metric in names]
     losses = [f"{problem}/loss" for problem in values["problems"]]
-    # A loss or an analysis may return metrics of any name.
-    if objective in logged or (name and source in (*values["problems"], *values["analyses"])):
+    # A loss, an analysis or a function in evaluate.metrics may return metrics of any name.
+    has_functions = len(names) < len(evaluate["metrics"])
+    free = (*values["problems"], *values["analyses"], *(evaluate["splits"] if has_functions else ()))
+    if objective in logged or (name and source in free):
         return
     options = [*logged, *losses]
     yield (
         f"objective: found '{objective}', which is not logged; expected one of {', '.join(options)}."
         f"{did_you_mean(objective, options)} Correct objective, or add the split and the metric to evaluate."
     )
+
+
+def _plateau_faults(values: Values) -> Iterator[str]:
+    """Yield schedulers that take an improvement of the objective for the lack of one."""
+    direction = objective_direction(values)
+    for name, problem in values["problems"].items():
+        node, key = problem.get("scheduler"), f"problems.{name}.scheduler"
+        if direction is None or not isinstance(node, Mapping) or problem.get("scheduler_interval") != "evaluation":
+            continue
+        mode = node.get("mode", "min")
+        if node.get("_target_") == PLATEAU and is_known(mode) and mode != direction:
+            found = f"found '{mode}'" if "mode" in node else "found nothing, which ReduceLROnPlateau takes for 'min',"
+            yield (
+                f"{key}.mode: {found} with objective={values['objective']}; expected {direction}, or the rate falls "
+                f"while the objective gets better. Write mode: {direction}."
+            )
 
 
 def _patience_faults(values: Values) -> Iterator[str]:

@@ -21,6 +21,8 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
     for key in ("workers", "jobs_per_device", "num_trials"):
         if is_known(sweep[key]) and sweep[key] < 1:
             yield f"sweep.{key}: found {sweep[key]}; expected a whole number of at least 1. Correct sweep.{key}."
+    if sweep["devices"] == []:
+        yield "sweep.devices: found []; expected GPUs such as [0, 1], or null for all. Correct sweep.devices."
     for key in ("launcher_options", "sampler_options", "pruner_options"):
         if is_known(sweep[key]) and not isinstance(sweep[key], Mapping | None):
             yield (

@@ -66,6 +66,9 @@ def _places(values: Values) -> Iterator[Place]:
                 yield Place(f"problems.{name}.{kind}", node, kind)
     for name, node in values["analyses"].items():
         yield Place(f"analyses.{name}", node, "analysis")
+    for index, node in enumerate((values["evaluate"] or {}).get("metrics", ())):
+        if isinstance(node, Mapping):
+            yield Place(f"evaluate.metrics[{index}]", node, "metric")
 
 
 def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[str]:
@@ -97,12 +100,19 @@ def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
     if signature is None:
         return
     ours = _OURS.get(place.kind, ())
-    first = [each.name for each in signature.parameters if not each.is_keyword_only][:1] if ours else []
+    # What is given by position: a batch, or a metric's module and batch.
+    num_given = 2 if place.kind == "metric" else len(ours[:1])
+    first = [each.name for each in signature.parameters if not each.is_keyword_only][:num_given]
     given = [*first, *_GIVEN.get(place.kind, ()), *place.given, *(roles if isinstance(roles, Mapping) else ())]
     learned = (*optimizer_roles(node), KEY) if place.kind == "optimizer" else ()
     settings = {keyword: value for keyword, value in node.items() if keyword not in (*ours, *_HYDRA_KEYS, *learned)}
     yield from keyword_faults(
-        key, settings, signature, given=given, leftover=partial(leftover_advice, key, place.kind, name)
+        key,
+        settings,
+        signature,
+        given=given,
+        takes_roles=bool(ours),
+        leftover=partial(leftover_advice, key, place.kind, name),
     )
     for index, group in enumerate(node.get(KEY, ()) if place.kind == "optimizer" else ()):
         # torch takes any key of a group without a word.
@@ -166,9 +176,11 @@ def _role_faults(place: Place, problems: Values, signature: Signature | None) ->
     for role, value in roles.items():
         key = f"{place.key}.roles.{role}"
         if signature is not None and role not in known and not signature.is_open:
+            by_position = [each.name for each in signature.parameters[1:] if not each.is_keyword_only]
+            advice = f"Write a * before it: def f(batch, *, {role})." if role in by_position else "Correct the role."
             yield (
-                f"{key}: unknown role '{role}' of {place.node['_target_']}; expected one of "
-                f"{', '.join(known) or 'none'}.{did_you_mean(role, known)} Correct the role."
+                f"{key}: unknown role '{role}' of {place.node['_target_']}; expected a keyword-only argument, one "
+                f"of {', '.join(known) or 'none'}.{did_you_mean(role, known)} {advice}"
             )
         yield from _player_faults(key, value, problems, is_analysis=place.kind == "analysis")
 

@@ -6,8 +6,12 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from mlotool.config.check_evaluation import evaluation_faults, evaluation_warnings
+from mlotool.config.check_machine import machine_faults
+from mlotool.config.check_ranges import nan_faults, number_faults
 from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.check_targets import target_faults
+from mlotool.config.dry_build import construction_faults
+from mlotool.config.dry_parts import part_faults
 from mlotool.config.names import is_identifier, is_plain_name
 from mlotool.config.optimizer_roles import optimizer_roles
 from mlotool.config.resolve import as_schema, is_known, resolve_config
@@ -20,18 +24,23 @@ from mlotool.config.schema import (
 )
 from mlotool.config.translation import translate
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import fault_list
 from mlotool.core.suggest import did_you_mean
 from mlotool.program.graph import Graph, ProblemNode
 
 Values = Mapping[str, Any]
 
 
-def check(config: Any, targets: bool = False) -> list[str]:
-    """Check a config as a whole; nothing is built, and no target is called.
+def check(config: Any, targets: bool = False, machine: bool = False, *, parts: bool = False) -> list[str]:
+    """Check a config as a whole; without `targets` nothing is built, and no target is called.
 
     Args:
         config: a composed config.
-        targets: also compare third-party targets (torch's) with their signatures, which imports them.
+        targets: also compare third-party targets (torch's) with their signatures, which imports them, and build
+            optimizers, schedulers and hypergradients once, on a parameter of no problem.
+        machine: also ask whether this machine has the GPU, the folders and the files that the config names.
+        parts: with `targets`: also build data, modules and the whole program once, as a run does, where they are small
+            and their files are there; nothing is downloaded.
 
     Returns:
         Warnings.
@@ -39,10 +48,12 @@ def check(config: Any, targets: bool = False) -> list[str]:
     Raises:
         ConfigError: with every fault found, one a line.
     """
-    return checked(config, targets=targets)[1]
+    return checked(config, targets=targets, machine=machine, parts=parts)[1]
 
 
-def checked(config: Any, *, targets: bool) -> tuple[dict[str, Any], list[str]]:
+def checked(
+    config: Any, *, targets: bool, machine: bool = False, parts: bool = False
+) -> tuple[dict[str, Any], list[str]]:
     """Check a config; return it as plain values, and the warnings."""
     try:
         values, faults = resolve_config(as_schema(config))
@@ -53,15 +64,24 @@ def checked(config: Any, *, targets: bool) -> tuple[dict[str, Any], list[str]]:
         _choice_faults,
         _range_faults,
         _namespace_faults,
+        number_faults,
         _graph_faults,
+        _direction_faults,
         _stream_faults,
         evaluation_faults,
         sweep_node_faults,
         lambda values: target_faults(values, targets=targets),
     )
     faults += [fault for each in checks for fault in each(values)]
+    faults += nan_faults(values, faults)
+    if machine:
+        faults += machine_faults(values)
+    if targets:
+        faults += construction_faults(values, dict(_hypergradients(values)), faults)
+        if parts:
+            faults += part_faults(values, faults)
     if faults:
-        raise ConfigError("\n".join(dict.fromkeys(faults)))
+        raise ConfigError(fault_list(list(dict.fromkeys(faults))))
     return values, [*_warnings(values), *evaluation_warnings(values)]
 
 
@@ -97,12 +117,12 @@ def _choice_faults(values: Values) -> Iterator[str]:
         "runner.precision": PRECISIONS,
         "runner.accelerator": ACCELERATORS,
         "logger.mode": LOGGER_MODES,
-        "objective_mode": OBJECTIVE_MODES,
+        **({"objective_mode": OBJECTIVE_MODES} if values["objective_mode"] is not None else {}),
         **{f"problems.{name}.scheduler_interval": SCHEDULER_INTERVALS for name in values["problems"]},
         **{
             f"problems.{name}.precision": PRECISIONS
             for name in values["problems"]
-            if _at(values, f"problems.{name}.precision")
+            if _at(values, f"problems.{name}.precision") is not None
         },
     }
     for key, options in choices.items():
@@ -178,6 +198,24 @@ def _graph_faults(values: Values) -> Iterator[str]:
         yield from str(error).splitlines()
 
 
+def _direction_faults(values: Values) -> Iterator[str]:
+    """Yield the problems that can learn nothing as the edges point, and how the edges would be right."""
+    graph = Graph(**values["graph"])
+    for name, problem in values["problems"].items():
+        players = {other for _, other in _played(problem)}
+        if not players or name in players or graph.lowers(name):
+            continue
+        advice = " ".join(
+            f"Write graph.upper_to_lower.{name}: [{other}] and graph.lower_to_upper.{other}: [{name}]."
+            for other in sorted(players & {*graph.readers(name), *graph.uppers(name)})
+        )
+        yield (
+            f"graph: '{name}' reads no problem's solution, and its loss does not use its own module, so that it cannot "
+            "learn; expected a role for itself, or edges that make it the upper problem. "
+            + (f"The edges are the wrong way round? {advice}" if advice else f"Add a role for '{name}' to its loss.")
+        )
+
+
 def _other_uses(problem: Values) -> dict[str, str]:
     uses = {f"optimizer.{key}": name for key, name in optimizer_roles(problem.get("optimizer")).items()}
     start = problem.get("reset_to")
@@ -215,8 +253,8 @@ def _stream_faults(values: Values) -> Iterator[str]:
     }
     used.update({f"evaluate.splits.{name}": name for name in (values["evaluate"] or {}).get("splits", ())})
     for name, analysis in values["analyses"].items():
-        if isinstance(analysis, Mapping) and "split" in analysis:
-            used[f"analyses.{name}.split"] = analysis["split"]
+        if isinstance(analysis, Mapping):
+            used[f"analyses.{name}.split"] = analysis.get("split", "train")
     for key, split in used.items():
         if is_known(split) and split not in splits:
             yield (
@@ -242,6 +280,26 @@ def _warnings(values: Values) -> Iterator[str]:
     yield from _ignored(values)
 
 
+def _idle(values: Values) -> Iterator[str]:
+    """Yield the upper problems that wait for more steps than the run has."""
+    debug, ticks = values["debug"], values["runner"]["max_ticks"]
+    limits = {key: debug.get(f"limit_{key}") for key in ("warmup_steps", "unroll_steps")}
+    if not isinstance(ticks, int) or debug["limit_ticks"] is not None:
+        return
+    for lower, uppers in values["graph"]["lower_to_upper"].items():
+        problem = values["problems"].get(lower) or {}
+        steps = 0
+        for key, limit in limits.items():
+            found = problem.get(key)
+            steps += min(found, found if limit is None else limit) if isinstance(found, int) else 0
+        if uppers and steps > ticks:
+            yield (
+                f"runner.max_ticks: found {ticks}, while {', '.join(uppers)} waits for {steps} steps of '{lower}' "
+                f"(warmup_steps and unroll_steps); expected at least as many. Nothing above '{lower}' is trained: set "
+                f"runner.max_ticks={2 * steps}."
+            )
+
+
 def _ignored(values: Values) -> Iterator[str]:
     """Yield the settings that have no effect."""
     for name, problem in values["problems"].items():
@@ -253,6 +311,7 @@ def _ignored(values: Values) -> Iterator[str]:
                 f"{key}: found {batch_size}, while {split}={size}; expected no more than the split has, so each batch "
                 f"has {size} samples. Set {key}={size}, or {split}={batch_size}."
             )
+    yield from _idle(values)
     logger = values["logger"]
     if logger["mode"] != "offline" and logger["wandb"] is False:
         yield (

@@ -4,14 +4,16 @@ A line that Hydra would refuse may have keys here. A test holds the keys of ever
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.defaults import defaults_faults
+from mlotool.config.defaults import choices_in, defaults_faults, full_address
+from mlotool.config.options import check_total, option_file, read_option
 from mlotool.config.paths import GROUP, SUFFIX, package_dir, recipe_file, recipe_folders
-from mlotool.config.reading import read_document
+from mlotool.config.reading import MAX_RECIPE_NODES, read_document
 from mlotool.config.recipes import unknown_recipe
+from mlotool.config.replacement import Layer, choice_of, dropped_places, without
 from mlotool.config.schema import GROUPS, MISSING, defaults_at, is_container
 from mlotool.core.errors import ConfigError
 
@@ -33,7 +35,17 @@ def compose_keys(words: Sequence[str], folders: Sequence[Path] = ()) -> dict[str
         >>> list(compose_keys(["+recipe=mwn", "hypergradient=first_order"])["hypergradient"])
         ['_target_']
     """
-    files = _Files([*folders, *(folder for _, folder in recipe_folders())])
+    files = read_files(words, folders)
+    config: dict[str, Any] = {}
+    layers = files.found[::-1]
+    for layer, places in zip(layers, dropped_places(layers, files.typed), strict=True):
+        config = merged(config, without(layer.content, places))
+    return _with_defaults(config)
+
+
+def read_files(words: Sequence[str], folders: Sequence[Path]) -> "Files":
+    """Return the files that a command line's choices lead to."""
+    files = Files([*folders, *(folder for _, folder in recipe_folders())])
     appended: list[dict[str, list[str]]] = []
     for choice in (match for match in map(_CHOICE.fullmatch, words) if match and match["group"] in GROUPS):
         text = choice["options"] or ""
@@ -43,26 +55,30 @@ def compose_keys(words: Sequence[str], folders: Sequence[Path] = ()) -> dict[str
         if choice["sign"] == "+":
             appended.append({choice["address"]: options})
         else:
-            files.choices[_full(choice["address"])] = options
+            files.choices[full_address(choice["address"])] = options
+    files.typed = list(files.choices)
     files.add("config", "", appended)
-    config: dict[str, Any] = {}
-    for package, content in reversed(files.found):
-        config = _merged(config, _placed(package, content))
-    return _with_defaults(config)
+    return files
 
 
-class _Files:
+class Files:
     """The files that make up a config.
 
     A defaults list is read from its end, as Hydra does: so what a recipe overrides is known to conf/config.yaml's
     entries before it. Of several overrides the first one read counts: the command line's, then the outer recipe's.
+
+    Args:
+        folders: of recipes, in the order in which they are looked through.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = folders
         self.choices: dict[str, list[str]] = {}
-        self.found: list[tuple[str, dict[str, Any]]] = []
+        self.typed: list[str] = []
+        self.paths: list[tuple[str, str]] = []
+        self.found: list[Layer] = []
         self.num_files = 0
+        self.num_values = 0
 
     def add(self, path: str, package: str, appended: Sequence[dict[str, list[str]]] = ()) -> None:
         """Add a file, as `group/option`, and those that its defaults list names."""
@@ -74,16 +90,17 @@ class _Files:
         content = dict(self._load(path))
         defaults = content.pop("defaults", None) or []
         entries = [*defaults, *([] if "_self_" in defaults else ["_self_"]), *appended]
-        for address, options in _group_entries(entries, "override"):
+        for address, options in choices_in(entries, "override"):
             self.choices.setdefault(address, options)
         for entry in reversed(entries):
             if entry == "_self_":
-                self.found.append((package, content))
+                self.paths.append((path, package))
+                self.found.append(Layer(_placed(package, content), choice_of(path, package), defaults))
             elif isinstance(entry, str):
                 name, _, place = entry.partition("@")
                 beside = f"{path.rpartition('/')[0]}/{name}".strip("/")
                 self.add(name[1:] if name.startswith("/") else beside, place.replace("_global_", "") or package)
-            for address, options in _group_entries([entry], ""):
+            for address, options in choices_in([entry], ""):
                 group, _, place = address.partition("@")
                 for option in reversed(self.choices.get(address, options)):
                     self.add(f"{group}/{option}", "" if group == GROUP else place)
@@ -96,24 +113,18 @@ class _Files:
         file = next(filter(None, recipes), None) if group == GROUP else package_dir("conf") / f"{path}{SUFFIX}"
         if file is None:
             raise unknown_recipe(name)
-        content = read_document(file, is_fast=True).data
+        if group != GROUP and not file.is_file() and (own := option_file(group, name)) is not None:
+            return self._load_own(group, own)
+        content = read_document(file, is_fast=True, max_nodes=MAX_RECIPE_NODES).data
         if group == GROUP and any(defaults_faults(content.get("defaults"))):
             raise ConfigError(f"{file}: found no config; expected keys. See `mlotool validate {name}`.")
         return content
 
-
-def _group_entries(entries: Sequence[Any], word: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the lines `[override] group@package: options` of a defaults list that have the word, or have none."""
-    for key, value in (pair for entry in entries if isinstance(entry, dict) for pair in entry.items()):
-        words = str(key).replace("optional ", "").split()
-        if words[:-1] == word.split():
-            options = [str(each) for each in (value if isinstance(value, list) else [value])]
-            yield _full(words[-1]), [each for each in options if each not in ("None", "null", MISSING)]
-
-
-def _full(address: str) -> str:
-    group, _, package = address.removeprefix("/").partition("@")
-    return f"{group}@{package or group.replace('/', '.')}"
+    def _load_own(self, group: str, file: Path) -> dict[str, Any]:
+        document = read_option(group, file, is_fast=True)
+        self.num_values += document.num_nodes
+        check_total(self.num_values)
+        return document.data
 
 
 def _placed(package: str, content: Any) -> Any:
@@ -122,9 +133,10 @@ def _placed(package: str, content: Any) -> Any:
     return content
 
 
-def _merged(below: Any, above: Any) -> Any:
+def merged(below: Any, above: Any) -> Any:
+    """Return one tree laid over another."""
     if isinstance(below, dict) and isinstance(above, dict):
-        return below | {key: _merged(below.get(key, MISSING), value) for key, value in above.items()}
+        return below | {key: merged(below.get(key, MISSING), value) for key, value in above.items()}
     return below if above == MISSING else above
 
 
@@ -132,5 +144,5 @@ def _with_defaults(node: Any, path: str = "") -> Any:
     """Add the keys of the schema to what a config says; where it says null there are none."""
     if not isinstance(node, dict) or not is_container(path):
         return node
-    node = _merged(defaults_at(path), node)
+    node = merged(defaults_at(path), node)
     return {key: _with_defaults(value, f"{path}.{key}".strip(".")) for key, value in node.items()}

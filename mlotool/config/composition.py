@@ -15,15 +15,16 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from mlotool.config.booleans import check_overrides
+from mlotool.config.composition_faults import collected_faults
 from mlotool.config.paths import GROUP, package_dir
 from mlotool.config.provenance import Origin
-from mlotool.config.reading import leaves, read_document
 from mlotool.config.recipes import find_recipe, recipe_argument
 from mlotool.config.safety import check_recipe_file
-from mlotool.config.schema import Config
 from mlotool.config.sources import sources
 from mlotool.config.translation import translate
+from mlotool.config.trusted import trust_all
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import MAX_FAULTS, fault_list
 
 CONFIG_NAME = "config"
 # Hydra 1.3 warns without it, 1.4 with it.
@@ -31,34 +32,76 @@ VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.
 _origins: dict[int, Origin] = {}
 
 
-def compose(recipe: str | None, overrides: Sequence[str] = ()) -> DictConfig:
+def compose(recipe: str | None, overrides: Sequence[str] = (), *, trust: Sequence[str] = ()) -> DictConfig:
     """Compose a config with Hydra: built-in defaults, then the recipe, then the overrides.
 
     Args:
         recipe: a recipe's name, or the path of its file; None where an override `+recipe=..` names it, or none is
             wanted.
         overrides: as on the command line.
+        trust: packages of yours that the recipe may name, from now on in this process; found in the working directory
+            or on the import path.
 
     Returns:
         The config; interpolations are resolved where they are read.
 
     Raises:
-        ConfigError: it cannot be composed. `check` finds what is wrong with its values.
+        ConfigError: it cannot be composed, or there is no such package. `check` finds what is wrong with its values.
 
     Example:
         >>> compose("mwn", ["hypergradient=cg", "seed=1"]).seed
         1
     """
+    trust_all(trust)
     check_overrides(overrides)
     argument, folders = recipe_argument(recipe)
     path = _recipe_path(recipe, overrides, folders)
     with sources(folders):
         if path is not None:
             check_recipe_file(path)
-    with sources(folders), config_errors(), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
-        config = hydra_compose(CONFIG_NAME, [*argument, *overrides])
-    _keep_origin(config, Origin(_call(recipe, overrides), tuple(overrides), path))
+    with sources(folders):
+        first: ConfigError | None = None
+        try:
+            config = _composed(argument, overrides)
+        except ConfigError as error:
+            first = error
+        # Not while the first is handled: it would be the context of the others, and taken for their cause.
+        if first is not None:
+            raise _all_faults(first, argument, overrides)
+    _keep_origin(config, Origin(_call(recipe, overrides, trust), tuple(overrides), path))
     return config
+
+
+def _composed(argument: Sequence[str], overrides: Sequence[str]) -> DictConfig:
+    with config_errors(), initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
+        return hydra_compose(CONFIG_NAME, [*argument, *overrides])
+
+
+def _all_faults(first: ConfigError, argument: Sequence[str], overrides: Sequence[str]) -> ConfigError:
+    """Return the error of a composition with all other faults: it is tried again without what does not fit."""
+    # Imported here: a composition that succeeds needs no checks.
+    from mlotool.config.checks import check
+
+    accepted: list[str] = []
+    of_overrides: list[str] = []
+    with collected_faults() as unfit:
+        try:
+            config = _composed(argument, ())
+            for word in overrides[:MAX_FAULTS]:
+                try:
+                    config = _composed(argument, [*accepted, word])
+                    accepted.append(word)
+                except ConfigError as error:
+                    of_overrides.append(str(error))
+        except ConfigError:
+            # What is wrong with the defaults list leaves nothing to look at.
+            return first
+    faults = [*unfit, *of_overrides] if len(unfit) + len(of_overrides) > 1 else [str(first)]
+    try:
+        check(config)
+    except ConfigError as error:
+        faults += str(error).splitlines()
+    return ConfigError(fault_list(faults))
 
 
 def origin_of(config: Any) -> Origin | None:
@@ -72,8 +115,9 @@ def _keep_origin(config: DictConfig, origin: Origin) -> None:
     weakref.finalize(config, _origins.pop, id(config), None)
 
 
-def _call(recipe: str | None, overrides: Sequence[str]) -> str:
-    return f"mlotool.run(mlotool.compose({recipe!r}, {list(overrides)!r}))"
+def _call(recipe: str | None, overrides: Sequence[str], trust: Sequence[str]) -> str:
+    trusting = f", trust={list(trust)!r}" if trust else ""
+    return f"mlotool.run(mlotool.compose({recipe!r}, {list(overrides)!r}{trusting}))"
 
 
 def _recipe_path(recipe: str | None, overrides: Sequence[str], folders: Sequence[Path]) -> Path | None:
@@ -85,31 +129,6 @@ def _recipe_path(recipe: str | None, overrides: Sequence[str], folders: Sequence
         with suppress(ConfigError):
             return find_recipe(names[-1])
     return None
-
-
-def load_run_config(run_dir: Path | str) -> DictConfig:
-    """Return the config of a run folder.
-
-    Raises:
-        ConfigError: there is no config.yaml, or it is none of ours.
-    """
-    path = Path(run_dir) / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(
-            f"'{run_dir}' has no config.yaml; expected the folder of a run, outputs/<name>/<date>_<time>. "
-            "Give the folder that `mlotool run` printed."
-        )
-    data = read_document(path).data
-    for key, value in leaves(data):
-        if isinstance(value, str) and "${" in value:
-            # Every reference was resolved when it was written; what looks like one now was put there.
-            raise ConfigError(
-                f"{path}: {key}: found {value!r}; expected plain values, as a run writes them. Write the value."
-            )
-    with config_errors(path):
-        config = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(data))
-    assert isinstance(config, DictConfig)
-    return config
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from mlotool.config.schema import GROUPS, ROOT_KEYS
+from mlotool.config.schema import GROUPS, MISSING, ROOT_KEYS
 from mlotool.core.suggest import did_you_mean
 
 _OPTION = re.compile(r"[A-Za-z0-9_][\w\-]*(/[A-Za-z0-9_][\w\-]*)*", re.ASCII)
@@ -28,6 +28,27 @@ def recipe_entries(defaults: Any) -> Iterator[str]:
     for entry in defaults if isinstance(defaults, list) else []:
         if isinstance(entry, str) and entry != "_self_":
             yield entry.partition("@")[0]
+
+
+def choices_in(defaults: Any, word: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lines `[override] group@package: options` of a defaults list that have the word, or have none."""
+    entries = [entry for entry in defaults if isinstance(entry, dict)] if isinstance(defaults, list) else []
+    for key, value in (pair for entry in entries for pair in entry.items()):
+        words = str(key).replace("optional ", "").split()
+        if words[:-1] == word.split():
+            options = [str(each) for each in (value if isinstance(value, list) else [value])]
+            yield full_address(words[-1]), [each for each in options if each not in ("None", "null", MISSING)]
+
+
+def full_address(address: str) -> str:
+    """Return an address with its package, which is the group's name where none is written.
+
+    Example:
+        >>> full_address("/data"), full_address("model@problems.classifier.module")
+        ('data@data', 'model@problems.classifier.module')
+    """
+    group, _, package = address.removeprefix("/").partition("@")
+    return f"{group}@{package or group.replace('/', '.')}"
 
 
 def key_faults(where: str, group: str, package: str | None) -> Iterator[str]:

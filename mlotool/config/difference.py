@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from mlotool.config.objective import objective_direction
 from mlotool.config.schema import defaults_at
 
 MAY_DIFFER = (
@@ -31,7 +32,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         >>> differences({"seed": 0, "runner": {"max_ticks": 5}}, {"seed": 1, "runner": {"max_ticks": 9}})
         ['seed: 0 there, 1 here']
     """
-    before, now = dict(_leaves(old)), dict(_leaves(new))
+    before, now = ({**dict(_leaves(each)), **_direction(each)} for each in (old, new))
     found = []
     for key in sorted({*before, *now}):
         if may_differ(key):
@@ -45,6 +46,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def may_differ(key: str) -> bool:
     """Say whether a resumed run may have another value at a dotted key."""
     return any(fnmatchcase(key, pattern) for pattern in MAY_DIFFER)
+
+
+def _direction(config: Mapping[str, Any]) -> dict[str, Any]:
+    # Older versions wrote out what is derived now.
+    return {"objective_mode": objective_direction(config)}
 
 
 def _value(leaves: Mapping[str, Any], key: str) -> Any:

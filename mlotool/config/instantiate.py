@@ -10,7 +10,9 @@ from mlotool.config.parameter_groups import KEY, grouped
 from mlotool.config.signatures import SPECIAL
 from mlotool.config.torch_names import CONTAINERS
 from mlotool.config.trusted import resolve
+from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.user_code import MORE_MEMORY, Call, explained, is_out_of_memory, note, user_frame
 
 Node = Mapping[str, Any]
 
@@ -72,7 +74,11 @@ def optimizer_factory(
         if groups:
             named = names()
             params = grouped(f"{key}.{KEY}", groups, {named[id(each)]: each for each in params})
-        return instantiate(key, fused | fixed | {"params": params})
+        from torch.optim import Optimizer
+
+        optimizer = instantiate(key, fused | fixed | {"params": params})
+        require_kind(key, node, optimizer, Optimizer)
+        return optimizer
 
     return make
 
@@ -85,7 +91,30 @@ def _can_fuse(node: Node, params: Iterable[Any]) -> bool:
 
 def scheduler_factory(key: str, node: Node) -> Callable[[Any], Any]:
     """Return a function from an optimizer to the scheduler of a node; schedulers inside get the same optimizer."""
-    return lambda optimizer: instantiate(key, node, optimizer=optimizer)
+
+    def make(optimizer: Any) -> Any:
+        from torch.optim.lr_scheduler import LRScheduler
+
+        scheduler = instantiate(key, node, optimizer=optimizer)
+        require_kind(key, node, scheduler, LRScheduler)
+        return scheduler
+
+    return make
+
+
+_KINDS = {
+    "AbstractHypergradient": "a hypergradient, a subclass of mlotool.program.AbstractHypergradient",
+}
+
+
+def require_kind(key: str, node: Node, value: Any, kind: type) -> None:
+    """Raise ConfigError if what a target has returned is not of a kind."""
+    if not isinstance(value, kind):
+        expected = _KINDS.get(kind.__name__, f"a torch {kind.__name__}")
+        raise ConfigError(
+            f"{key}: {node['_target_']} has returned {kind_of(value)}; expected {expected}. "
+            "Name such a class, or a function that returns one."
+        )
 
 
 def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
@@ -116,7 +145,14 @@ def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any])
     except MlotoolError:
         raise
     except Exception as error:
+        frame = user_frame(error)
+        if frame is not None:
+            note(error, lambda: Call(key, target, advice=f"Correct it, or the values under {key}."))
+            raise ConfigError(explained(error)) from error
         name = f"{target.__module__}.{target.__qualname__}"
+        if is_out_of_memory(error):
+            reason = f"{type(error).__name__}: {error}".rstrip(": .")
+            raise ConfigError(f"{key}: {name} cannot be built ({reason}). {MORE_MEMORY}") from error
         raise ConfigError(
             f"{key}: {name} does not accept its settings: {type(error).__name__}: {error}{_where(error)}. "
             f"Correct the values under {key}."

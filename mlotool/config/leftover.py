@@ -1,13 +1,16 @@
 """Where a key that does not fit its target comes from: usually it is left over from another option of a group."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from mlotool.config.options import option_file, own_options
 from mlotool.config.paths import package_dir
+from mlotool.config.reading import MAX_RECIPE_NODES, read_document
+from mlotool.config.schema import OPTION_GROUPS
 from mlotool.config.sources import loaded_recipes
+from mlotool.core.errors import ConfigError
 
 _GROUP_OF = {"module": "model"}
 
@@ -33,18 +36,19 @@ def leftover_advice(key: str, kind: str | None, target: str, keyword: str) -> st
 
 
 def _options_with(group: str, target: str) -> list[str]:
-    folder = package_dir("conf") / group
-    if not group or not folder.is_dir():
+    if group not in OPTION_GROUPS:
         return []
-    return [f"{group}={file.stem}" for file in sorted(folder.glob("*.yaml")) if _load(file).get("_target_") == target]
+    own = (option_file(group, name) for name in own_options(group))
+    files = [*sorted((package_dir("conf") / group).glob("*.yaml")), *(each.absolute() for each in own if each)]
+    return [f"{group}={file.stem}" for file in files if _load(file).get("_target_") == target]
 
 
+@lru_cache(maxsize=256)
 def _load(file: Path) -> Mapping[str, Any]:
     try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_document(file, is_fast=True, max_nodes=MAX_RECIPE_NODES).data
+    except ConfigError:
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _has(node: Any, path: str) -> bool:

@@ -1,9 +1,10 @@
 """How long a run goes on, and whether there is more to do where it is to go on for longer. No torch."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from mlotool.core.run_files import read_json
 
 
 def max_ticks(config: Mapping[str, Any]) -> int:
@@ -28,13 +29,17 @@ def has_finished(summary: Mapping[str, Any], old: Mapping[str, Any], last_tick: 
     """
     if summary.get("status") != "finished":
         return False
-    num_ticks = summary["num_ticks"]
+    num_ticks = summary.get("num_ticks")
+    if not isinstance(num_ticks, int):
+        return False
     has_stopped_early = num_ticks < max_ticks(old)
     return has_stopped_early or num_ticks >= last_tick
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """Return summary.json; empty where there is none."""
-    path = run_dir / "summary.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    """Return summary.json; empty where there is none.
+
+    Raises:
+        RunFileError: it is none that a run wrote.
+    """
+    return read_json(run_dir, "summary.json") or {}

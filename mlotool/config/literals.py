@@ -14,6 +14,7 @@ _SCALARS: dict[str, Callable[[Any], bool]] = {
     "Tensor": lambda value: False,
 }
 _LISTS = ("Sequence", "list", "List", "tuple", "Tuple", "Iterable", "Collection", "set", "frozenset")
+_TUPLES = ("tuple", "Tuple")
 _MAPPINGS = ("Mapping", "dict", "Dict", "MutableMapping")
 _WORDS = {
     "int": "a whole number",
@@ -22,6 +23,9 @@ _WORDS = {
     "str": "a text",
     "None": "null",
 }
+
+
+_PLURALS = {"a whole number": "whole numbers", "a number": "numbers", "a text": "texts", "true or false": "booleans"}
 
 
 def fits(value: Any, annotation: str | None) -> bool:
@@ -44,15 +48,16 @@ def describe(annotation: str) -> str:
 
     Example:
         >>> describe("float | None"), describe("Sequence[int]"), describe("Literal['a', 'b']")
-        ('a number or null', 'Sequence[int]', 'one of a, b')
+        ('a number or null', 'a list of whole numbers', 'one of a, b')
     """
     if choices(annotation):
         return f"one of {', '.join(choices(annotation))}"
     if annotation.startswith("Abstract"):
         return "a node with a _target_"
-    parts = [part.strip() for part in annotation.split("|")]
-    known = [_WORDS[part] for part in parts if part in _WORDS]
-    return " or ".join(known) if known and "[" not in annotation else annotation
+    try:
+        return _described(ast.parse(annotation, mode="eval").body) or annotation
+    except SyntaxError:
+        return annotation
 
 
 def choices(annotation: str | None) -> tuple[str, ...]:
@@ -65,6 +70,30 @@ def choices(annotation: str | None) -> tuple[str, ...]:
         return ()
     values = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     return tuple(str(each.value) for each in values if isinstance(each, ast.Constant))
+
+
+def _described(node: ast.expr) -> str:
+    """Return an annotation in words; nothing where there are none for a part of it, but of tensors, which no YAML has.
+
+    Example:
+        >>> _described(ast.parse("tuple[float | Tensor, float]", mode="eval").body)
+        'a list of 2: a number, a number'
+    """
+    if isinstance(node, ast.BinOp):
+        found = [_described(each) for each in (node.left, node.right)]
+        return " or ".join(dict.fromkeys(filter(None, found)))
+    if not isinstance(node, ast.Subscript):
+        name = _name(node)
+        return _WORDS.get(name, "a list" if name in _LISTS else "a mapping" if name in _MAPPINGS else "")
+    name, arguments = _name(node.value), node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    kinds = [each for each in arguments if not (isinstance(each, ast.Constant) and each.value is Ellipsis)]
+    words = [_described(each) for each in kinds]
+    if name in _TUPLES and len(kinds) == len(arguments) and all(words):
+        return f"a list of {len(words)}: {', '.join(words)}"
+    if name in _LISTS or name in _MAPPINGS:
+        kind = "a list" if name in _LISTS else "a mapping"
+        return f"{kind} of {_PLURALS[words[-1]]}" if words[-1] in _PLURALS else kind
+    return ""
 
 
 def _fits(value: Any, node: ast.expr) -> bool:
@@ -95,7 +124,11 @@ def _fits_generic(value: Any, name: str, argument: ast.expr) -> bool:
         return any(isinstance(each, ast.Constant) and each.value == value for each in arguments)
     if name in _LISTS:
         kinds = [each for each in arguments if not (isinstance(each, ast.Constant) and each.value is Ellipsis)]
-        return isinstance(value, list) and all(any(_fits(each, kind) for kind in kinds) for each in value)
+        if not isinstance(value, list):
+            return False
+        if name in _TUPLES and len(kinds) == len(arguments):
+            return len(value) == len(kinds) and all(map(_fits, value, kinds))
+        return all(any(_fits(each, kind) for kind in kinds) for each in value)
     if name in _MAPPINGS:
         return isinstance(value, dict) and all(_fits(each, arguments[-1]) for each in value.values())
     return True

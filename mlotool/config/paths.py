@@ -34,8 +34,15 @@ def recipe_folders() -> list[tuple[str, Path]]:
 
 def recipe_file(folder: Path, name: str) -> Path | None:
     """Return the file of recipe `name` in `folder`; None where there is none, or where it or its link leads outside."""
+    if not is_literal(name):
+        return None
     path = Path(os.path.normpath(folder / (name if name.endswith(SUFFIX) else name + SUFFIX)))
     return path if path.is_relative_to(folder) and path.is_file() and is_inside(path, folder) else None
+
+
+def is_literal(name: str) -> bool:
+    """Say whether Hydra takes a name as it stands: `${oc.env:HOME}` it would resolve, and the name would tell."""
+    return "$" not in name and "\\" not in name
 
 
 def is_inside(path: Path, folder: Path) -> bool:

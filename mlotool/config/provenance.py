@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,7 @@ from typing import Any
 
 import mlotool
 from mlotool.core.files import write_text
+from mlotool.core.run_files import read_json
 
 FILE = "provenance.json"
 PACKAGES = (
@@ -79,11 +81,11 @@ def finish_provenance(run_dir: Path | str) -> None:
     path = Path(run_dir) / FILE
     if not path.is_file():
         return
-    record = json.loads(path.read_text(encoding="utf-8"))
-    finished = _now()
-    started = datetime.fromisoformat(record["started"])
+    record, finished = read_json(Path(run_dir), FILE) or {}, _now()
     record["finished"] = finished.isoformat(timespec="seconds")
-    record["duration_s"] = round((finished - started).total_seconds(), 1)
+    # A folder that the run found here may say anything.
+    with suppress(KeyError, TypeError, ValueError):
+        record["duration_s"] = round((finished - datetime.fromisoformat(record["started"])).total_seconds(), 1)
     _write(Path(run_dir), record)
 
 
@@ -96,13 +98,21 @@ def note_resume(run_dir: Path | str, config: Any, origin: Origin, tick: int) -> 
     path = Path(run_dir) / FILE
     if not path.is_file():
         write_provenance(run_dir, config, origin)
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = read_json(Path(run_dir), FILE) or {}
     now = _surroundings(config.runner.accelerator)
     entry = {"date": _now().isoformat(timespec="seconds"), "tick": tick, "command": origin.command, **now}
-    record["resumes"] = [*record.get("resumes", []), {**entry, "overrides": list(origin.overrides)}]
+    earlier = record.get("resumes")
+    record["resumes"] = [
+        *(earlier if isinstance(earlier, list) else []),
+        {**entry, "overrides": list(origin.overrides)},
+    ]
     record["finished"] = record["duration_s"] = None
     _write(Path(run_dir), record)
-    before = {key: {**record["versions"], **record}.get(key) for key in ("mlotool", "torch", "device")}
+    versions = record.get("versions")
+    before = {
+        key: {**(versions if isinstance(versions, dict) else {}), **record}.get(key)
+        for key in ("mlotool", "torch", "device")
+    }
     after = {**now["versions"], **now}
     return [f"{key} {old} then, {after[key]} now" for key, old in before.items() if old != after[key]]
 

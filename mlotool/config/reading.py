@@ -14,11 +14,13 @@ from mlotool.core.errors import ConfigError
 
 MAX_BYTES = 100_000
 MAX_NODES = 20_000
+# Reading and composing take milliseconds a value, and a long recipe has two hundred.
+MAX_RECIPE_NODES = 1_000
 MAX_DEPTH = 40
 MAX_TEXT = 2_000
 MAX_KEY = 200
 # A text counts as one value more for every so many characters, so that aliases do not multiply long ones either.
-_CHARACTERS_A_NODE = 100
+_CHARACTERS_A_NODE = 20
 _CUT = 60
 
 
@@ -29,9 +31,11 @@ class Document:
     path: Path
     text: str
     data: dict[Any, Any]
+    num_nodes: int = 0
+    """Its values, with aliases expanded; a long text counts as several."""
 
 
-class _Loader(yaml.SafeLoader):
+class _Plain:
     """Reads a date as the text that it is, as OmegaConf does."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
@@ -42,31 +46,40 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Build a value; `0b_` is a number to YAML's pattern, and none to Python."""
         try:
-            return super().construct_object(node, deep)
+            return super().construct_object(node, deep)  # type: ignore[misc]
         except (ValueError, KeyError) as error:
             raise yaml.constructor.ConstructorError(
                 None, None, f"found {node.value!r}, which is no number; put quotes around it", node.start_mark
             ) from error
 
 
-# Written in C it is ten times as fast, but not every PyYAML has it, and OmegaConf reads with the other one.
-_FastLoader: Any = getattr(yaml, "CSafeLoader", _Loader)
+class _Loader(_Plain, yaml.SafeLoader):
+    """The parser that OmegaConf has as well."""
 
 
-def read_document(path: Path, *, is_fast: bool = False) -> Document:
+class _FastLoader(_Plain, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Written in C it is ten times as fast, but not every PyYAML has it, and OmegaConf reads with the other one."""
+
+
+def read_document(path: Path, *, is_fast: bool = False, max_nodes: int = MAX_NODES) -> Document:
     """Read a YAML file whose top is a mapping.
 
     Args:
         path: the file.
-        is_fast: read it with PyYAML's C parser; for completion, whose result nothing is run from.
+        is_fast: read it with PyYAML's C parser; for what no other parser reads again, as Hydra does recipes.
+        max_nodes: values that it may have, with aliases expanded.
 
     Raises:
         ConfigError: it is no such file, or larger, deeper or stranger than a config has to be.
     """
-    text = read_text(path)
+    return parse_document(path, read_text(path), is_fast=is_fast, max_nodes=max_nodes)
+
+
+def parse_document(path: Path, text: str, *, is_fast: bool = False, max_nodes: int = MAX_NODES) -> Document:
+    """Parse the text of a file that was read already, as `read_document` does."""
     loader = _FastLoader if is_fast else _Loader
     try:
-        _check_events(path, text, loader)
+        num_nodes = _check_events(path, text, loader, max_nodes)
         data = yaml.load(text, loader)
         _check_keys(path, data)
     except yaml.YAMLError as error:
@@ -80,10 +93,10 @@ def read_document(path: Path, *, is_fast: bool = False) -> Document:
         ) from error
     if data is not None and not isinstance(data, dict):
         raise ConfigError(
-            f"{path}: found a {type(data).__name__} at the top; expected keys such as problems and graph. "
-            "Write `key: value` lines; see `mlotool show mwn`."
+            f"{path}: found a {type(data).__name__} at the top; expected keys. Write `key: value` lines; see "
+            "`mlotool show mwn`."
         )
-    return Document(path, text, data or {})
+    return Document(path, text, data or {}, num_nodes)
 
 
 def read_text(path: Path) -> str:
@@ -99,7 +112,7 @@ def read_text(path: Path) -> str:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ConfigError(
-                f"{path}: found more than {MAX_BYTES} bytes; expected a recipe of at most {MAX_BYTES}. Keep data in "
+                f"{path}: found more than {MAX_BYTES} bytes; expected at most {MAX_BYTES}. Keep data in "
                 "files of its own."
             )
         text = content.decode("utf-8")
@@ -141,8 +154,8 @@ class _Open:
         self.num_children += 1
 
 
-def _check_events(path: Path, text: str, loader: Any) -> None:
-    """Refuse tags, unprintable and long texts, depth, and aliases that blow a small file up."""
+def _check_events(path: Path, text: str, loader: Any, max_nodes: int) -> int:
+    """Refuse tags, unprintable and long texts, depth, and aliases that blow a small file up; count the values."""
     anchors: dict[str, tuple[int, int] | None] = {}
     above = [_Open(None, is_mapping=False)]
 
@@ -155,9 +168,10 @@ def _check_events(path: Path, text: str, loader: Any) -> None:
                 f"{path}: found more than {MAX_DEPTH} levels{_line(event)}; expected at most {MAX_DEPTH} lists and "
                 "mappings inside each other. Write less deeply."
             )
-        if above[-1].num_nodes > MAX_NODES:
+        # What is still open above counts as well: a deep list would add up only at its end.
+        if sum(each.num_nodes for each in above) > max_nodes + len(above):
             raise ConfigError(
-                f"{path}: its aliases and lists expand to more than {MAX_NODES} values; expected at most {MAX_NODES}. "
+                f"{path}: its aliases and lists expand to more than {max_nodes} values; expected at most {max_nodes}. "
                 "Write less, or keep data in files of its own."
             )
 
@@ -191,6 +205,7 @@ def _check_events(path: Path, text: str, loader: Any) -> None:
                     "the value out."
                 )
             close(None, *size)
+    return above[0].num_nodes
 
 
 def _check_tag(path: Path, event: yaml.Event) -> None:
@@ -213,6 +228,18 @@ def _check_scalar(path: Path, event: yaml.ScalarEvent, *, is_key: bool) -> None:
             f"{path}: found the {what} '{_shown(event.value)}' with characters that do not print{_line(event)}; "
             "expected letters, digits and signs. Remove them."
         )
+    if not is_key and event.implicit[0] and (read := _misread(event.value)):
+        raise ConfigError(
+            f"{path}: found {event.value}{_line(event)}, which YAML reads as {read}; expected a number without a zero "
+            "or a colon before it. Write the number that you mean, or put quotes around a text."
+        )
+
+
+def _misread(text: str) -> str:
+    """Return what YAML 1.1 takes a number with a leading zero or with colons for; nothing where it is none."""
+    if re.fullmatch(r"[-+]?0[0-7_]*[0-7]", text):
+        return f"the octal number {int(text.replace('_', ''), 8)}"
+    return "a number to the base 60" if re.fullmatch(r"[-+]?[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?", text) else ""
 
 
 def _check_keys(path: Path, data: Any) -> None:

@@ -2,14 +2,29 @@
 
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 
-from mlotool.config.paths import GROUP, SUFFIX, is_inside, recipe_file, recipe_folders
+from mlotool.config.paths import GROUP, SUFFIX, is_inside, is_literal, recipe_file, recipe_folders
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
+_MAX_NAME, _MAX_NAMES = 100, 500
 _HEADER = 4_000
-"""Characters of a file that are read for its summary."""
+"""Characters of a file that are read for its summary and task."""
+_TASK = "Task:"
+TASKS = (
+    "data reweighting and cleaning",
+    "hyperparameters",
+    "meta-learning",
+    "architecture search",
+    "domain adaptation",
+    "poisoning",
+    "layer-parallel training",
+    "baselines",
+)
+"""What a header's line `# Task:` says in the built-in recipes, in the order of `mlotool list`."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +36,14 @@ class RecipeInfo:
         path: its file.
         source: "built-in", "./recipes", or "file" for the folder of a file that was named by its path.
         summary: the first line of its header.
+        task: what its header's line `# Task:` says, one of TASKS in a built-in recipe; "" where it has none.
     """
 
     name: str
     path: Path
     source: str
     summary: str
+    task: str = ""
 
 
 def list_recipes() -> list[RecipeInfo]:
@@ -37,7 +54,7 @@ def list_recipes() -> list[RecipeInfo]:
             name = path.relative_to(folder).with_suffix("").as_posix()
             is_hidden = any(part.startswith((".", "_")) for part in name.split("/"))
             if not is_hidden and recipe_file(folder, name) is not None:
-                found.setdefault(name, RecipeInfo(name, path, source, _summary(path)))
+                found.setdefault(name, RecipeInfo(name, path, source, *_summary_and_task(path)))
     return sorted(found.values(), key=lambda recipe: recipe.name)
 
 
@@ -56,9 +73,12 @@ def find_recipe(name: str) -> Path:
 
 def unknown_recipe(name: str) -> ConfigError:
     """Return the error for a recipe that is not there."""
-    names = [recipe.name for recipe in list_recipes()]
+    names = [recipe.name for recipe in list_recipes() if len(recipe.name) <= _MAX_NAME][:_MAX_NAMES]
+    near = get_close_matches(name[:_MAX_NAME], names, n=3)
+    hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
+    folders = ", ".join(str(folder) for _, folder in recipe_folders())
     return ConfigError(
-        f"recipe: found '{name}'; expected one of {', '.join(names)}.{did_you_mean(name, names)} "
+        f"recipe: found '{name}', which is not in {folders}; expected the name of a recipe there.{hint} "
         "Run `mlotool list`, or give the path of a file: mlotool run path/to/recipe.yaml."
     )
 
@@ -71,6 +91,11 @@ def recipe_argument(recipe: str | None) -> tuple[list[str], list[Path]]:
         find_recipe(recipe)
         return [f"+{GROUP}={quoted(recipe)}"], []
     path = Path(os.path.normpath(Path(recipe).expanduser().absolute()))
+    if not is_literal(str(path)):
+        raise ConfigError(
+            f"recipe: found '{recipe}'; expected a path without '$' and backslashes, which Hydra would resolve. Rename "
+            "the file or its folder."
+        )
     if path.suffix != SUFFIX or not path.is_file():
         siblings = [str(other) for other in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
         raise ConfigError(
@@ -92,16 +117,13 @@ def quoted(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-def _summary(path: Path) -> str:
+def _summary_and_task(path: Path) -> tuple[str, str]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             lines = file.read(_HEADER).splitlines()
     except OSError:
-        return ""
-    for line in lines:
-        if not line.startswith("#"):
-            return ""
-        comment = line.lstrip("#").strip()
-        if comment and not comment.startswith("@"):
-            return comment
-    return ""
+        return "", ""
+    header = [line.lstrip("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]
+    summaries = (line for line in header if line and not line.startswith(("@", _TASK)))
+    tasks = (line.removeprefix(_TASK).strip() for line in header if line.startswith(_TASK))
+    return next(summaries, ""), next(tasks, "")

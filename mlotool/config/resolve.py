@@ -8,6 +8,7 @@ from omegaconf.errors import InterpolationResolutionError, InterpolationToMissin
 from mlotool.config.schema import ROOT_KEYS, Config, is_container, keys_at
 from mlotool.config.translation import removed_key, unknown_key
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import fault_list
 from mlotool.core.suggest import did_you_mean
 
 
@@ -19,8 +20,8 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
-MAX_REFERRED = 2_000
-MAX_DEPTH = 80
+MAX_REFERRED = 500
+MAX_DEPTH = 60
 
 
 def is_known(value: Any) -> bool:
@@ -49,7 +50,7 @@ def resolve_config(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     faults = Faults()
     values = _resolve(config, "", faults)
     if any(is_container(fault.partition(":")[0]) for fault in faults):
-        raise ConfigError("\n".join(faults))
+        raise ConfigError(fault_list(faults))
     return values, faults
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ from mlotool.config.booleans import boolean_faults
 from mlotool.config.defaults import defaults_faults, recipe_entries
 from mlotool.config.names import is_plain_name
 from mlotool.config.paths import recipe_file, recipe_folders
-from mlotool.config.reading import Document, leaves, read_document
+from mlotool.config.reading import MAX_RECIPE_NODES, Document, leaves, read_document
 from mlotool.config.references import place_faults, reference_faults
 from mlotool.config.schema import ROOT_KEYS
 from mlotool.config.sweep import DANGEROUS, OFFLINE_MODES, node_faults, sweep_faults
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import fault_list
 from mlotool.core.suggest import did_you_mean
 
 PACKAGE_HEADER = "# @package _global_"
-MAX_FAULTS = 20
+# Each costs Hydra and OmegaConf milliseconds, several times over.
+MAX_FILES, MAX_PROBLEMS, MAX_EDGES, MAX_CHOICES = 50, 100, 1_000, 100
 _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-]*", re.ASCII)
 _ARGUMENT = re.compile(r"(data|hypergradient|problems\.[^.]+\.[^.]+|analyses\.[^.]+)\.(?P<path>.+)")
 _ROLES = re.compile(r"(problems\.[^.]+\.loss|analyses\.[^.]+)\.roles\.[^.]+")
@@ -31,6 +34,7 @@ def check_recipe_file(path: Path | str) -> None:
         ConfigError: with every fault of the first file that has any.
     """
     seen: set[Path] = set()
+    size = _Size(str(path))
     waiting = [Path(path).absolute()]
     while waiting:
         file = waiting.pop()
@@ -42,10 +46,60 @@ def check_recipe_file(path: Path | str) -> None:
             )
         seen.add(file)
         document = _checked(file)
+        size.add(document)
         for name in recipe_entries(document.data.get("defaults") or []):
             found = _find(name, file)
             if found is not None:
                 waiting.append(found)
+
+
+@dataclass
+class _Size:
+    """What a recipe and those that it inherits from add up to."""
+
+    path: str
+    num_files: int = 0
+    num_nodes: int = 0
+    num_edges: int = 0
+    num_choices: int = 0
+    problems: set[str] = field(default_factory=set)
+
+    def add(self, document: Document) -> None:
+        """Count one more file.
+
+        Raises:
+            ConfigError: together they are too large.
+        """
+        data = document.data
+        self.num_files += 1
+        self.num_nodes += document.num_nodes
+        defaults = data.get("defaults")
+        for entry in defaults if isinstance(defaults, list) else []:
+            self.num_choices += sum(map(len, _listed(entry)))
+        self.problems.update(map(str, _mapping(data.get("problems"))))
+        for edges in _mapping(data.get("graph")).values():
+            self.num_edges += sum(len(ends) for ends in _mapping(edges).values() if isinstance(ends, list))
+        for found, what, limit in (
+            (self.num_files, "files", MAX_FILES),
+            (self.num_nodes, "values", MAX_RECIPE_NODES),
+            (self.num_choices, "entries in defaults lists", MAX_CHOICES),
+            (len(self.problems), "problems", MAX_PROBLEMS),
+            (self.num_edges, "edges in graph", MAX_EDGES),
+        ):
+            if found > limit:
+                raise ConfigError(
+                    f"{self.path}: found {found} {what}, with the recipes that it inherits from; expected at most "
+                    f"{limit}. Write a smaller recipe."
+                )
+
+
+def _listed(entry: Any) -> list[list[Any]]:
+    """Return the options of each choice of an entry in a defaults list."""
+    return [value if isinstance(value, list) else [value] for value in _mapping(entry).values()] or [[entry]]
+
+
+def _mapping(node: Any) -> dict[Any, Any]:
+    return node if isinstance(node, dict) else {}
 
 
 def check_text(path: Path) -> str:
@@ -54,21 +108,24 @@ def check_text(path: Path) -> str:
 
 
 def _checked(path: Path) -> Document:
-    document = read_document(path)
+    document = read_document(path, max_nodes=MAX_RECIPE_NODES)
+    faults = [*_header_faults(document), *content_faults(document), *defaults_faults(document.data.get("defaults"))]
+    if faults:
+        raise ConfigError(fault_list([f"{path}: {fault}" for fault in faults]))
+    return document
+
+
+def content_faults(document: Document) -> list[str]:
+    """Return what is wrong with the keys and values of a recipe, or of an option in its place; defaults lists aside."""
     checks: Iterable[Callable[[Document], Iterator[str]]] = (
-        _header_faults,
         _hydra_faults,
         _resume_faults,
         _name_faults,
         _key_faults,
         _value_faults,
+        lambda document: node_faults(document.data.get("sweep")),
     )
-    faults = [fault for check in checks for fault in check(document)]
-    faults += [*defaults_faults(document.data.get("defaults")), *node_faults(document.data.get("sweep"))]
-    if faults:
-        more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-        raise ConfigError("\n".join(f"{path}: {fault}" for fault in [*faults[:MAX_FAULTS], *more]))
-    return document
+    return [fault for check in checks for fault in check(document)]
 
 
 def _header_faults(document: Document) -> Iterator[str]:
@@ -148,11 +205,7 @@ def _key_faults(document: Document) -> Iterator[str]:
 
 def _value_faults(document: Document) -> Iterator[str]:
     for key, value in leaves(_own(document)):
-        name = key.rpartition(".")[2]
-        # A role may be called `weights`; it only names a problem.
-        is_argument = name in DANGEROUS and not _ROLES.fullmatch(key)
-        is_refused = is_argument and not any(value is allowed for allowed in DANGEROUS[name])
-        if is_refused or _is_inside_dangerous(key):
+        if is_dangerous(key, value):
             yield (
                 f"{key}: found {value!r}; a recipe may not download, unpickle or choose where files go. "
                 f"Remove it; for data.download write data.download=true on the command line."
@@ -166,6 +219,14 @@ def _value_faults(document: Document) -> Iterator[str]:
         if isinstance(value, str):
             yield from reference_faults(key, value)
             yield from place_faults(key, value)
+
+
+def is_dangerous(key: str, value: Any) -> bool:
+    """Say whether a value downloads, unpickles or chooses where files go; its key is dotted."""
+    name = key.rpartition(".")[2]
+    # A role may be called `weights`; it only names a problem.
+    is_argument = name in DANGEROUS and not _ROLES.fullmatch(key)
+    return _is_inside_dangerous(key) or (is_argument and not any(value is allowed for allowed in DANGEROUS[name]))
 
 
 def _own(document: Document) -> dict[Any, Any]:

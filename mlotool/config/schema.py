@@ -5,13 +5,14 @@ Nodes of type Any hold a `_target_` and its settings; check_targets.py compares 
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 # As omegaconf has it, whose import completion cannot wait for.
 MISSING: Any = "???"
 
 GROUPS = ("data", "model", "optimizer", "hypergradient", "parallel", "runner", "logger", "debug", "sweep", "recipe")
 """The config groups that recipes and command lines choose from; `recipe` lives in recipes/, the others in conf/."""
+OPTION_GROUPS = GROUPS[:-1]
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 ACCELERATORS = ("auto", "cpu", "gpu")
@@ -39,23 +40,25 @@ PRUNERS = {
 }
 """What `sweep.sampler` and `sweep.pruner` may name, with Optuna's class: a name and plain options call nothing else."""
 
-METRIC_NAMES = (
-    "accuracy",
-    "balanced_accuracy",
-    "precision",
-    "recall",
-    "f1",
-    "auroc",
-    "average_precision",
-    "calibration_error",
-    "cohen_kappa",
-    "matthews_corrcoef",
-    "cross_entropy",
-    "mean_squared_error",
-    "mean_absolute_error",
-    "r2",
-)
-"""What `evaluate.metrics` may name; a test holds it equal to what the runner evaluates, which knows torch."""
+METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
+    "accuracy": "max",
+    "balanced_accuracy": "max",
+    "precision": "max",
+    "recall": "max",
+    "f1": "max",
+    "auroc": "max",
+    "average_precision": "max",
+    "calibration_error": "min",
+    "cohen_kappa": "max",
+    "matthews_corrcoef": "max",
+    "cross_entropy": "min",
+    "mean_squared_error": "min",
+    "mean_absolute_error": "min",
+    "r2": "max",
+}
+METRIC_NAMES = tuple(METRIC_DIRECTIONS)
+"""What `evaluate.metrics` may name, and whether the largest or the smallest value is the best; a test holds the names
+equal to what the runner evaluates, which knows torch."""
 
 
 @dataclass
@@ -109,7 +112,7 @@ class EvaluateConfig:
     """Metrics of one problem's module over whole splits; a split's value is the ticks between evaluations, or end."""
 
     problem: str = MISSING
-    metrics: list[str] = field(default_factory=lambda: ["accuracy"])
+    metrics: list[Any] = field(default_factory=lambda: ["accuracy"])
     splits: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 500
 
@@ -189,7 +192,7 @@ class Config:
     evaluate: EvaluateConfig | None = None
     analyses: dict[str, Any] = field(default_factory=dict)
     objective: str | None = None
-    objective_mode: str = "max"
+    objective_mode: str | None = None
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)

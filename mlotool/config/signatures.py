@@ -35,6 +35,7 @@ def keyword_faults(
     signature: Signature,
     *,
     given: Sequence[str] = (),
+    takes_roles: bool = False,
     leftover: Callable[[str], str] = lambda name: "",
 ) -> Iterator[str]:
     """Yield what is wrong with the keywords of a node.
@@ -44,6 +45,7 @@ def keyword_faults(
         node: its keys and values.
         signature: of its target.
         given: parameters that mlotool fills in: the batch, the parameters, the roles.
+        takes_roles: whether its keywords may be roles.
         leftover: says where an unknown keyword comes from.
     """
     name = node["_target_"]
@@ -69,8 +71,17 @@ def keyword_faults(
             wanted = f" ({describe(parameter.annotation)})" if parameter.annotation else ""
             yield (
                 f"{key}.{parameter.name}: missing; {name} expects it{wanted}. "
-                + (f"Write {key}.roles.{parameter.name}." if parameter.is_role else f"Write {key}.{parameter.name}.")
+                + _where_to_write(key, parameter, takes_roles=takes_roles)
             )
+
+
+def _where_to_write(key: str, parameter: Parameter, *, takes_roles: bool) -> str:
+    name = parameter.name
+    if parameter.is_role:
+        return f"Write {key}.roles.{name}."
+    if takes_roles and parameter.is_keyword_only and parameter.annotation is None:
+        return f"Write {key}.roles.{name}: <problem> if it is a module, or {key}.{name} if it is a setting."
+    return f"Write {key}.{name}."
 
 
 def _value_faults(key: str, parameter: Parameter, value: Any) -> Iterator[str]:

@@ -17,9 +17,11 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from mlotool.config import paths
-from mlotool.config.paths import GROUP, SUFFIX, package_dir, recipe_file, recipe_folders
+from mlotool.config.loader import install_loader
+from mlotool.config.paths import GROUP, SUFFIX, is_literal, package_dir, recipe_file, recipe_folders
 from mlotool.config.safety import check_text
 from mlotool.config.schema import Config
+from mlotool.core.errors import ConfigError
 from mlotool.core.printable import printable
 
 SCHEMA = "mlotool_schema"
@@ -35,8 +37,15 @@ def register_sources(extra: Sequence[Path] = ()) -> None:
     Args:
         extra: folders of recipe files that were named by their path; they come first, and replace earlier ones.
     """
+    for folder in (Path.cwd(), *extra):
+        if not is_literal(str(folder)):
+            raise ConfigError(
+                f"Found the folder '{folder}'; expected one without '$' and backslashes in its path, which Hydra would "
+                "resolve. Rename it."
+            )
     paths.named_folders[:] = [Path(folder).absolute() for folder in extra]
     _loaded.clear()
+    install_loader()
     plugins = Plugins.instance()
     plugins.register(RecipesSource)
     plugins.register(RecipesSearchPath)

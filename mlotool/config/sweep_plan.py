@@ -1,5 +1,6 @@
 """What a command line with -m asks for: fixed overrides, and the choices and ranges to go through."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,11 +16,15 @@ from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors, plain
 from mlotool.config.difference import may_differ
 from mlotool.config.length import max_ticks
+from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.paths import package_dir
 from mlotool.core.errors import ConfigError
 
 _LENGTH = ("runner", "runner.max_ticks", "debug", "debug.limit_ticks", "recipe")
 """Of what the last tick of a job depends on."""
+
+_DIRECTION = ("objective", "objective_mode", "evaluate", "recipe")
+"""Of what it depends on whether a larger objective is better."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class SweepPlan:
         folder: `hydra.sweep.dir`.
         name: of the recipe.
         objective: the key that Optuna looks at; None where the recipe has none.
-        mode: "min" or "max".
+        mode: "min" or "max"; None where there is no objective, or it is a part of the sweep.
         accelerator: `runner.accelerator`.
         devices_per_job: `runner.devices`.
         last_tick: of each job; None where it is a part of the sweep.
@@ -68,7 +73,7 @@ class SweepPlan:
     folder: Path
     name: str
     objective: str | None
-    mode: str
+    mode: str | None
     accelerator: str
     devices_per_job: int
     last_tick: int | None = None
@@ -78,6 +83,13 @@ class SweepPlan:
         """Whether Hydra's own sweeper, which runs one job after the other in this process, is not enough."""
         settings = self.settings
         return settings["method"] != "grid" or settings["workers"] > 1 or settings["launcher"] != "local"
+
+    @property
+    def num_jobs(self) -> int:
+        """How many jobs it has."""
+        if self.settings["method"] == "optuna":
+            return int(self.settings["num_trials"])
+        return math.prod(len(each.choices) for each in self.dimensions)
 
     def identity(self) -> dict[str, Any]:
         """Return what a sweep that is gone on with must have in common with this one, as JSON has it."""
@@ -125,11 +137,20 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
             folder=Path(config.hydra.sweep.dir).absolute(),
             name=config.name,
             objective=config.objective,
-            mode=config.objective_mode,
+            mode=_mode(config, dimensions),
             accelerator=config.runner.accelerator,
             devices_per_job=config.runner.devices,
             last_tick=None if any(each.key in _LENGTH for each in dimensions) else max_ticks(config),
         )
+
+
+def _mode(config: Any, dimensions: Sequence[Dimension]) -> str | None:
+    if any(each.key.partition(".")[0] in _DIRECTION for each in dimensions):
+        return None
+    faults = list(direction_faults(config))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return objective_direction(config)
 
 
 def _dimension(override: Override, method: str) -> Dimension:

@@ -13,9 +13,10 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from mlotool.config.paths import package_dir
+from mlotool.config.options import unknown_option
+from mlotool.config.reading import read_document
 from mlotool.config.recipes import unknown_recipe
-from mlotool.config.schema import GROUPS, ROOT_KEYS, describe_type, keys_at
+from mlotool.config.schema import GROUPS, ROOT_KEYS, describe_type, is_container, keys_at
 from mlotool.config.sources import loaded_recipes
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
@@ -24,7 +25,7 @@ _NEW_PROBLEM = (
     "found a problem that the recipe does not have; expected one that it has. Correct the name, or add the problem in "
     "a recipe of yours: its module, loss, optimizer and edges."
 )
-_ORIGIN = re.compile(r"^In '?(?P<origin>recipe/[^':]+)'?: ")
+_ORIGIN = re.compile(rf"^In '?(?P<origin>({'|'.join(GROUPS)})/[^':]+)'?: ")
 
 
 def translate(error: BaseException) -> ConfigError:
@@ -41,8 +42,8 @@ def translate(error: BaseException) -> ConfigError:
         return _missing(error, origin)
     if isinstance(error, OverrideParseException):
         return ConfigError(
-            f"Found the override '{error.override}' ({_first_line(error, skip='Error parsing')}); expected key=value, "
-            f"or +key=value for a new key. Quote it for the shell, e.g. '{error.override.partition('=')[0]}=[1,2]'."
+            f"Found the override '{error.override}' ({_slip(error.override)}); expected key=value, or +key=value for a "
+            f"new key. Quote it for the shell, e.g. '{error.override.partition('=')[0]}=[1,2]'."
         )
     inner = next((each for each in _chain(error) if isinstance(each, OmegaConfBaseException)), None)
     if inner is not None:
@@ -68,16 +69,17 @@ def unknown_key(path: str, options: Sequence[str], advice: str = "") -> str:
     )
 
 
+def unknown_root_key(key: str) -> str:
+    """Return the message for a key that the root of a config does not have."""
+    options = [*ROOT_KEYS, *(group for group in GROUPS if group not in ROOT_KEYS)]
+    return unknown_key(key, options, "Correct the key; everything else belongs under one of these.")
+
+
 def removed_key(path: str) -> str:
     """Return the message for `~path` where the schema has a key."""
     expected = describe_type(path)
     value = "null" if expected.endswith("or null") else ".."
     return f"~{path}: found a key removed that every config has; expected {expected}. Write {path}={value}."
-
-
-def options_of(group: str) -> list[str]:
-    """Return the built-in options of a group."""
-    return sorted(path.stem for path in (package_dir("conf") / group).glob("*.yaml"))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -94,6 +96,23 @@ def _first_line(error: BaseException, skip: str = "") -> str:
     return next((line for line in lines if not skip or not line.startswith(skip)), type(error).__name__)
 
 
+def _slip(override: str) -> str:
+    """Return what is wrong with an override that cannot be parsed, as far as it shows."""
+    key, equals, value = override.partition("=")
+    odd = next((each for each in override if not (each.isascii() and each.isprintable())), None)
+    if not equals:
+        return "there is no = in it"
+    if not key.strip("+~"):
+        return "there is no key before the ="
+    if odd is not None:
+        return f"the character {odd!r} has to stand in quotes, if it is meant"
+    if any(value.count(each) % 2 for each in "'\""):
+        return "a quote is not closed"
+    if any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
+        return "a bracket is not closed"
+    return "a comma has nothing behind it" if value.rstrip().endswith(",") else "its value cannot be read"
+
+
 def _missing(error: MissingConfigException, origin: str) -> ConfigError:
     group, _, option = (error.missing_cfg_file or "").partition("/")
     if group == "recipe":
@@ -103,11 +122,8 @@ def _missing(error: MissingConfigException, origin: str) -> ConfigError:
             f"{origin}found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)} "
             "Correct it."
         )
-    options = list(error.options or options_of(group))
-    return ConfigError(
-        f"{origin}{group}: found '{option}'; expected one of {', '.join(options)}.{did_you_mean(option, options)} "
-        f"Write {group}=<one of them>."
-    )
+    folders = re.findall(r"provider=(?:command-line|hydra\.searchpath[^,]*), path=file://(.+)", str(error))
+    return ConfigError(f"{origin}{unknown_option(group, option, error.options or (), folders)}")
 
 
 def _node_error(error: OmegaConfBaseException) -> str:
@@ -121,17 +137,40 @@ def _node_error(error: OmegaConfBaseException) -> str:
         return _key_error(path, error)
     if "does not support deletion" in str(error):
         return removed_key(path)
-    expected = describe_type(path) if path else "mappings, lists and values where the schema has them"
     value = getattr(error, "value", None)
-    found = _first_line(error) if value is None else f"found {value!r}"
+    if not path:
+        path, value = next(filter(None, map(_misplaced, _documents())), ("", value))
+    expected = describe_type(path) if path else "mappings, lists and values where the schema has them"
+    raw = "found null" if "'None'" in str(error) else _first_line(error)
+    found = raw if value is None else f"found {value!r}"
     return f"{path or 'config'}: {found}; expected {expected}. Correct it."
+
+
+def _documents() -> Iterator[dict[str, Any]]:
+    """Yield the recipes that were read, the last one first."""
+    for path in reversed(loaded_recipes()):
+        yield read_document(path).data
+
+
+def _misplaced(values: dict[str, Any], parent: str = "") -> tuple[str, Any] | None:
+    """Return the first place where the schema has a mapping or a list and a recipe has something else."""
+    for key, value in values.items():
+        path = f"{parent}.{key}".lstrip(".")
+        if value is None or not is_container(path):
+            continue
+        kind = list if describe_type(path).startswith("a list") else dict
+        if not isinstance(value, kind):
+            return path, value
+        found = _misplaced(value, path) if isinstance(value, dict) else None
+        if found is not None:
+            return found
+    return None
 
 
 def _key_error(path: str, error: OmegaConfBaseException) -> str:
     parent = path.rpartition(".")[0]
     if not parent:
-        options = [*ROOT_KEYS, *(group for group in GROUPS if group not in ROOT_KEYS)]
-        return unknown_key(path, options, "Correct the key; everything else belongs under one of these.")
+        return unknown_root_key(path)
     node: Any = getattr(error, "parent_node", None)
     present = [str(key) for key in node] if isinstance(node, DictConfig) else []
     schema = keys_at(parent)
@@ -177,7 +216,14 @@ def _unknown_group(match: re.Match[str]) -> str:
 
 
 _PATTERNS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-    (r"^Could not override '(?P<key>[^']+)'", _not_in_defaults),
+    (r"^Could not override '(?P<key>[^']*)'", _not_in_defaults),
+    (
+        r"^Config group override must be a string or a list\. Got (?P<kind>\w+)",
+        lambda match: (
+            f"Found a {match['kind']} as the choice of one of the groups {', '.join(GROUPS)}; expected the name of an "
+            "option, such as debug=fast. Correct the override."
+        ),
+    ),
     (r"^Invalid Defaults List override '/?(?P<key>[^:']+):", _not_in_defaults),
     (r"config group '(?P<group>[^']+)' does not exist", _unknown_group),
     (
@@ -205,7 +251,7 @@ _PATTERNS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
         r"Could not delete (?:from config\. )?'(?P<key>[^']+)'",
         lambda match: (
             f"Found ~{match['key']}, which there is not; expected a key or choice of the recipe. Run `mlotool show "
-            "<recipe>` to see them."
+            "<recipe> --all` to see them."
         ),
     ),
     (

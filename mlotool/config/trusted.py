@@ -4,8 +4,9 @@
 reach is everything.
 """
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import import_module
@@ -16,9 +17,22 @@ from mlotool.config.names import is_identifier
 from mlotool.config.source import package_file, public_names
 from mlotool.config.torch_names import LOSS_MODULES, MODULES, OPTIMIZERS, SCHEDULERS
 from mlotool.core.errors import ConfigError
+from mlotool.core.interface import is_command_line
 from mlotool.core.suggest import did_you_mean
+from mlotool.core.user_code import add_user_package, nearby, user_frame
 
-KINDS = ("module", "loss", "analysis", "data", "hypergradient", "solver", "optimizer", "scheduler", "parallel")
+KINDS = (
+    "module",
+    "loss",
+    "analysis",
+    "data",
+    "hypergradient",
+    "solver",
+    "optimizer",
+    "scheduler",
+    "parallel",
+    "metric",
+)
 # By kind of node, the package whose public names all fit there.
 _HOMES = {"module": "mlotool.models", "loss": "mlotool.losses", "analysis": "mlotool.losses"}
 _SOLVERS = (
@@ -64,21 +78,56 @@ def trust(package: str) -> None:
     Raises:
         ConfigError: there is no such package, or it is not the user's to trust (`os`, `torch`, ...).
     """
-    if not is_identifier(package) or package in _NEVER or package in sys.stdlib_module_names:
+    if not is_identifier(package):
+        first = next((part for part in re.split(r"[^A-Za-z0-9_\-]+", package) if part), "")
+        name = first.replace("-", "_")
+        advice = f"Write {_trusting(name)}." if name == first and is_identifier(name) else ""
+        if name != first and is_identifier(name):
+            advice = f"Rename the folder to {name}, and write {_trusting(name)}."
         raise ConfigError(
-            f"--trust {package}: expected the top-level name of a package of yours; what mlotool and torch offer needs "
-            "no trust, and what else they hold gets none. Write --trust mymodels for mymodels/ or mymodels.py."
+            f"{_trusting(package)}: expected the top-level name of a package of yours, of letters, digits and '_', no "
+            f"path. {advice or 'Write ' + _trusting('mymodels') + ' for mymodels/ or mymodels.py.'}"
+        )
+    if package in _NEVER or package in sys.stdlib_module_names:
+        raise ConfigError(
+            f"{_trusting(package)}: expected the top-level name of a package of yours, but '{package}' is a package of "
+            "Python or of mlotool's surroundings, which comes before a folder of that name; what mlotool and torch "
+            f"offer needs no trust, and what else they hold gets none. Write {_trusting('mymodels')} for mymodels/ or "
+            "mymodels.py, or rename yours."
         )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     if package_file(package) is None and package not in sys.modules:
+        if Path(here, package).is_dir():
+            raise ConfigError(
+                f"{_trusting(package)}: found the folder '{package}' without an __init__.py; expected a package. Make "
+                f"the empty file {package}/__init__.py."
+            )
         siblings = [path.stem for path in Path.cwd().iterdir() if path.suffix == ".py" or path.is_dir()]
         raise ConfigError(
-            f"--trust {package}: there is no such package in {here} or on the import path; expected a folder with an "
-            f"__init__.py, or a .py file.{did_you_mean(package, siblings)} Correct the name, or change the directory."
+            f"{_trusting(package)}: there is no such package in {here} or on the import path; expected a folder with "
+            f"an __init__.py, or a .py file.{did_you_mean(package, siblings)} Correct the name, or change the "
+            "directory."
         )
     _packages.add(package)
+    add_user_package(package)
+
+
+def trust_all(packages: Iterable[str]) -> None:
+    """Trust each of these packages.
+
+    Raises:
+        ConfigError: as `trust`; or `packages` is a text, of which each letter would be one.
+    """
+    if isinstance(packages, str):
+        raise ConfigError(f"trust: found '{packages}'; expected a list of names. Write trust=['{packages}'].")
+    for package in packages:
+        trust(package)
+
+
+def _trusting(package: str) -> str:
+    return f"--trust {package}" if is_command_line() else f"trust=['{package}']"
 
 
 def trusted_packages() -> tuple[str, ...]:
@@ -124,7 +173,7 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
             "Correct the name."
         )
     package = str(name).partition(".")[0]
-    advice = f" For code of yours: --trust {package}." if is_identifier(package) and _is_foreign(package) else ""
+    advice = f" For code of yours: {_trusting(package)}." if is_identifier(package) and _is_foreign(package) else ""
     return (
         f"{key}._target_: found '{name}', which is not trusted; expected one of {_examples(options)}.{hint} "
         f"Correct the name.{advice}"
@@ -153,13 +202,13 @@ def resolve(key: str, name: str) -> Any:
             if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
                 continue
             raise ConfigError(
-                f"{key}._target_: importing '{module}' failed: {error}; expected that it imports. Install what is "
-                "missing, or correct the module."
+                f"{key}._target_: importing '{module}' failed{_at(error)}: {error}; expected that it imports. Install "
+                "what is missing, or correct the module."
             ) from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(
-                f"{key}._target_: importing '{module}' failed: {type(error).__name__}: {error}; expected that it "
-                "imports. Correct the module."
+                f"{key}._target_: importing '{module}' failed{_at(error)}: {type(error).__name__}: {error}; expected "
+                "that it imports. Correct the module."
             ) from error
         for attribute in attributes:
             target = getattr(target, attribute, None)
@@ -172,6 +221,14 @@ def resolve(key: str, name: str) -> Any:
             "defines. Correct the name."
         )
     return target
+
+
+def _at(error: BaseException) -> str:
+    """Return where in the user's files an import has failed."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" at {nearby(error.filename)}, line {error.lineno}"
+    frame = user_frame(error)
+    return "" if frame is None else f" at {nearby(frame.filename)}, line {frame.lineno}"
 
 
 def _splits(name: str) -> Iterator[tuple[str, list[str]]]:
@@ -194,4 +251,6 @@ def _hint(name: str, options: tuple[str, ...]) -> str:
 
 
 def _examples(options: tuple[str, ...]) -> str:
+    if not options:
+        return "the functions of a package of yours"
     return ", ".join(options) if len(options) <= 12 else f"{', '.join(options[:8])}, ... ({len(options)} names)"

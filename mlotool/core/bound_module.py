@@ -77,6 +77,15 @@ class BoundModule:
         """Yield the current tensors of all parameters."""
         return (tensor for _, tensor in self.named_parameters())
 
+    def __getattr__(self, name: str) -> Any:
+        """Say what there is: reached only where there is no such attribute."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"a role has no '{name}'; it can be called like its module, and has method(name, ...), at(parameters), "
+            "parameters() and named_parameters()"
+        )
+
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._parameters is None:
             return self._call(*args, **kwargs)

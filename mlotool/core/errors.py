@@ -1,5 +1,6 @@
 """The errors that a user sees: what was found, what was expected, what to do."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -37,6 +38,17 @@ class CheckpointError(RunError):
     """A checkpoint cannot be read: it is torn, or none of ours."""
 
 
+class RunFileError(ConfigError):
+    """A file of a run's folder is not taken: a link that leads out of it, no file, too large, or not what it is named.
+
+    A run folder may be a stranger's; see `core/run_files.py`.
+    """
+
+
+class WriteError(RunError):
+    """The disk does not take a file: it is full, may not be written to, or is gone."""
+
+
 class Interrupted(KeyboardInterrupt):
     """A signal has ended a run; unlike errors it passes through whatever catches those.
 
@@ -62,14 +74,17 @@ class NonFiniteLossError(RunError):
         problem: name of the problem whose loss it was.
         tick: the tick, counted from 1, at which it happened.
         value: the loss as it was found.
+        reason: what may have made it so and what to do, in whole sentences: it need not be that problem's fault.
     """
 
-    def __init__(self, problem: str, tick: int, value: float) -> None:
+    def __init__(self, problem: str, tick: int, value: float, reason: str = "") -> None:
         self.problem = problem
         self.tick = tick
+        reason = reason or (
+            f"Lower problems.{problem}.optimizer.lr, or that of a problem whose parameters its loss uses."
+        )
         super().__init__(
-            f"The loss of problem '{problem}' became {value} at tick {tick}; expected a finite number. "
-            f"Lower problems.{problem}.optimizer.lr, or set problems.{problem}.gradient_clip_norm=1.0."
+            f"The loss of problem '{problem}' became {value} at tick {tick}; expected a finite number. {reason}"
         )
 
 
@@ -77,16 +92,21 @@ class NonFiniteParametersError(RunError):
     """Parameters became NaN or infinite though the losses are finite: a gradient was not.
 
     Args:
-        problem: name of the problem whose parameters they are.
+        problem: name of the problem whose parameters they are; the first one, where there are several.
         tick: the tick, counted from 1, after which they were found; they are looked at once a round.
+        others: the other problems of which that is so.
+        advice: what to lower, a whole sentence.
     """
 
-    def __init__(self, problem: str, tick: int) -> None:
+    def __init__(self, problem: str, tick: int, others: Sequence[str] = (), advice: str = "") -> None:
         self.problem = problem
         self.tick = tick
+        names = [f"'{name}'" for name in (problem, *others)]
+        whose = f"problem {names[0]}" if not others else f"the problems {', '.join(names[:-1])} and {names[-1]}"
+        which = "" if not others else " Which of them was the first is not known."
         super().__init__(
-            f"The parameters of problem '{problem}' were found to be NaN or infinite after tick {tick}; expected "
-            "finite numbers. The losses so far are finite, so a gradient was not: look for sqrt, log, norm or a "
-            f"division at zero in the loss of '{problem}' and of what reads it, or lower "
-            f"problems.{problem}.optimizer.lr."
+            f"The parameters of {whose} were found to be NaN or infinite after tick {tick}; expected finite numbers. "
+            f"The losses so far are finite, so a gradient was not, or a step was too large.{which} Look for sqrt, log, "
+            f"norm or a division at zero in the loss of '{problem}' and of what reads it. "
+            f"{advice or f'Or lower problems.{problem}.optimizer.lr.'}"
         )

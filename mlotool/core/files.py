@@ -1,33 +1,91 @@
-"""Files that are there whole or not at all, whenever the process ends."""
+"""Files that are there whole or not at all, whenever the process ends; and what is said where a disk refuses one."""
 
+import errno
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from mlotool.core.errors import WriteError
+from mlotool.core.printable import printable
+
 _SUFFIX = ".tmp"
+_FULL = (
+    "room for it",
+    "Free some space there, then go on with resume=auto where it was a run; or choose another disk.",
+)
+_CLOSED = ("a place that may be written to", "Change its permissions, or choose another folder.")
+_TAKEN = "Rename what stands there, or remove it."
+_EXPECTED = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _CLOSED),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), ("a folder there, or a place for one", _TAKEN)),
+    errno.EISDIR: ("a file there, or a place for one", _TAKEN),
+    errno.ENOENT: ("the folder that was there before", "Put it back, or begin anew in another folder."),
+}
+
+
+def cannot_write(path: Path | str, error: OSError) -> WriteError:
+    """Return what to raise where the disk does not take a file or folder: what was found, expected, and what to do."""
+    expected, advice = _EXPECTED.get(error.errno or 0, ("a place that can be written to", "Choose another folder."))
+    is_named = isinstance(error.filename, str) and not error.filename.endswith(_SUFFIX)
+    found = Path(str(error.filename) if is_named else path)
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        # The system names the last one, which may be far below the file that stands in the way.
+        found = next((each for each in (*reversed(found.parents), found) if each.exists() and not each.is_dir()), found)
+    return WriteError(
+        f"{printable(str(found))}: cannot be written ({error.strerror or error}); expected {expected}. {advice}"
+    )
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's errors of what is inside, which writes `path`, into a WriteError."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, WriteError):
+            raise
+        raise cannot_write(path, error) from error
+
+
+@contextmanager
+def replacing(path: Path, *, is_durable: bool = True) -> Iterator[Path]:
     """Yield a temporary file beside `path`, which takes its place once it is written and on the disk.
+
+    A link of that name is replaced too, not followed.
+
+    Args:
+        path: the file.
+        is_durable: whether to wait until it is on the disk; needless for what can be made again.
+
+    Raises:
+        WriteError: the disk is full, or does not take it; what was there stays.
 
     Example::
 
         with replacing(run_dir / "summary.json") as temporary:
             temporary.write_text(text)
     """
-    # In the same folder: a file can take another one's place at once only within one file system.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
+    # In the same folder: a file can take another one's place at once only within one file system. Its name cannot be
+    # guessed, and it is made here: nobody has put a link there.
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{_SUFFIX}")
     try:
-        yield temporary
-        sync(temporary)
-        temporary.replace(path)
+        with writing(path):
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            yield temporary
+            if is_durable:
+                sync(temporary)
+            temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
     # What a folder lists is on the disk only then; not every system lets one open a folder.
-    with suppress(OSError):
-        sync(path.parent)
+    if is_durable:
+        with suppress(OSError):
+            sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -45,7 +103,15 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove_temporary(folder: Path) -> None:
-    """Remove what a process that was killed while it wrote has left in a folder."""
-    for path in folder.glob(f".*{_SUFFIX}"):
-        path.unlink(missing_ok=True)
+def remove_temporary(folder: Path, name: str = "*", older_than_s: float = 0.0) -> None:
+    """Remove what a process that was killed while it wrote has left in a folder.
+
+    Args:
+        folder: where to look.
+        name: of the files that were written; all by default.
+        older_than_s: how long nothing may have been written to them, where another process may be at work.
+    """
+    for path in folder.glob(f".{name}.*{_SUFFIX}"):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime >= older_than_s:
+                path.unlink()

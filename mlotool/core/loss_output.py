@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from mlotool.core.described import kind_of
+from mlotool.core.user_code import WrongResultError
+
 Metrics = Mapping[str, Tensor]
+
+_ONE_NUMBER = (
+    "a 0-D tensor, or LossOutput(loss, metrics) with one",
+    "Return the mean over the batch, such as `losses.mean()`, and metrics beside it in a LossOutput.",
+)
 
 
 class LossOutput:
@@ -38,5 +46,13 @@ class LossOutput:
 
     @classmethod
     def of(cls, value: "Tensor | LossOutput") -> "LossOutput":
-        """Wrap a bare loss tensor; a LossOutput passes through."""
-        return value if isinstance(value, LossOutput) else cls(value)
+        """Wrap a bare loss tensor; a LossOutput passes through.
+
+        Raises:
+            WrongResultError: it is neither, or the loss is not one number.
+        """
+        output = value if isinstance(value, LossOutput) else cls(value)
+        loss = output.loss
+        if not isinstance(loss, Tensor) or (loss.dim() and loss.numel() != 1):
+            raise WrongResultError(kind_of(loss), *_ONE_NUMBER)
+        return output

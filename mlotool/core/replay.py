@@ -154,12 +154,14 @@ class Habit:
     Attributes:
         num_constants: calls of `stop_gradient` in one evaluation.
         looked_at: problems whose loss has been searched for values that only finite differences see.
+        measured: problems whose finite differences have been taken at two radii.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
     """
 
     def __init__(self) -> None:
         self.num_constants = 0
         self.looked_at: set[str] = set()
+        self.measured: set[str] = set()
         self.is_twice_differentiable = False
 
 

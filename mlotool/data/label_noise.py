@@ -70,7 +70,7 @@ def _check(kind: str, rate: float) -> None:
             f"data.label_noise.kind={kind!r}; expected one of {', '.join(KINDS)}.{did_you_mean(kind, KINDS)} "
             "Set data.label_noise.kind=uniform."
         )
-    if not 0 <= rate <= 1:
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
         raise ConfigError(
             f"data.label_noise.rate={rate}; expected a probability from 0 to 1. Set data.label_noise.rate=0.4."
         )

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from mlotool.core.replay import Habit, RandomState, outside_replay
 from mlotool.hypergradient.products import FiniteDifferenceProduct
-from mlotool.hypergradient.vector import add, leaves, norm
+from mlotool.hypergradient.vector import apart, leaves, norm
 from mlotool.program.differentiation import LowerLoss, Vector
 
 TOLERANCE = 0.1
@@ -93,7 +93,7 @@ def _hidden_share(
         if not held.values:
             return 0.0
         try:
-            return max(map(_apart, products(lower_loss.function), products(held)))
+            return max(map(apart, products(lower_loss.function), products(held)))
         except _OtherValuesError:
             return 0.0
 
@@ -170,8 +170,3 @@ class _Interception(TorchFunctionMode):
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _apart(a: Vector, b: Vector) -> float:
-    scale = max(float(norm(a)), float(norm(b)))
-    return float(norm(add(a, b, -1.0))) / scale if scale > 0 else 0.0

@@ -15,12 +15,11 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.hidden import warn_of_hidden_values
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
 from mlotool.hypergradient.quality import Quality, assess
+from mlotool.hypergradient.radius import warn_of_radius
 from mlotool.hypergradient.solution import Solution, differentiable_pullback
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
 from mlotool.hypergradient.vector import norm
 from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
-
-_FAILURES = (Status.SINGULAR, Status.NEGATIVE_CURVATURE, Status.NON_FINITE)
 
 
 @dataclass
@@ -40,7 +39,9 @@ class Implicit(AbstractHypergradient):
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
-        radius: 2-norm of a finite difference's perturbation; None chooses by dtype.
+        radius: 2-norm of a finite difference's perturbation; None takes 0.03 of the parameters' root mean square in
+            float32 and 4e-5 of it in float64, with a floor (`products.default_radius`). The first pullback of a
+            problem takes the cross product at two radii more, and warns where they differ.
         warm_start: begin each solve at the last one's `q`, kept by problem and by the one above whose gradient it is.
             Not within differentiated pullbacks.
         report_every: every n-th pullback is also compared with a converged one, by reverse products; `statistics`
@@ -85,7 +86,7 @@ class Implicit(AbstractHypergradient):
         if self.radius is not None and not self.radius > 0:
             raise ConfigError(
                 f"hypergradient.radius: found {self.radius}; expected a positive norm or null. "
-                "Leave it out to choose by dtype."
+                "Leave it out to take a share of the parameters' size."
             )
         if not isinstance(self.report_every, int) or self.report_every < 0:
             raise ConfigError(
@@ -181,8 +182,9 @@ class Implicit(AbstractHypergradient):
         self._starts = {name: [tensor.clone() for tensor in each] for name, each in state.get("starts", {}).items()}
         self.num_pullbacks = state.get("num_pullbacks", 0)
         if "last" in state:
-            status, num_products, residual = state["last"]
-            self.last = SolveResult([], Status(status), num_products, residual)
+            # Its status was said when it happened, in words that may be others now.
+            _, num_products, residual = state["last"]
+            self.last = SolveResult([], Status.FIXED, num_products, residual)
         if "quality" in state:
             self.quality = Quality(*state["quality"])
         if "solver" in state:
@@ -203,15 +205,15 @@ class Implicit(AbstractHypergradient):
     def record(self, problem: str, result: SolveResult) -> None:
         """Keep a solve's result, and warn the first time it failed in this way."""
         self.last = result
-        if result.status not in _FAILURES or (problem, result.status) in self._warned:
+        failures = self.solver.failures
+        if result.status not in failures or (problem, result.status) in self._warned:
             return
         self._warned.add((problem, result.status))
-        failed = sum(status in _FAILURES for status in result.task_statuses)
+        failed = sum(status in failures for status in result.task_statuses)
         where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
         warnings.warn(
             f"The {type(self.solver).__name__} solve at problem '{problem}' ended{where} with {result.status.value} "
-            f"after {result.num_products} products; the best vector so far is used. Raise the solver's damping (rho), "
-            "lower its step_size, or use hypergradient=normal_cg.",
+            f"after {result.num_products} products. {failures[result.status]}",
             stacklevel=2,
         )
 
@@ -256,6 +258,7 @@ class _ImplicitPullback:
                 radius=settings.radius,
                 with_hessian=self.solver.needs_products,
             )
+            warn_of_radius(self._unpaired, theta, inputs, wanted, solution, settings.habit, settings.radius)
         if before is not None:
             # On the same random numbers; afterwards the generators go on as if nothing had been.
             with before.replayed():
@@ -277,6 +280,11 @@ class _ImplicitPullback:
         product = self._product(self.lower_loss, theta, inputs, [False] * len(inputs))
         return self._solve(product, self.lower_loss.reduce(vector), theta, inputs, None)
 
+    def record(self, result: SolveResult) -> None:
+        """Keep how a solve ended, and warn of a failure."""
+        # Without a graph: what is kept outlives the step.
+        self.settings.record(self._unpaired.problem, replace(result, solution=[q.detach() for q in result.solution]))
+
     def _product(self, lower_loss: LowerLoss, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
             settings = self.settings
@@ -294,7 +302,7 @@ class _ImplicitPullback:
         result = self.solver.solve(
             lambda direction: reduce(product.hessian(direction)), vector, start=start, lower_loss=loss
         )
-        self.settings.record(loss.problem, result)
+        self.record(result)
         return result.solution
 
 

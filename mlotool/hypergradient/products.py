@@ -21,12 +21,26 @@ Loss = Callable[[Vector, Vector], Tensor]
 Gradient = Callable[[Vector, Loss], list[Tensor]]
 """`(theta, loss) -> gradient`."""
 
-DEFAULT_RADIUS = {torch.float64: 1e-5, torch.float32: 1e-2}
-"""Norm of the perturbation: where truncation and rounding balance (float32: measured, 1e-2 to 1e-1)."""
-
-
 FP16_LOSS_SCALE = 2.0**10
 """Measured: an error of 0.06% with vectors of norm 1; without either, small vectors lose 98%."""
+
+
+def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
+    """Return the 2-norm of a central difference's perturbation at `point`: 0-D, or one a task.
+
+    `6 t max(rms(point), t)` with `t = eps^(1/3)`, where truncation, of the order of the radius squared, and rounding,
+    of eps over it, balance: 3e-2 of the parameters' root mean square in float32, 4e-5 of it in float64. Not a share of
+    their norm: along one direction a network of a million parameters bends as soon as one of a thousand. Measured
+    against double backward on linear models, networks and a transformer of 1e6 parameters, at scales of 1e-6 to 1e6:
+    errors of 3e-5 to 3e-4 in float32, below 1e-9 in float64.
+
+    The floor, 1.5e-4 in float32 and 2e-10 in float64, is for parameters that begin at zero: those of which a change by
+    1 matters then have errors of 5e-3 and 1e-5. Parameters whose own scale is below 1e-3 in float32 want a radius of
+    their own; `mlotool.hypergradient.radius` finds out.
+    """
+    root = float(torch.finfo(point[0].dtype).eps) ** (1 / 3)
+    count = sum(tensor.numel() for tensor in point) // (num_tasks or 1)
+    return 6.0 * root * (norm(point, num_tasks) / count**0.5).clamp_min(root)
 
 
 class AbstractProduct(ABC):
@@ -104,8 +118,8 @@ class FiniteDifferenceProduct(AbstractProduct):
     Solutions of lower problems inside the loss move along: by their derivative, `theta_l + e dtheta*_l/dtheta u`.
 
     Args:
-        radius: 2-norm of the perturbation `e u`, of each task's in `H u`; None takes `DEFAULT_RADIUS` of the
-            parameters' dtype.
+        radius: 2-norm of the perturbation `e u`, of each task's in `H u`; None takes `default_radius` of the
+            parameters.
         habit: of the loss, kept between pullbacks.
 
     Cost: 2 gradients a product (and a forward pass, once, where the loss uses `stop_gradient`); no graph is kept.
@@ -125,7 +139,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         self._theta = point = [tensor.detach() for tensor in theta]
         self._inputs = values = [tensor.detach() for tensor in inputs]
         self._wanted = wanted
-        self._radius = radius or DEFAULT_RADIUS.get(theta[0].dtype, DEFAULT_RADIUS[torch.float32])
+        self._radius = radius
         self._replay = Replay(lambda: [lower_loss(point, values)], lower_loss.devices, habit)
         self._random = RandomState(lower_loss.devices) if lower_loss.eliminated else None
 
@@ -155,10 +169,11 @@ class FiniteDifferenceProduct(AbstractProduct):
                 loss = self._loss(point, inputs)
                 return vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False)
 
-        length, scale = self._step(whole, None)
+        moved = [tensor for tensor, flag in zip(self._inputs, self._wanted, strict=True) if flag]
+        scale, inverse = self._step(whole, moved, None)
         above = self._replay(lambda: gradient(_moved(self._inputs, whole, scale)))
         below = self._replay(lambda: gradient(_moved(self._inputs, whole, -scale)))
-        return scaled(add(above, below, -1.0), length / (2.0 * self._radius))
+        return scaled(add(above, below, -1.0), inverse)
 
     def cross(self, vector: Vector) -> list[Tensor]:
         """Return `M^T q`."""
@@ -173,7 +188,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         return self._difference(gradient, vector, None)
 
     def _difference(self, gradient: Gradient, vector: Vector, num_tasks: int | None) -> list[Tensor]:
-        length, scale = self._step(vector, num_tasks)
+        scale, inverse = self._step(vector, self._theta, num_tasks)
         replay = self._replay
         ahead: Loss = self._loss
         behind: Loss = self._loss
@@ -181,7 +196,7 @@ class FiniteDifferenceProduct(AbstractProduct):
             replay, (ahead, behind) = self._with_solutions(gradient, scaled(vector, scale))
         above = replay(lambda: gradient(_moved(self._theta, vector, scale), ahead))
         below = replay(lambda: gradient(_moved(self._theta, vector, -scale), behind))
-        return scaled(add(above, below, -1.0), length / (2.0 * self._radius))
+        return scaled(add(above, below, -1.0), inverse)
 
     def _with_solutions(self, gradient: Gradient, step: Vector) -> tuple[Replay, tuple[Loss, Loss]]:
         """Return how to evaluate, and the loss with the solutions inside it as they are after `step` and `-step`."""
@@ -198,11 +213,12 @@ class FiniteDifferenceProduct(AbstractProduct):
             lambda theta, inputs: eliminated.function(theta, inputs, back),
         )
 
-    def _step(self, vector: Vector, num_tasks: int | None) -> tuple[Tensor, Tensor]:
-        """Return the length of `vector`, and the factor that makes it the radius."""
+    def _step(self, vector: Vector, point: Vector, num_tasks: int | None) -> tuple[Tensor, Tensor]:
+        """Return the factor that makes `vector` as long as the radius, and what undoes it in a difference."""
         length = norm(vector, num_tasks)
+        radius = default_radius(point, num_tasks) if self._radius is None else self._radius
         # A zero vector has a zero product: keep 0 * (radius / 0) away.
-        return length, self._radius / length.clamp_min(torch.finfo(length.dtype).tiny)
+        return radius / length.clamp_min(torch.finfo(length.dtype).tiny), length / (2.0 * radius)
 
 
 def _moved(point: Vector, vector: Vector, scale: Tensor) -> list[Tensor]:

@@ -31,6 +31,10 @@ class SABA(AbstractHypergradient):
     `shuffle: false`, or a batch that says which one it is (`key`). Random transforms of the samples are averaged as if
     they did not change, and batches count alike, whatever their size.
 
+    The order differs from the paper's, whose three directions (of theta, q and x) are all taken at the old theta, q and
+    x, which then move together. Here, as in any tick, theta steps first; q steps at the new theta, and the cotangent is
+    that of the new q at the new theta. The fixed point and the cost are the same, the iterates are not.
+
     The variance of the upper batch stays, in v and in the upper problem's own part of its gradient: SABA's tables of
     these would belong to the upper problem's stream. Where the upper loss is on all its data there is none.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mlotool.hypergradient.once import check_twice_differentiable
-from mlotool.hypergradient.solvers import AbstractSolver
+from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
 from mlotool.hypergradient.vector import aliases, vector_jacobian
 from mlotool.program.differentiation import LowerLoss, Vector
 
@@ -47,6 +47,9 @@ class LinearPullback(Protocol):
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
         """Return `H^-1 v`, without a graph."""
+
+    def record(self, result: SolveResult) -> None:
+        """Keep how a solve ended, and warn of a failure."""
 
 
 class Solution(torch.autograd.Function):
@@ -130,7 +133,9 @@ def differentiable_pullback(
         def matvec(vector: Vector) -> Vector:
             return reduce(vector_jacobian(gradient, points, vector, create_graph=True))
 
-        solution: Vector = pullback.solver.solve(matvec, reduce(cotangent), lower_loss=pullback.lower_loss).solution
+        result = pullback.solver.solve(matvec, reduce(cotangent), lower_loss=pullback.lower_loss)
+        pullback.record(result)
+        solution: Vector = result.solution
     else:
         solution = LinearSolve.apply(pullback, len(theta), *cotangent, *theta, *inputs)
     sources = [value for value, flag in zip(values, wanted, strict=True) if flag]

@@ -54,6 +54,12 @@ def norm(a: Vector, num_tasks: int | None = None) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(rows), dim=0)
 
 
+def apart(a: Vector, b: Vector) -> float:
+    """Return the norm of the difference over that of the longer one; 0 where both are zero."""
+    scale = max(float(norm(a)), float(norm(b)))
+    return float(norm(add(a, b, -1.0))) / scale if scale > 0 else 0.0
+
+
 def flatten(a: Vector, num_tasks: int | None = None) -> Tensor:
     """Return one row a task, a single one without tasks."""
     return torch.cat([tensor.reshape(num_tasks or 1, -1) for tensor in a], 1)

@@ -12,6 +12,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import full_precision
 from mlotool.core.replay import Habit
+from mlotool.core.user_code import Call, note
 from mlotool.program.algorithms import Steps
 from mlotool.program.dependence import SolutionStep
 from mlotool.program.differentiation import AbstractZerothOrder, Eliminated, LowerLoss, Particle, Reduce, Unroll, Vector
@@ -100,21 +101,38 @@ class Evaluation:
 
         self.add_solutions(scope, made, batches or {}, name, is_rollout, direct, particle, readings, scale)
         stacked = self._stacked[name]
-        with problem.loss_context:
-            if not stacked:
-                return Share.weigh(self._call_loss(problem, scope, batch, is_live), weight)
-            output = evaluate_tasks(
-                lambda tensors, part: self._call_loss(problem, {**scope, **tensors}, part, False),
-                {other: scope.get(other) or self.problems[other].constants() for other in stacked},
-                batch,
-                next(iter(stacked.values())),
-                with_metrics=is_live,
-            )
+        try:
+            with problem.loss_context:
+                if not stacked:
+                    return Share.weigh(self._call_loss(problem, scope, batch, is_live), weight)
+                output = evaluate_tasks(
+                    name,
+                    lambda tensors, part: self._call_loss(problem, {**scope, **tensors}, part, False),
+                    {other: scope.get(other) or self.problems[other].constants() for other in stacked},
+                    batch,
+                    next(iter(stacked.values())),
+                    with_metrics=is_live,
+                )
+        except Exception as error:
+            note(error, lambda: self.call_of(name, batch))
+            raise
         if by_task and problem.tasks is not None:
             return output
         # Tasks do not share their own parameters: the gradient of the sum is each one's.
         total = output.loss.sum() if problem.tasks is not None else output.loss.mean()
         return LossOutput(total, output.metrics)
+
+    def call_of(self, name: str, batch: Any) -> Call:
+        """Return in words what the loss of `name` is called with, for messages."""
+        problem = self.problems[name]
+        modules = {role: self.problems[player.problem].module for role, player in problem.roles.items()}
+        return Call(
+            f"problems.{name}.loss",
+            problem.loss,
+            {"batch": batch, **modules},
+            "the loss of such a batch",
+            "Correct the loss, the module or the data.",
+        )
 
     def _call_loss(self, problem: Problem, scope: Mapping[str, Any], batch: Any, is_live: bool) -> LossOutput:
         roles = {}

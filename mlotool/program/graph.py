@@ -48,7 +48,8 @@ class Graph:
                     f"graph.{key}: found {edges!r}; expected lists of problems by problem. Write {key}: {{a: [b]}}."
                 )
             for start, ends in edges.items():
-                if isinstance(ends, str) or not isinstance(ends, Iterable | None):
+                is_list = isinstance(ends, Iterable | None) and not isinstance(ends, str)
+                if not is_list or any(isinstance(end, list | dict | set) for end in ends or ()):
                     raise ConfigError(
                         f"graph.{key}.{start}: found {ends!r}; expected a list of problems. "
                         f"Write graph.{key}.{start}: [{ends}]."
@@ -82,13 +83,17 @@ class Graph:
 
     def below(self, name: str) -> set[str]:
         """Return every problem whose solution reaches `name` along lower_to_upper edges."""
+        lowers: dict[str, list[str]] = {}
+        for lower, uppers in self.lower_to_upper.items():
+            for upper in uppers:
+                lowers.setdefault(upper, []).append(lower)
         found: set[str] = set()
-        stack = list(self.lowers(name))
+        stack = list(lowers.get(name, ()))
         while stack:
             lower = stack.pop()
             if lower not in found:
                 found.add(lower)
-                stack.extend(self.lowers(lower))
+                stack.extend(lowers.get(lower, ()))
         return found
 
     def mermaid(self) -> str:
@@ -147,8 +152,17 @@ class Graph:
     def _return_faults(self) -> list[str]:
         faults = []
         for upper, lowers in self.upper_to_lower.items():
+            below = self.below(upper)
             for lower in lowers:
-                if lower not in self.below(upper):
+                if lower not in below and lower in self.lower_to_upper.get(upper, ()):
+                    faults.append(
+                        f"graph.upper_to_lower.{upper}: the edge from '{upper}' to '{lower}' stands in "
+                        f"graph.lower_to_upper.{upper} as well; expected the two edges of a pair in opposite "
+                        "directions: an upper problem shapes a lower one and reads its solution. Write "
+                        f"graph.lower_to_upper.{lower}: [{upper}] if '{upper}' is the upper one, or "
+                        f"graph.upper_to_lower.{lower}: [{upper}] if '{lower}' is."
+                    )
+                elif lower not in below:
                     faults.append(
                         f"graph.upper_to_lower.{upper}: '{upper}' shapes '{lower}', but no solution comes back from "
                         f"'{lower}' to '{upper}'; expected a path of lower_to_upper edges. "

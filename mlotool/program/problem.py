@@ -17,6 +17,7 @@ from mlotool.core.bound_module import BoundModule, Places, compile_module
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import DTYPES, autocast
+from mlotool.core.user_code import Call, note
 from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.graph import ProblemNode
 from mlotool.program.loss_scale import LossScale
@@ -36,6 +37,8 @@ Evaluate = Callable[[], tuple[Tensor, Sequence[Tensor | None]]]
 """Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters."""
 
 _NO_CONTEXT = nullcontext()
+
+_SCHEDULER_ADVICE = "Correct its settings (total_steps, T_max, ...), or let the run end before: runner.max_ticks."
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,11 @@ class Problem:
         self.roles = {role: _role(name, role, value) for role, value in (roles or {}).items()}
         self.stream = stream
         self.theta = {key: tensor for key, tensor in module.named_parameters() if tensor.requires_grad}
+        if any(tensor.is_meta for tensor in module.parameters()):
+            raise ConfigError(
+                f"problems.{name}.module: {type(module).__name__} has parameters on the device 'meta', which have no "
+                "values; expected parameters with their values. Make the module without that device."
+            )
         if not self.theta:
             raise ConfigError(
                 f"problems.{name}.module: {type(module).__name__} has no parameter that requires a gradient; expected "
@@ -312,9 +320,22 @@ class Problem:
         else:
             self._step_with(gradient, settings)
         if self.scheduler is not None and self.scheduler_interval == "step":
-            self.scheduler.step()
+            self.step_scheduler()
         self.num_steps += 1
         return norm
+
+    def step_scheduler(self, *objective: float) -> None:
+        """Advance the scheduler.
+
+        Args:
+            objective: its value, for ReduceLROnPlateau.
+        """
+        assert self.scheduler is not None
+        try:
+            self.scheduler.step(*objective)
+        except Exception as error:
+            note(error, lambda: Call(f"problems.{self.name}.scheduler", self.scheduler, advice=_SCHEDULER_ADVICE))
+            raise
 
     def as_parameter(self, value: Tensor, parameter: Tensor) -> Tensor:
         """Return a part of a gradient as a tensor that is divided like its parameter, where that is."""

@@ -11,6 +11,7 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import full_precision
 from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
+from mlotool.core.user_code import Call
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
 from mlotool.program.dependence import Dependence
 from mlotool.program.differentiation import AbstractZerothOrder, Particle, Reduce, Vector, identity_reduce
@@ -19,9 +20,11 @@ from mlotool.program.graph import Graph
 from mlotool.program.pace import takes_several_steps
 from mlotool.program.parallel import StageDone
 from mlotool.program.problem import Problem
+from mlotool.program.rehearsal import rehearsed_loss
 from mlotool.program.shaping import learned_settings, start_of
 from mlotool.program.share import Share
 from mlotool.program.trajectory import Reading, StepGraph, StepRecord, Trajectory
+from mlotool.program.unused import UnusedWatch
 from mlotool.program.update import Settings
 
 
@@ -70,6 +73,9 @@ class Program:
         check_algorithms(self.problems, self._steps)
         self._evaluation = Evaluation(self.problems, self._steps, reduce or identity_reduce)
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
+        read = {name: [step.problem for step in steps] for name, steps in self._steps.items()}
+        estimated = [name for name, each in self._zeroth_order.items() if each is not None]
+        self._unused = UnusedWatch(self.problems, graph.upper_to_lower, read, estimated)
         for problem in self.problems.values():
             if problem.hypergradient is not None:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
@@ -116,6 +122,19 @@ class Program:
         """
         problem = self._problem(name)
         return self._evaluation.loss(name, {name: problem.theta}, self._batch(name, batch), steps=())
+
+    def rehearse(self, name: str, batch: Any) -> LossOutput:
+        """Return the loss of problem `name` as its next step will meet it, with a graph; nothing is updated.
+
+        Args:
+            name: the problem.
+            batch: its batch.
+
+        Raises:
+            ConfigError: the loss has changed parameters.
+        """
+        solved = {step.problem for step in self._steps[self._problem(name).name]}
+        return rehearsed_loss(self._evaluation, name, solved, batch)
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.
@@ -226,6 +245,14 @@ class Program:
                 found[other] = Reading(theta, stream, tuple(problem.trajectory), problem.trajectory.has_all)
         return found
 
+    def is_zeroth_order(self, name: str) -> bool:
+        """Return whether the gradient of `name` is estimated from values of its loss."""
+        return self._zeroth_order[name] is not None
+
+    def call_of(self, name: str, batch: Any) -> Call:
+        """Return in words what the loss of `name` is called with, for messages."""
+        return self._evaluation.call_of(name, batch)
+
     def makes_solutions(self, name: str) -> bool:
         """Return whether solutions are eliminated inside the steps of `name`."""
         return bool(self._read[name][1])
@@ -301,7 +328,10 @@ class Program:
         )
         if loss_scale is not None:
             gradient = loss_scale.unscaled(gradient)
-        return self._reduced(gradient)
+        reduced = self._reduced(gradient)
+        if is_live and name in self._unused.waiting:
+            self._unused.look(name, reduced, self._held_loss)
+        return reduced
 
     def step_direction(
         self, name: str, gradient: list[Tensor | None], batch: Any, batch_number: int | None
@@ -349,6 +379,10 @@ class Program:
         streams = {name: problem.stream for name, problem in self.problems.items()}
         for name, problem in self.problems.items():
             problem.load_state_dict(state[name], streams)
+
+    def _held_loss(self, name: str, given: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
+        scope: Scope = {other: dict(tensors) for other, tensors in given.items()}
+        return self._evaluation.loss(name, scope, self._batch(name, None), steps=()).loss
 
     def _reduced(self, gradient: Sequence[Tensor | None]) -> list[Tensor | None]:
         # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.

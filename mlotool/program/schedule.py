@@ -1,5 +1,6 @@
 """When each problem steps."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
+from mlotool.core.user_code import Call, is_of_user, note
 from mlotool.program.pace import ticks_per_step
 from mlotool.program.problem import Evaluate, Problem
 from mlotool.program.program import Program
@@ -27,7 +29,8 @@ class StepResult:
 
     Args:
         loss: 0-D, detached; the mean over accumulated batches, and over tasks.
-        metrics: 0-D tensors by name, detached; `gradient_norm` where the gradient is clipped.
+        metrics: 0-D tensors by name, detached; `gradient_norm` where the gradient is clipped, before it is;
+            `hypergradient_norm`, of the total gradient, before clipping too, where it passes through solutions.
     """
 
     loss: Tensor
@@ -127,9 +130,21 @@ class Schedule:
     def _prepared(self, problem: Problem, batches: Iterable[_Numbered]) -> "_Step":
         """Return a step that is yet to be taken."""
         random = RandomState(problem.devices) if problem.evaluates_again else None
-        output, gradient = self._gradient(problem, batches)
+        try:
+            output, gradient = self._gradient(problem, batches)
+        except Exception as error:
+            note(error, lambda: self._gradient_call(problem.name))
+            raise
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
-        return _Step(problem, output, gradient, self.program.settings(problem.name), evaluate)
+        # Ranks that hold parts of a problem would each see the norm of their own.
+        is_whole = problem.shards is None and problem.parallel is None
+        is_hypergradient = is_whole and self.program.reads_solutions(problem.name)
+        return _Step(problem, output, gradient, self.program.settings(problem.name), evaluate, is_hypergradient)
+
+    def _gradient_call(self, name: str) -> Call:
+        problems = self.program.problems
+        code = [part for each in problems.values() for part in (each.loss, *each.module.modules())]
+        return Call(f"problems.{name}", "its gradient", is_foreign=is_of_user(*code))
 
     def _evaluate(
         self, problem: Problem, output: LossOutput, gradient: list[Tensor | None], random: RandomState
@@ -240,17 +255,25 @@ class Schedule:
 
 @dataclass(frozen=True)
 class _Step:
-    """An optimizer step that is yet to be taken."""
+    """An optimizer step that is yet to be taken; its gradient is a hypergradient where it passes through solutions."""
 
     problem: Problem
     output: LossOutput
     gradient: list[Tensor | None]
     settings: tuple[Settings, ...] | None
     evaluate: Evaluate | None
+    is_hypergradient: bool = False
 
     def take(self) -> StepResult:
         """Take it."""
-        return _result(self.problem, self.output, self.problem.step(self.gradient, self.settings, self.evaluate))
+        hypergradient_norm = _norm(self.problem, self.gradient) if self.is_hypergradient else None
+        try:
+            norm = self.problem.step(self.gradient, self.settings, self.evaluate)
+        except Exception as error:
+            is_foreign = is_of_user(self.problem.optimizer)
+            note(error, lambda: Call(f"problems.{self.problem.name}", "its step", is_foreign=is_foreign))
+            raise
+        return _result(self.problem, self.output, norm, hypergradient_norm)
 
 
 def _last_number(problem: Problem) -> int | None:
@@ -266,10 +289,25 @@ def _recent_batches(problem: Problem) -> list[_Numbered]:
     return list(zip(batches, numbers, strict=True))
 
 
-def _result(problem: Problem, output: LossOutput, norm: Tensor | None) -> StepResult:
+def _norm(problem: Problem, gradient: list[Tensor | None]) -> Tensor | None:
+    """Return the norm of a gradient, of which nothing is read from the device; None of an overflow in fp16."""
+    tensors = [tensor.detach() for tensor in gradient if tensor is not None]
+    if not tensors:
+        return None
+    norm = (
+        torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))) if len(tensors) > 1 else tensors[0].norm()
+    )
+    return norm if problem.loss_scale is None or math.isfinite(norm) else None
+
+
+def _result(
+    problem: Problem, output: LossOutput, norm: Tensor | None, hypergradient_norm: Tensor | None = None
+) -> StepResult:
     metrics = {name: value.detach() for name, value in output.metrics.items()}
     if norm is not None:
         metrics["gradient_norm"] = norm.detach()
+    if hypergradient_norm is not None:
+        metrics["hypergradient_norm"] = hypergradient_norm
     loss = output.loss.detach()
     return StepResult(loss if problem.tasks is None else loss / problem.tasks, metrics)
 

@@ -18,6 +18,15 @@ def start_of(problem: Problem, problems: Mapping[str, Problem], scope: Scope) ->
     """Return the parameters of the problem that `problem` is reset to, once for each of its tasks."""
     source = problems[str(problem.reset_to)]
     tensors = scope.get(source.name) or source.constants()
+    for key, tensor in problem.theta.items():
+        shape = tensor.shape if problem.tasks is None else tensor.shape[1:]
+        if key not in tensors or tensors[key].shape != shape:
+            there = f"of shape {tuple(tensors[key].shape)}" if key in tensors else "not there"
+            raise ConfigError(
+                f"problems.{problem.name}.reset_to: found '{source.name}', in whose module the parameter '{key}' is "
+                f"{there}; expected one of shape {tuple(shape)}, as '{problem.name}' has it. Give both problems the "
+                "same module, or write reset_to: initial."
+            )
     if problem.tasks is None:
         return tuple(tensors[key] for key in problem.theta)
     return tuple(tensors[key].expand(problem.tasks, *tensors[key].shape) for key in problem.theta)

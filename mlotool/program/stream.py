@@ -4,13 +4,16 @@ import copy
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, default_collate
+from torch.utils.data import DataLoader, Subset, get_worker_info
 
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.user_code import Call, UserCodeError, explained, note
+from mlotool.program.samples import collated, read_sample, whole
 from mlotool.program.share import Share, bounds, sliced
 
 
@@ -61,9 +64,9 @@ class Stream:
         repeat: int = 1,
     ) -> None:
         if repeat < 1:
-            raise ValueError(f"A stream got repeat={repeat}; expected at least 1. Correct stream.repeat.")
+            raise ConfigError(f"A stream got repeat={repeat}; expected at least 1. Correct stream.repeat.")
         if batch_size < 1 or len(dataset) < 1:
-            raise ValueError(
+            raise ConfigError(
                 f"A stream got batch_size={batch_size} and a dataset of {len(dataset)} samples; expected at least 1 of "
                 "each. Correct stream.batch_size or the sizes of the data."
             )
@@ -203,6 +206,26 @@ class Stream:
         return self._epoch, self._batches_consumed
 
     def _load(self, epoch: int, number: int) -> Any:
+        try:
+            return self._loaded(epoch, number)
+        except MemoryError as error:
+            raise RunError(
+                f"Loading a batch of {self.batch_size} samples of {type(self.dataset).__name__} needs more memory than "
+                f"there is ({_first_line(error)}); expected room for it. Lower the stream's batch_size or num_workers, "
+                "or data.sizes."
+            ) from error
+        except RuntimeError as error:
+            # torch's own words, for there is no class of its own.
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            name = type(whole(self.dataset)).__name__
+            raise RunError(
+                f"A process that loads {name} was ended from outside ({_first_line(error)}); "
+                "expected it to last as long as the run. It often had no memory left: lower the stream's num_workers, "
+                "or set it to 0; then go on with resume=auto."
+            ) from error
+
+    def _loaded(self, epoch: int, number: int) -> Any:
         if self._num_workers == 0:
             return self._fetcher[self._key(epoch, number)]
         if self._loader is None or number == 0:
@@ -218,7 +241,10 @@ class Stream:
                     generator=torch.Generator(),
                 )
             )
-        return next(self._loader)
+        batch = next(self._loader)
+        if isinstance(batch, _Failure):
+            raise UserCodeError(batch.text)
+        return batch
 
     def _key(self, epoch: int, number: int) -> tuple[int, int, Tensor]:
         start = number * self.batch_size
@@ -309,6 +335,15 @@ class _Fetcher:
         self.rank, self.num_ranks = 0, 1
 
     def __getitem__(self, key: tuple[int, int, Tensor]) -> Any:
+        if get_worker_info() is None:
+            return self._part(key)
+        try:
+            return self._part(key)
+        except Exception as error:
+            # As torch sends it, an exception is its traceback as one text.
+            return _Failure(explained(error) or f"A loader of data failed: {type(error).__name__}: {error}")
+
+    def _part(self, key: tuple[int, int, Tensor]) -> Any:
         if self.num_ranks == 1:
             return self._fetch(*key)
         epoch, number, indices = key
@@ -325,17 +360,30 @@ class _Fetcher:
             return self.dataset[indices]
         # A Subset has `__getitems__` too, but returns a list of samples.
         if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
-            if getattr(self.dataset, "seeded", False):
-                return self.dataset.__getitems__(indices, seed=_mix(self.seed, epoch, number))
-            batch = self.dataset.__getitems__(indices)
-            return default_collate(batch) if isinstance(batch, list) else batch
+            try:
+                if getattr(self.dataset, "seeded", False):
+                    return self.dataset.__getitems__(indices, seed=_mix(self.seed, epoch, number))
+                batch = self.dataset.__getitems__(indices)
+            except Exception as error:
+                note(
+                    error, lambda: Call("data", self.dataset, {"indices": indices}, "a batch", "Correct the data set.")
+                )
+                raise
+            return collated(self.dataset, batch) if isinstance(batch, list) else batch
         samples = []
         with torch.random.fork_rng(devices=[]):
             for index in indices.tolist():
                 # Not torch.manual_seed, which would seed the devices as well.
                 torch.default_generator.manual_seed(_mix(self.seed, epoch, index))
-                samples.append(self.dataset[index])
-        return default_collate(samples)
+                samples.append(read_sample(self.dataset, index))
+        return collated(self.dataset, samples)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a loading process sends in the place of a batch that it could not make."""
+
+    text: str
 
 
 def _mix(*numbers: int) -> int:
@@ -363,3 +411,7 @@ def _to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> A
     if isinstance(batch, Sequence) and not isinstance(batch, str):
         return type(batch)(_to_device(value, device, dtype) for value in batch)  # type: ignore[call-arg]
     return batch
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")

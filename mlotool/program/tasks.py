@@ -45,11 +45,18 @@ def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
 
 
 def evaluate_tasks(
-    evaluate: Callable[[Scope, Any], LossOutput], scope: Scope, batch: Any, num_tasks: int, *, with_metrics: bool
+    problem: str,
+    evaluate: Callable[[Scope, Any], LossOutput],
+    scope: Scope,
+    batch: Any,
+    num_tasks: int,
+    *,
+    with_metrics: bool,
 ) -> LossOutput:
     """Return the losses of all tasks, 1-D, with the mean of each metric.
 
     Args:
+        problem: whose loss it is, for messages.
         evaluate: a task's loss, from its parameters and its part of the batch.
         scope: stacked parameters by problem.
         batch: tensors, in any nesting, whose first axis is the tasks'; or None.
@@ -63,8 +70,9 @@ def evaluate_tasks(
     def check(value: Any) -> Any:
         if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != num_tasks):
             raise ConfigError(
-                f"A batch holds a tensor of shape {tuple(value.shape)} for {num_tasks} tasks; expected the tasks along "
-                f"its first axis. Set stream.batch_size={num_tasks} with a data set whose samples are tasks."
+                f"problems.{problem}.loss: found a tensor of shape {tuple(value.shape)} in a batch for {num_tasks} "
+                f"tasks; expected the tasks along its first axis. Set stream.batch_size={num_tasks} with data whose "
+                "samples are tasks, such as data=sinusoid_episodes, or remove tasks."
             )
         return value
 

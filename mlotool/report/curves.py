@@ -1,6 +1,6 @@
 """The curves: a card for each problem's loss, each other training metric, and each evaluated metric."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,16 @@ from mlotool.report.series import LARGEST, Series, needs_log_scale, smoothed, th
 # Splits share the evaluated problem's colour and differ in line and marker.
 SPLIT_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 
+MAX_NAMED = 20
+"""Curves of one card with a legend."""
+
 # Set by a schedule: a moving mean would show values that were never used.
 SCHEDULED = ("lr", "beta")
+
+TITLES = {"lr": "Learning rate", "hypergradient_norm": "Norm of the hypergradient"}
+
+# Begins the keys of an upper problem's values, as the runner logs them.
+LEARNED = "learned_"
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,8 @@ class Best:
 def training_cards(book: Sketchbook, series: Sequence[Series], colours: dict[str, str]) -> list[Card]:
     """Draw what the problems logged while they trained; losses first, the learning rate last.
 
-    Not the number of steps: it is a straight line, and the table of last values has it.
+    Not rates that stay what they are, which `constant_rates` tells. Not the number of steps: it is a straight line,
+    and the table of last values has it.
     """
     own = [each for each in series if each.owner in colours]
     cards = []
@@ -41,12 +50,24 @@ def training_cards(book: Sketchbook, series: Sequence[Series], colours: dict[str
         cards.append(curve_card(book, f"loss-{each.owner}", title, [each], [_line(each, colours[each.owner])]))
     metrics = dict.fromkeys(each.metric for each in own if each.metric not in ("loss", "lr", "step"))
     for metric in (*metrics, "lr"):
-        group = [each for each in own if each.metric == metric]
+        group = [each for each in own if each.metric == metric and not _is_constant_rate(each)]
         if group:
-            title = "Learning rate" if metric == "lr" else f"Training: {words(metric)}"
+            title = TITLES.get(metric, f"Training: {words(metric)}")
             lines = [_line(each, colours[each.owner]) for each in group]
             cards.append(curve_card(book, f"training-{metric}", title, group, lines))
     return cards
+
+
+def constant_rates(series: Sequence[Series], colours: Mapping[str, str]) -> str:
+    """Return a sentence of the learning rates that stay what they are; empty where there are none."""
+    own = [each for each in series if each.owner in colours and _is_constant_rate(each)]
+    rates = ", ".join(f"{each.owner} {number(float(each.finite[0]))}" for each in own)
+    return f"Constant learning rate{'s' if len(own) > 1 else ''}: {rates}." if own else ""
+
+
+def _is_constant_rate(series: Series) -> bool:
+    values = series.finite
+    return series.metric == "lr" and len(values) == len(series.values) > 0 and bool((values == values[0]).all())
 
 
 def evaluation_cards(
@@ -87,8 +108,9 @@ def curve_card(
     group: Sequence[Series],
     lines: Sequence[Line],
     best: Best | None = None,
+    num_named: int = MAX_NAMED,
 ) -> Card:
-    """Draw series over ticks in one figure, on a log scale where they span decades."""
+    """Draw series over ticks in one figure, on a log scale where they span decades; of too many none is named."""
     figure, axes = book.new()
     values = np.concatenate([each.finite for each in group])
     handles = [_draw(axes, each, line) for each, line in zip(group, lines, strict=True)]
@@ -101,9 +123,11 @@ def curve_card(
     for each in group:
         _mark_not_finite(axes, each)
     whole_ticks(axes)
-    if len(group) > 1 or best is not None:
+    # All panels of a page begin where the run does.
+    axes.set_xlim(left=min(0.0, *(float(each.ticks[0]) for each in group)))
+    if 1 < len(group) <= num_named or best is not None:
         legend_above(axes, handles, labels)
-    return book.finish(figure, slug, title, _note(group))
+    return book.finish(figure, slug, title, _note(group, best))
 
 
 def _scale(axes: Axes, values: NDArray[np.float64]) -> None:
@@ -120,10 +144,11 @@ def _scale(axes: Axes, values: NDArray[np.float64]) -> None:
 def _draw(axes: Axes, series: Series, line: Line) -> Line2D:
     colour = light(line.colour)
     smooth = smoothed(series.values)
-    if smooth is not None and series.metric not in SCHEDULED and _is_noisy(series.values, smooth):
+    is_exact = series.metric in SCHEDULED or series.metric.startswith(LEARNED)
+    if smooth is not None and not is_exact and _is_noisy(series.values, smooth):
         axes.plot(*thinned(series.ticks, series.values), color=colour, linewidth=0.7, alpha=0.5)
         return axes.plot(*thinned(series.ticks, smooth), color=colour, linewidth=1.6, linestyle=line.style)[0]
-    marker = line.marker if len(series.ticks) <= 30 else None
+    marker = (line.marker if len(series.ticks) <= 30 else None) or ("o" if len(series.ticks) == 1 else None)
     return axes.plot(
         *thinned(series.ticks, series.values),
         color=colour,
@@ -169,7 +194,7 @@ def _mark_not_finite(axes: Axes, series: Series) -> None:
         mark[0].set_clip_on(False)
 
 
-def _note(group: Sequence[Series]) -> str:
+def _note(group: Sequence[Series], best: Best | None = None) -> str:
     notes = []
     for each in group:
         gaps = each.not_finite
@@ -179,5 +204,8 @@ def _note(group: Sequence[Series]) -> str:
                 f"{each.owner}: {len(gaps)} {values} not finite, first at tick {number(float(gaps[0]))} (cross)."
             )
         if len(each.ticks) == 1 and len(each.finite):
-            notes.append(f"{each.owner}: {number(float(each.values[0]))} at tick {number(float(each.ticks[0]))}.")
+            tick = number(float(each.ticks[0]))
+            is_best = best is not None and best.tick == each.ticks[0]
+            place = f"at the best checkpoint (tick {tick})" if is_best else f"at tick {tick}"
+            notes.append(f"{each.owner}: {number(float(each.values[0]))} {place}.")
     return " ".join(notes)

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Formatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from mlotool.core.run_files import write_bytes
 from mlotool.report.formats import shortened
 from mlotool.report.markup import Markup
 from mlotool.report.palette import light, themed
@@ -70,7 +71,7 @@ class Sketchbook:
     """Makes the figures of one report, inside `report_style()`, and keeps their file names apart.
 
     Args:
-        folder: where the PNG files go.
+        folder: where the PNG files go, in the folder of a run or a sweep.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,7 +96,9 @@ class Sketchbook:
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             # The page has headings of its own, so that a title is read out and may wrap.
             heading = figure.suptitle(shortened(title, 60), x=0.01, ha="left", fontsize=9.5)
-            figure.savefig(file, format="png", dpi=180, facecolor="white")
+            picture = io.BytesIO()
+            figure.savefig(picture, format="png", dpi=180, facecolor="white")
+            write_bytes(self.folder.parent, f"{self.folder.name}/{file.name}", picture.getvalue())
             heading.set_visible(False)
             heading.set_in_layout(False)
             text = io.StringIO()
@@ -106,7 +109,6 @@ class Sketchbook:
         return Card(title, svg, note, is_wide=figure.get_figwidth() > SIZE_INCHES[0])
 
     def _file(self, slug: str) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
         safe = re.sub(r"[^A-Za-z0-9_-]+", "_", slug)[:80].strip("_-") or "figure"
         taken = {file.stem.lower() for file in self.files}
         name, count = safe, 2

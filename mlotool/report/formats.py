@@ -52,3 +52,8 @@ def last_part(target: object) -> str:
 def shortened(text: str, limit: int) -> str:
     """Return the text, cut with an ellipsis where it is longer than `limit` characters."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shortened_key(key: str, limit: int) -> str:
+    """Return a dotted key, cut at its beginning where it is longer than `limit` characters: its end tells more."""
+    return key if len(key) <= limit else "…" + key[len(key) - limit + 1 :]

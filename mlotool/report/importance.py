@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mlotool.report.sweep_columns import Column
 
-MIN_JOBS = 4
+MIN_JOBS = 6
 FANOVA = "share of the objective's variance, by fANOVA of Optuna"
 CORRELATION = "absolute rank correlation with the objective; of names, the correlation ratio of ranks"
 
@@ -20,10 +20,10 @@ def importances(columns: Sequence[Column], objective: Sequence[float]) -> tuple[
     """Return how importance was measured, and each column's, the largest first; empty where it cannot be told.
 
     Args:
-        columns: of the jobs that finished.
+        columns: of the settings that finished.
         objective: theirs.
     """
-    if len(objective) < MIN_JOBS or len(set(objective)) < 2 or not columns:
+    if len(objective) < max(MIN_JOBS, len(columns) + 4) or len(set(objective)) < 2 or not columns:
         return "", []
     try:
         found = _fanova(import_module("optuna"), columns, objective)
@@ -39,11 +39,12 @@ def _fanova(optuna: Any, columns: Sequence[Column], objective: Sequence[float]) 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     # Made anew from the table, so that a grid has importances too.
     study = optuna.create_study()
+    numbers = [column.numbers for column in columns]
     distributions = {column.key: _distribution(optuna.distributions, column) for column in columns}
     for index, value in enumerate(objective):
         params = {
-            column.key: str(column.texts[index]) if column.numbers is None else column.numbers[index]
-            for column in columns
+            column.key: str(column.texts[index]) if own is None else own[index]
+            for column, own in zip(columns, numbers, strict=True)
         }
         study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=value))
     with warnings.catch_warnings():
@@ -54,9 +55,10 @@ def _fanova(optuna: Any, columns: Sequence[Column], objective: Sequence[float]) 
 
 
 def _distribution(kinds: Any, column: Column) -> Any:
-    if column.numbers is None:
+    numbers = column.numbers
+    if numbers is None:
         return kinds.CategoricalDistribution(sorted({str(text) for text in column.texts}))
-    return kinds.FloatDistribution(min(column.numbers), max(column.numbers), log=column.is_log)
+    return kinds.FloatDistribution(min(numbers), max(numbers), log=column.is_log)
 
 
 def _correlation(column: Column, objective: NDArray[np.float64]) -> float:

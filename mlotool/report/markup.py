@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 
-VOID = frozenset({"meta", "br", "hr", "img", "link", "input"})
+VOID = frozenset({"meta", "br", "hr", "img", "link", "input", "wbr"})
 
 
 class Markup(str):

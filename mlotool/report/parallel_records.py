@@ -1,15 +1,18 @@
 """Who did what when in a layer-parallel run, and how much faster that was."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from mlotool.core.errors import RunFileError
+from mlotool.core.run_files import list_files, read_json
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
 
 MAX_SPANS, MAX_STAGES, MAX_SECONDS = 20_000, 256, 1e9
+MAX_FILES, MAX_BYTES = 100, 20_000_000
+PREFIX = "parallel_"
 
 
 @dataclass(frozen=True)
@@ -98,19 +101,24 @@ class Timeline:
         return found
 
 
-def read_timelines(folder: Path) -> tuple[list[Timeline], list[str]]:
-    """Read every artifacts/parallel_<problem>.json.
+def read_timelines(run_dir: Path) -> tuple[list[Timeline], list[str]]:
+    """Read every artifacts/parallel_<problem>.json of a run folder.
 
     Returns:
         the timelines, and a note for each file that cannot be drawn.
     """
     found, notes = [], []
-    for file in sorted(folder.glob("parallel_*.json")):
+    try:
+        names = [Path(each) for each in list_files(run_dir, "artifacts", ".json", MAX_FILES)]
+    except RunFileError as error:
+        return [], [str(error)]
+    for name in names:
+        if not name.stem.startswith(PREFIX):
+            continue
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            found.append(_timeline(file.stem.removeprefix("parallel_"), content))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            notes.append(f"artifacts/{file.name} could not be drawn: {type(error).__name__}, {error}")
+            found.append(_timeline(name.stem.removeprefix(PREFIX), read_json(run_dir, name, MAX_BYTES)))
+        except (RunFileError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            notes.append(f"{name.as_posix()} could not be drawn: {type(error).__name__}, {error}")
     return found, notes
 
 

@@ -1,14 +1,13 @@
 """What a run folder holds, read so that no missing or broken file stops the report."""
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from mlotool.core.errors import ConfigError
+from mlotool.config.objective import is_wrong_way_round, objective_direction
+from mlotool.config.run_config import read_run_config
+from mlotool.core.errors import ConfigError, RunFileError
+from mlotool.core.run_files import MAX_TEXT_BYTES, read_json, read_text
 
 MARKS = ("summary.json", "config.yaml", "metrics.csv", "provenance.json")
 
@@ -61,8 +60,27 @@ class RunFolder:
         """key, value and mode of the objective, as far as they are known."""
         found = dict(as_dict(self.summary.get("objective")))
         found.setdefault("key", self.config.get("objective"))
-        found.setdefault("mode", self.config.get("objective_mode"))
+        found["mode"] = objective_direction(self._judged(found.get("mode")))
         return found
+
+    def _judged(self, mode: object) -> dict[str, Any]:
+        # What is known of the key counts before what a summary says: older runs could be told the wrong direction.
+        key = as_dict(self.summary.get("objective")).get("key") or self.config.get("objective")
+        return {**self.config, "objective": key, "objective_mode": mode or self.config.get("objective_mode")}
+
+    @property
+    def is_wrong_way_round(self) -> bool:
+        """Whether the best checkpoint was chosen by the wrong direction, as older versions allowed."""
+        return is_wrong_way_round(self.config)
+
+    @property
+    def wrong_way_note(self) -> str:
+        """What is said then."""
+        return (
+            f"objective_mode is {self.config['objective_mode']}, and {self.objective['mode']} is better for "
+            f"{self.config['objective']}: what is called the best checkpoint is that of the worst evaluation. Use "
+            "checkpoints/last.ckpt, or run the recipe again."
+        )
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -99,14 +117,29 @@ def read_run_folder(path: Path) -> RunFolder:
             "Give the folder that `mlotool run` printed, outputs/<name>/<date>_<time>."
         )
     run = RunFolder(path)
-    run.config_text = _read_text(run, "config.yaml", needed=True)
-    run.recipe_text = _read_text(run, "recipe.yaml", needed=False)
-    overrides = _read_text(run, "overrides.txt", needed=False)
-    run.overrides = tuple(line.strip() for line in overrides.splitlines() if line.strip())
-    run.config = _parsed(run, "config.yaml", run.config_text, yaml.safe_load)
-    run.summary = _parsed(run, "summary.json", _read_text(run, "summary.json", needed=True), json.loads)
-    run.provenance = _parsed(run, "provenance.json", _read_text(run, "provenance.json", needed=True), json.loads)
+    run.config_text, run.config = _config(run)
+    run.recipe_text = _text(run, "recipe.yaml")
+    run.overrides = tuple(line.strip() for line in _text(run, "overrides.txt").splitlines() if line.strip())
+    run.summary = _mapping(run, "summary.json")
+    run.provenance = _mapping(run, "provenance.json")
+    if run.is_wrong_way_round:
+        run.notes.append(run.wrong_way_note)
     return run
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise ConfigError where the folder is another program's, which has a config.yaml as well."""
+    if not path.is_dir() or (path / "provenance.json").exists():
+        return
+    try:
+        document = read_run_config(path)
+    except ConfigError:
+        return
+    if document is not None and document.data and "problems" not in document.data:
+        raise ConfigError(
+            f"'{path}' is not the folder of a run: its config.yaml has no problems, and there is no provenance.json; "
+            "expected what `mlotool run` has written. Give the folder that it printed, outputs/<name>/<date>_<time>."
+        )
 
 
 def as_dict(value: Any) -> dict[Any, Any]:
@@ -121,24 +154,32 @@ def _listing(path: Path) -> str:
     return "a folder with " + ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _read_text(run: RunFolder, name: str, *, needed: bool) -> str:
-    file = run.path / name
-    if not file.is_file():
-        if needed:
-            run.notes.append(f"{name} is missing.")
-        return ""
-    return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _parsed(run: RunFolder, name: str, text: str, parse: Callable[[str], Any]) -> dict[str, Any]:
-    if not text:
-        return {}
+def _text(run: RunFolder, name: str) -> str:
     try:
-        value = parse(text)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError, yaml.YAMLError) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        run.notes.append(f"{name} could not be read: {first_line}")
+        return read_text(run.path, name, MAX_TEXT_BYTES) or ""
+    except RunFileError as error:
+        run.notes.append(str(error))
+        return ""
+
+
+def _config(run: RunFolder) -> tuple[str, dict[str, Any]]:
+    try:
+        document = read_run_config(run.path)
+    except ConfigError as error:
+        run.notes.append(f"config.yaml could not be read: {error}")
+        return "", {}
+    if document is None:
+        run.notes.append("config.yaml is missing.")
+        return "", {}
+    return document.text, document.data
+
+
+def _mapping(run: RunFolder, name: str) -> dict[str, Any]:
+    try:
+        found = read_json(run.path, name)
+    except RunFileError as error:
+        run.notes.append(f"{name} could not be read: {error}")
         return {}
-    if not isinstance(value, dict):
-        run.notes.append(f"{name} holds no mapping.")
-    return as_dict(value)
+    if found is None:
+        run.notes.append(f"{name} is missing.")
+    return found or {}

@@ -1,6 +1,6 @@
 """The page's sections that are words and tables: header, final metrics, provenance."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlotool.report.formats import NONE, duration, number
@@ -72,7 +72,14 @@ def _tile(label: str, value: str, below: str = "", class_: str = "tile") -> Mark
 
 
 def final_table(run: RunFolder, colours: Mapping[str, str]) -> Markup:
-    """All last metrics and the best checkpoint's, grouped by who logged them."""
+    """All last metrics and the best checkpoint's, grouped by who logged them.
+
+    What is evaluated in the end is so at the best checkpoint, where there is one.
+    """
+    at_end = _evaluated_in_the_end(run)
+    ended = {key: value for key, value in run.metrics.items() if str(key).partition("/")[0] in at_end}
+    last = {key: value for key, value in run.metrics.items() if key not in ended}
+    values = (last, {**run.best_metrics, **ended}) if run.best_tick is not None else (run.metrics, run.best_metrics)
     keys = list(dict.fromkeys([*run.metrics, *run.best_metrics]))
     if not keys:
         return element("p", "The run logged no metrics.", class_="muted card")
@@ -84,7 +91,7 @@ def final_table(run: RunFolder, colours: Mapping[str, str]) -> Markup:
             [element("span", class_="dot", style=f"background:{variable(colours[owner])}")] if owner in colours else []
         )
         rows.append(element("tr", element("th", *dot, owner, colspan=3, scope="rowgroup"), class_="group"))
-        rows += [_metric_row(run, key) for key in keys if str(key).partition("/")[0] == owner]
+        rows += [_metric_row(run, key, values) for key in keys if str(key).partition("/")[0] == owner]
     best = "best checkpoint" if run.best_tick is None else f"best checkpoint (tick {run.best_tick})"
     heads = [element("th", "metric", scope="col")]
     heads += [element("th", text, scope="col", class_="number") for text in ("last", best)]
@@ -92,13 +99,16 @@ def final_table(run: RunFolder, colours: Mapping[str, str]) -> Markup:
     return element("div", table, class_="card scroll")
 
 
-def _metric_row(run: RunFolder, key: Any) -> Markup:
+def _evaluated_in_the_end(run: RunFolder) -> set[str]:
+    splits = as_dict(as_dict(run.config.get("evaluate")).get("splits"))
+    ended = [str(split) for split, every in splits.items() if every == "end"]
+    return {*ended, *map(str, as_dict(run.config.get("analyses")))}
+
+
+def _metric_row(run: RunFolder, key: Any, values: Sequence[Mapping[str, Any]]) -> Markup:
     name = str(key).partition("/")[2] or str(key)
     marked = element("b", name, " ★") if key == run.objective.get("key") else name
-    cells = [
-        element("td", number(values.get(key)), class_="number", title=_exact(values.get(key)))
-        for values in (run.metrics, run.best_metrics)
-    ]
+    cells = [element("td", number(each.get(key)), class_="number", title=_exact(each.get(key))) for each in values]
     return element("tr", element("th", marked, scope="row"), *cells)
 
 
@@ -118,7 +128,10 @@ def origin(run: RunFolder) -> Markup:
     if run.overrides:
         parts.append(element("p", "Overrides", class_="muted"))
         parts.append(element("pre", "\n".join(run.overrides)))
-    facts = [element("tr", element("th", name, scope="row"), element("td", value)) for name, value in _facts(run)]
+    facts = [
+        element("tr", element("th", name, scope="row"), element("td", value, class_="text"))
+        for name, value in _facts(run)
+    ]
     parts.append(element("table", element("tbody", *facts)))
     blocks = [element("div", *parts, class_="card scroll")]
     for summary, text in (("Resolved config", run.config_text), ("Recipe file", run.recipe_text)):

@@ -1,18 +1,30 @@
 """The curves of a run: metrics.csv as one series a key, grouped by what draws them."""
 
 import csv
-import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlotool.core.errors import RunFileError
+from mlotool.core.run_files import MAX_METRICS_BYTES, open_file
+
 SPLIT_NAMES = ("train", "meta", "val", "valid", "validation", "test")
 MAX_BUCKETS = 500
+MAX_LINES, MAX_KEYS, MAX_LINE_LENGTH = 2_000_000, 1_000, 2_000
+"""Of metrics.csv, so that a page is there in seconds."""
+
+MAX_CHARACTERS = 100_000_000
+"""Of it as well: three million usual lines."""
+
+LARGEST_TICK = 1e15
 # A larger value is as good as infinite, and its square or sum is.
 LARGEST = 1e150
+# A smaller one is as good as zero, and has no place on a log scale.
+SMALLEST = 1e-150
 MIN_POINTS_TO_SMOOTH = 40
 
 
@@ -43,31 +55,64 @@ class Series:
         return self.ticks[np.isnan(self.values)]
 
 
-def read_series(file: Path) -> tuple[list[Series], int]:
-    """Read metrics.csv (tick,key,value).
+def read_series(run_dir: Path) -> tuple[list[Series], list[str]]:
+    """Read metrics.csv (tick,key,value) of a run folder.
 
     Returns:
-        one series a key in order of appearance, and the number of lines that could not be read.
+        one series a key in order of appearance, and notes on what could not be read.
     """
-    if not file.is_file():
-        return [], 0
     points: dict[str, dict[float, float]] = {}
-    num_bad = 0
-    with file.open(encoding="utf-8", errors="replace", newline="") as lines:
-        for row in _rows(lines):
-            if row[:3] == ["tick", "key", "value"] or not row:
-                continue
-            try:
-                tick, key, value = float(row[0]), row[1], float(row[2])
-            except (ValueError, IndexError):
-                num_bad += 1
-                continue
-            if not math.isfinite(tick):
-                num_bad += 1
-                continue
-            # A resumed run logs some ticks again: the later value counts.
-            points.setdefault(key, {})[tick] = value
-    return [_series(key, values) for key, values in points.items()], num_bad
+    num_bad = num_lines = num_others = 0
+    pieces = _Pieces()
+    try:
+        with (
+            open_file(run_dir, "metrics.csv", MAX_METRICS_BYTES) as file,
+            TextIOWrapper(file, encoding="utf-8", errors="replace", newline="") as text,
+        ):
+            for row in _rows(pieces.of(text)):
+                num_lines += 1
+                if num_lines > MAX_LINES:
+                    break
+                if row[:3] == ["tick", "key", "value"] or not row:
+                    continue
+                try:
+                    tick, key, value = float(row[0]), row[1], float(row[2])
+                except (ValueError, IndexError):
+                    num_bad += 1
+                    continue
+                if not abs(tick) < LARGEST_TICK:
+                    num_bad += 1
+                elif len(points) == MAX_KEYS and key not in points:
+                    num_others += 1
+                else:
+                    # A resumed run logs some ticks again: the later value counts.
+                    points.setdefault(key, {})[tick] = value
+    except FileNotFoundError:
+        return [], []
+    except RunFileError as error:
+        return [], [str(error)]
+    notes = []
+    if num_bad:
+        notes.append(f"metrics.csv has {num_bad} line{'s' if num_bad > 1 else ''} that could not be read.")
+    if num_others:
+        notes.append(f"metrics.csv has more than {MAX_KEYS} keys; {num_others} values of later ones are left out.")
+    if num_lines > MAX_LINES or pieces.num_characters > MAX_CHARACTERS:
+        limit = f"{MAX_LINES} lines" if num_lines > MAX_LINES else f"{MAX_CHARACTERS} characters"
+        notes.append(f"metrics.csv has more than {limit}; what comes after those is left out.")
+    return [_series(key, values) for key, values in points.items()], notes
+
+
+class _Pieces:
+    """The lines of a text, as far as they are read; a long line, which no run writes, comes in pieces."""
+
+    def __init__(self) -> None:
+        self.num_characters = 0
+
+    def of(self, text: TextIOWrapper) -> Iterator[str]:
+        """Yield them."""
+        while (line := text.readline(MAX_LINE_LENGTH)) and self.num_characters <= MAX_CHARACTERS:
+            self.num_characters += len(line)
+            yield line
 
 
 def _rows(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -129,4 +174,4 @@ def thinned(ticks: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[ND
 
 def needs_log_scale(values: NDArray[np.float64]) -> bool:
     """Return whether positive values span more than two decades."""
-    return len(values) > 1 and bool(values.min() > 0) and bool(values.max() > 100 * values.min())
+    return len(values) > 1 and bool(values.min() > SMALLEST) and bool(values.max() > 100 * values.min())

@@ -1,14 +1,20 @@
-"""The jobs of a sweep, one row each."""
+"""A sweep as its folder tells it: what was asked for, and one row a job."""
 
-import csv
-import json
 import re
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunFileError
+from mlotool.core.locks import is_held
+from mlotool.core.run_files import located, read_json, read_text
+from mlotool.report.formats import shortened
 from mlotool.report.run_folder import as_dict, is_run_folder
+
+# No run writes longer texts.
+MAX_ERROR, MAX_NAME, MAX_STATUS = 5_000, 200, 40
+ENDED = ("finished", "pruned", "failed")
 
 
 @dataclass(frozen=True)
@@ -17,94 +23,168 @@ class SweepRow:
 
     Args:
         job: the name of its folder.
-        overrides: of its command line, separated by spaces.
-        status: finished, pruned, failed, interrupted, or unfinished where it left no summary.
+        parameters: its overrides, each value as it was written.
+        status: finished, pruned, failed, interrupted, running, or unfinished where it left no summary and no process
+            holds its folder.
         objective: the key; empty where it is not known.
-        value: of the objective; None where there is none.
+        value: of the objective at the best checkpoint, else the last one; None where there is none.
+        metrics: the last value of each key.
+        seconds: from its start to its end; None where it has not ended.
+        num_ticks: that it has done; None where it left no summary.
         folder: of the job.
         error: why it failed; empty where it did not.
     """
 
     job: str
-    overrides: str
+    parameters: Mapping[str, str]
     status: str
     objective: str
     value: float | None
+    metrics: Mapping[str, float]
+    seconds: float | None
+    num_ticks: int | None
     folder: Path
     error: str = ""
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What a sweep was asked for, as plan.json in its folder has it.
+
+    Args:
+        objective: the key; empty where it is not known.
+        mode: "min" or "max"; empty where it is not known.
+        num_jobs: how many it is to have; None where that is not known.
+        num_values: how many values the sweep lists for a key; a key that is drawn from a range has none.
+        log_keys: those that were drawn by their logarithm.
+    """
+
+    objective: str = ""
+    mode: str = ""
+    num_jobs: int | None = None
+    num_values: Mapping[str, int] = field(default_factory=dict)
+    log_keys: frozenset[str] = frozenset()
+
+
+PLAN_FILE = "plan.json"
 
 
 def sweep_rows(sweep_dir: Path) -> list[SweepRow]:
     """Return a row for every job of a sweep, failed ones included, in the order of their numbers.
 
     Raises:
-        ConfigError: `sweep_dir` holds no jobs.
+        ConfigError: `sweep_dir` is not the folder of a sweep.
     """
     sweep_dir = Path(sweep_dir)
-    jobs = [path for path in sweep_dir.iterdir() if _is_job(path)] if sweep_dir.is_dir() else []
-    if not jobs:
+    jobs = [path for path in sweep_dir.iterdir() if _is_job(sweep_dir, path)] if sweep_dir.is_dir() else []
+    if not jobs and not (sweep_dir / PLAN_FILE).is_file():
         found = "a folder without jobs" if sweep_dir.is_dir() else "no such folder"
         raise ConfigError(
             f"'{sweep_dir}' is not the folder of a sweep: found {found}; expected one folder a job (0, 1, ...) "
             "with summary.json or overrides.txt in it. Give the folder outputs/<name>/multirun/<date>_<time>."
         )
-    return [_row(path) for path in sorted(jobs, key=_natural)]
+    is_alive = is_held(sweep_dir / ".lock")
+    return [_row(path, is_alive=is_alive) for path in sorted(jobs, key=_natural)]
 
 
-def write_sweep_summary(sweep_dir: Path) -> Path:
-    """Write sweep.csv beside the jobs, one row a job: job, overrides, status, objective, value, folder, error.
-
-    Returns:
-        the file.
-
-    Raises:
-        ConfigError: `sweep_dir` holds no jobs.
-    """
-    rows = sweep_rows(sweep_dir)
-    file = Path(sweep_dir) / "sweep.csv"
-    with file.open("w", encoding="utf-8", newline="") as out:
-        writer = csv.writer(out)
-        writer.writerow([field.name for field in fields(SweepRow)])
-        writer.writerows([_cell(value) for value in astuple(row)] for row in rows)
-    return file
+def read_plan(sweep_dir: Path) -> SweepPlan:
+    """Return what a sweep was asked for, as far as its folder says."""
+    found = _json(sweep_dir, PLAN_FILE)
+    keys = {str(key): as_dict(value) for key, value in as_dict(found.get("keys")).items()}
+    return SweepPlan(
+        objective=_text_of(found.get("objective")),
+        mode=_mode(found.get("mode")),
+        num_jobs=_whole(found.get("num_jobs")),
+        num_values={key: count for key, each in keys.items() if (count := _whole(each.get("num_values")))},
+        log_keys=frozenset(key for key, each in keys.items() if each.get("is_log") is True),
+    )
 
 
-def _cell(value: object) -> object:
-    """Return a value as spreadsheets show it: they would compute a text that begins as a formula does."""
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else "" if value is None else value
-
-
-def _is_job(path: Path) -> bool:
+def _is_job(sweep_dir: Path, path: Path) -> bool:
     if not path.is_dir() or path.name.startswith("."):
+        return False
+    try:
+        located(sweep_dir, path.name)
+    except RunFileError:
         return False
     # A job that died while it started has nothing but the number that the sweep gave it.
     return is_run_folder(path) or (path / "overrides.txt").is_file() or path.name.isdigit()
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
 
 
-def _row(path: Path) -> SweepRow:
-    summary = _summary(path / "summary.json")
+def _row(path: Path, *, is_alive: bool) -> SweepRow:
+    summary = _json(path, "summary.json")
     objective = as_dict(summary.get("objective"))
-    value = objective.get("value")
-    overrides = path / "overrides.txt"
-    lines = overrides.read_text(encoding="utf-8", errors="replace").splitlines() if overrides.is_file() else []
+    metrics = {str(key): _number(value) for key, value in as_dict(summary.get("metrics")).items()}
     return SweepRow(
         job=path.name,
-        overrides=" ".join(line.strip() for line in lines if line.strip()),
-        status=str(summary.get("status") or "unfinished"),
-        objective=str(objective.get("key") or ""),
-        value=float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None,
+        parameters=_parameters(path),
+        status=_status(path, summary, is_alive=is_alive),
+        objective=shortened(_text_of(objective.get("key")), MAX_NAME),
+        value=_number(objective.get("value")),
+        metrics={key: value for key, value in metrics.items() if value is not None},
+        seconds=_seconds(path, summary),
+        num_ticks=_whole(summary.get("num_ticks")),
         folder=path,
-        error=str(summary.get("error") or ""),
+        error=shortened(_text_of(summary.get("error")), MAX_ERROR),
     )
 
 
-def _summary(file: Path) -> dict[str, Any]:
+def _status(path: Path, summary: Mapping[str, Any], *, is_alive: bool) -> str:
+    status = shortened(str(summary.get("status") or "unfinished"), MAX_STATUS)
+    if status in ENDED:
+        return status
+    # A job holds its folder; one of a sweep that lives has yet to take hold of it. An interrupted one may go on.
+    return "running" if is_held(path) or (is_alive and not summary) else status
+
+
+def _parameters(path: Path) -> dict[str, str]:
+    """Return a job's overrides; before it has written them itself, those that it was given."""
+    lines: list[Any] = _text(path, "overrides.txt").splitlines()
+    if not lines:
+        words = _json(path, "job.json").get("words")
+        lines = words if isinstance(words, list) else []
+    pairs = (str(line).strip().lstrip("+").partition("=") for line in lines)
+    return {key.strip(): value.strip() for key, sign, value in pairs if sign and not key.startswith(("~", "hydra."))}
+
+
+def _seconds(path: Path, summary: Mapping[str, Any]) -> float | None:
+    if not summary:
+        return None
+    duration = _number(_json(path, "provenance.json").get("duration_s"))
+    return duration if duration is not None else _number(summary.get("training_s"))
+
+
+def _text(folder: Path, name: str) -> str:
     try:
-        return as_dict(json.loads(file.read_text(encoding="utf-8", errors="replace")))
-    except (OSError, ValueError, RecursionError):
+        return read_text(folder, name) or ""
+    except RunFileError:
+        return ""
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        return read_json(folder, name) or {}
+    except RunFileError:
         return {}
+
+
+def _text_of(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _mode(value: object) -> str:
+    return value if value in ("min", "max") and isinstance(value, str) else ""
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**15 else None

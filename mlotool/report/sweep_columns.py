@@ -1,13 +1,15 @@
 """What differs between the jobs of a sweep, as columns of numbers or names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from mlotool.report.sweep import SweepRow
+from mlotool.report.formats import NONE, number
+from mlotool.report.series import LARGEST, SMALLEST
 
 # From this ratio of the largest to the smallest value on, a column is drawn on a log scale.
 LOG_RATIO = 20
+MAX_KEYS = 200
+"""Overrides that are looked at; no command line has as many."""
 
 
 @dataclass(frozen=True)
@@ -17,42 +19,79 @@ class Column:
     Args:
         key: of the override.
         label: the shortest end of the key that no other column has.
-        texts: a job's value as it was written; None where the job does not say.
-        numbers: the same as numbers; None where one of them is none.
+        texts: each value as it was written; None where it is not known.
+        is_drawn_by_logarithm: whether the sweep drew its values so.
     """
 
     key: str
     label: str
     texts: tuple[str | None, ...]
-    numbers: tuple[float, ...] | None
+    is_drawn_by_logarithm: bool = False
+
+    @property
+    def numbers(self) -> tuple[float, ...] | None:
+        """The values as numbers; None where one of them is none."""
+        found = [as_number(text) for text in self.texts]
+        known = tuple(each for each in found if each is not None)
+        return known if len(known) == len(found) else None
+
+    @property
+    def names(self) -> list[str]:
+        """The different values in the order in which they are drawn: numbers by size, then words."""
+        different = dict.fromkeys(NONE if text is None else text for text in self.texts)
+
+        def order(name: str) -> tuple[bool, float, str]:
+            value = as_number(name)
+            return (value is None, value or 0.0, name)
+
+        return sorted(different, key=order)
 
     @property
     def is_log(self) -> bool:
-        """Whether its values span so much that only a log scale shows them."""
-        return self.numbers is not None and min(self.numbers) > 0 and max(self.numbers) >= LOG_RATIO * min(self.numbers)
+        """Whether only a log scale shows its values as what they are."""
+        numbers = self.numbers
+        if not numbers or min(numbers) <= SMALLEST:
+            return False
+        return self.is_drawn_by_logarithm or max(numbers) >= LOG_RATIO * min(numbers)
 
     def take(self, indices: Sequence[int]) -> "Column":
-        """Return the column of some of the jobs."""
-        numbers = None if self.numbers is None else tuple(self.numbers[index] for index in indices)
-        return Column(self.key, self.label, tuple(self.texts[index] for index in indices), numbers)
+        """Return the column of some of the settings."""
+        texts = tuple(self.texts[index] for index in indices)
+        return Column(self.key, self.label, texts, self.is_drawn_by_logarithm)
 
 
-def differing_columns(rows: Sequence[SweepRow]) -> list[Column]:
-    """Return the overrides that not all jobs have in common, in the order of the command line."""
-    values = [_overrides(row.folder) for row in rows]
-    keys = dict.fromkeys(key for each in values for key in each)
-    differing = [key for key in keys if len({each.get(key) for each in values}) > 1]
-    return [
-        Column(key, _label(key, differing), texts, _numbers(texts))
-        for key in differing
-        for texts in [tuple(each.get(key) for each in values)]
-    ]
+def as_number(text: str | None) -> float | None:
+    """Return the number that a text is, or None; one as good as infinite is a word."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if abs(value) < LARGEST else None
 
 
-def _overrides(folder: Path) -> dict[str, str]:
-    file = folder / "overrides.txt"
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
-    return {key.strip(): value.strip() for key, sign, value in (line.partition("=") for line in lines) if sign}
+def shown(text: str | None) -> str:
+    """Return a value as a table shows it: numbers with four significant digits."""
+    if text is None:
+        return NONE
+    value = as_number(text)
+    return text if value is None else number(value)
+
+
+def split_keys(parameters: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, str]]:
+    """Return the keys that differ between jobs, in the order of the command line, and those with one value for all.
+
+    A job that does not say (it has only begun, or died while it started) makes nothing differ.
+    """
+    keys = list(dict.fromkeys(key for each in parameters for key in each))[:MAX_KEYS]
+    values = {key: {each[key] for each in parameters if key in each} for key in keys}
+    return [key for key in keys if len(values[key]) > 1], {
+        key: values[key].pop() for key in keys if len(values[key]) == 1
+    }
+
+
+def labels(keys: Sequence[str]) -> dict[str, str]:
+    """Return for each key the shortest end of it that is its alone."""
+    return {key: _label(key, keys) for key in keys}
 
 
 def _label(key: str, keys: Sequence[str]) -> str:
@@ -63,10 +102,3 @@ def _label(key: str, keys: Sequence[str]) -> str:
         if sum(f".{other}".endswith(f".{end}") for other in keys) == 1:
             return end
     return key
-
-
-def _numbers(texts: Sequence[str | None]) -> tuple[float, ...] | None:
-    try:
-        return tuple(float(text or "") for text in texts)
-    except ValueError:
-        return None

@@ -1,4 +1,4 @@
-"""The figures of a sweep: hyperparameters against the objective, their importances, the objective over the jobs."""
+"""The figures of a sweep: hyperparameters against the objective, their importances, the objective of all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,84 +6,82 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
-from mlotool.report.figure import WIDE_INCHES, Card, Sketchbook, legend_above
-from mlotool.report.formats import NONE, number, shortened
+from mlotool.report.figure import WIDE_INCHES, Card, Sketchbook
+from mlotool.report.formats import NONE, shortened, shortened_key
 from mlotool.report.importance import importances
 from mlotool.report.palette import light
-from mlotool.report.sweep_columns import Column
+from mlotool.report.sweep_columns import Column, shown
+from mlotool.report.sweep_settings import Comparison, Setting
+from mlotool.report.visible_range import VisibleRange, visible_range
 
-MAX_AXES = 12
+MAX_AXES = 10
 MAX_TICKS = 6
+# Ticks nearer to each other than this share of the axis would be printed over one another.
+TICK_DISTANCE = 0.055
+# Characters that fit between the first and the last axis of a wide figure.
+CHARACTERS_ACROSS = 118
 
 
-@dataclass(frozen=True)
-class Jobs:
-    """The jobs of a sweep that have a value.
-
-    Args:
-        names: their folders.
-        values: of the objective.
-        is_finished: false for one that was pruned or interrupted.
-        columns: their hyperparameters.
-        objective: the key.
-        mode: "min" or "max".
-    """
-
-    names: tuple[str, ...]
-    values: tuple[float, ...]
-    is_finished: tuple[bool, ...]
-    columns: tuple[Column, ...]
-    objective: str
-    mode: str
-
-    @property
-    def best(self) -> int | None:
-        """The index of the best job, out of those that finished."""
-        finished = [index for index, done in enumerate(self.is_finished) if done]
-        sign = 1 if self.mode == "min" else -1
-        return min(finished, key=lambda index: sign * self.values[index], default=None)
-
-
-def sweep_cards(book: Sketchbook, jobs: Jobs) -> tuple[list[Card], list[Card]]:
-    """Draw what the jobs allow: the wide figures, and those that stand side by side."""
-    if len(jobs.values) < 2:
-        return [], []
-    wide = [_parallel_card(book, jobs)] if jobs.columns else []
-    return wide, [_history_card(book, jobs), *_importance_cards(book, jobs)]
-
-
-def _parallel_card(book: Sketchbook, jobs: Jobs) -> Card:
-    columns = jobs.columns[: MAX_AXES - 1]
+def parallel_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
+    """Draw hyperparameters beside each other, a line a setting; nothing below two settings with a value."""
+    drawn = [index for index, each in enumerate(comparison.settings) if each.drawn is not None]
+    differing = [column for column in (each.take(drawn) for each in comparison.columns) if len(set(column.texts)) > 1]
+    if not differing:
+        return []
+    settings, columns = [comparison.settings[index] for index in drawn], differing[: MAX_AXES - 1]
+    values = [each.drawn or 0.0 for each in settings]
+    seen = visible_range(values)
     figure, axes = book.new(WIDE_INCHES)
-    scales = [*(_Scale.of(column) for column in columns), _Scale.of_objective(jobs)]
-    heights = np.stack([scale.heights for scale in scales], axis=1)
-    places = np.arange(len(scales))
-    # The better a job, the stronger its line.
-    order = np.argsort(np.argsort(jobs.values))
-    shade = order / max(1, len(order) - 1)
-    for index in np.argsort(shade if jobs.mode == "max" else -shade):
-        goodness = float(shade[index] if jobs.mode == "max" else 1 - shade[index])
-        is_best = index == jobs.best
+    budget = CHARACTERS_ACROSS // (len(columns) + 1)
+    scales = [*(_Scale.of(column, budget) for column in columns), _Scale.of_objective(comparison, values, seen, budget)]
+    _draw_lines(axes, comparison, settings, np.stack([scale.heights for scale in scales], axis=1))
+    _draw_scales(axes, scales)
+    figure.legend(*_legend(comparison, settings), loc="outside upper left", ncols=4)
+    notes = [seen.note([each.jobs for each in settings], values, _whose(comparison))]
+    left = len(differing) - len(columns)
+    notes.append(f"{left} more hyperparameter{'s are' if left > 1 else ' is'} not drawn." if left else "")
+    return [book.finish(figure, "parallel", "Hyperparameters and objective", " ".join(filter(None, notes)))]
+
+
+def _whose(comparison: Comparison) -> str:
+    return "the mean of jobs" if comparison.has_seeds else "job"
+
+
+def _draw_lines(axes: Axes, comparison: Comparison, settings: Sequence[Setting], heights: NDArray[np.float64]) -> None:
+    # The better a setting, the stronger its line, and the later it is drawn.
+    sign = 1 if comparison.mode == "min" else -1
+    worst_first = sorted(range(len(settings)), key=lambda index: -sign * (settings[index].drawn or 0.0))
+    for rank, index in enumerate(worst_first):
+        is_best = settings[index] is comparison.best
         axes.plot(
-            places,
+            np.arange(heights.shape[1]),
             heights[index],
-            color=light("problem-1" if is_best else "problem-0"),
-            alpha=1.0 if is_best else 0.12 + 0.68 * goodness,
+            color=light("problem-1" if is_best else "problem-0" if settings[index].values else "muted"),
+            alpha=1.0 if is_best else 0.2 + 0.6 * rank / len(settings),
             linewidth=2.2 if is_best else 1.1,
-            linestyle="-" if jobs.is_finished[index] else (0, (2, 2)),
+            linestyle="-" if settings[index].values else (0, (2, 2)),
             zorder=3 if is_best else 2,
         )
-    _draw_scales(axes, scales)
-    handles = [Line2D([], [], color=light("problem-1"), linewidth=2.2), Line2D([], [], color=light("problem-0"))]
-    labels = [f"best: job {jobs.names[jobs.best]}" if jobs.best is not None else "best", "others, better ones stronger"]
-    if not all(jobs.is_finished):
-        handles.append(Line2D([], [], color=light("problem-0"), linestyle=(0, (2, 2))))
-        labels.append("not finished")
-    axes.legend(handles, labels, loc="lower left", bbox_to_anchor=(0, 1.1), ncols=3)
-    left = f"{len(jobs.columns) - len(columns)} more keys are not drawn." if len(columns) < len(jobs.columns) else ""
-    return book.finish(figure, "parallel", "Hyperparameters and objective", left)
+
+
+def _legend(comparison: Comparison, settings: Sequence[Setting]) -> tuple[list[Line2D], list[str]]:
+    handles, labels = [], []
+    best = comparison.best
+    if best is not None:
+        handles.append(Line2D([], [], color=light("problem-1"), linewidth=2.2))
+        name = f"best setting: jobs {best.jobs}" if len(best.rows) > 1 else f"best: job {best.jobs}"
+        labels.append(shortened(name, 40))
+    if any(each.values for each in settings if each is not best):
+        handles.append(Line2D([], [], color=light("problem-0")))
+        labels.append("others, better ones stronger")
+    rest = {row.status for each in settings if not each.values for row in each.rows if row.value is not None}
+    if rest:
+        handles.append(Line2D([], [], color=light("muted"), linestyle=(0, (2, 2))))
+        labels.append(", ".join(sorted(rest)))
+    return handles, labels
 
 
 @dataclass(frozen=True)
@@ -95,33 +93,83 @@ class _Scale:
     ticks: list[tuple[float, str]]
 
     @classmethod
-    def of(cls, column: Column) -> "_Scale":
-        if column.numbers is None:
-            names = list(dict.fromkeys(str(text or NONE) for text in column.texts))
+    def of(cls, column: Column, budget: int) -> "_Scale":
+        numbers = column.numbers
+        if numbers is None:
+            names = column.names
             places = {name: (index + 0.5) / len(names) for index, name in enumerate(names)}
-            heights = np.array([places[str(text or NONE)] for text in column.texts])
-            return cls(column.label, heights, [(place, shortened(name, 18)) for name, place in places.items()])
-        return cls.of_numbers(column.label, np.asarray(column.numbers), is_log=column.is_log)
+            heights = np.array([places[name] for name in (NONE if text is None else text for text in column.texts)])
+            ticks = [(place, shortened(shown(name), max(6, budget - 4))) for name, place in places.items()]
+            return cls(wrapped(column.label, budget), heights, _apart(ticks))
+        span = VisibleRange(min(numbers), max(numbers), column.is_log, is_clipped=False)
+        return cls.of_numbers(wrapped(column.label, budget), np.asarray(numbers), span)
 
     @classmethod
-    def of_objective(cls, jobs: Jobs) -> "_Scale":
-        return cls.of_numbers(jobs.objective, np.asarray(jobs.values), is_log=False)
+    def of_objective(cls, comparison: Comparison, values: Sequence[float], seen: VisibleRange, budget: int) -> "_Scale":
+        label = f"{comparison.objective}, mean" if comparison.has_seeds else comparison.objective
+        scale = cls.of_numbers(wrapped(label, budget), seen.clip(values), seen)
+        if not seen.is_clipped:
+            return scale
+        ends = {0.0: "≤ ", 1.0: "≥ "}
+        outside = {0.0 if value < seen.low else 1.0 for value in values if not seen.low <= value <= seen.high}
+        ticks = [(at, f"{ends[at]}{text}" if at in outside else text) for at, text in scale.ticks]
+        return cls(scale.label, scale.heights, ticks)
 
     @classmethod
-    def of_numbers(cls, label: str, values: NDArray[np.float64], *, is_log: bool) -> "_Scale":
-        low, high = float(values.min()), float(values.max())
-        if low == high:
-            return cls(label, np.full(len(values), 0.5), [(0.5, number(low))])
-        seen = sorted(set(values.tolist()))
-        place = np.log if is_log else np.asarray
-        span = float(place(high) - place(low))
-        if len(seen) > MAX_TICKS:
-            seen = [
-                float(np.exp(each)) if is_log else float(each)
-                for each in np.linspace(float(place(low)), float(place(high)), 5)
-            ]
-        ticks = [(float(place(each) - place(low)) / span, f"{each:.3g}") for each in seen]
-        return cls(label, np.asarray((place(values) - place(low)) / span), ticks)
+    def of_numbers(cls, label: str, values: NDArray[np.float64], span: VisibleRange) -> "_Scale":
+        if span.low == span.high:
+            return cls(label, np.full(len(values), 0.5), [(0.5, f"{span.low:.4g}")])
+        place = np.log10 if span.is_log else np.asarray
+        low, high = float(place(span.low)), float(place(span.high))
+        ticks = sorted(set(values.tolist()))
+        if len(ticks) > MAX_TICKS:
+            ticks = _round_numbers(span, whole=all(each.is_integer() for each in ticks))
+        heights = np.clip(np.asarray((place(values) - low) / (high - low)), 0.0, 1.0)
+        texts = [(float(place(each) - low) / (high - low), f"{each:.3g}") for each in ticks]
+        return cls(label, heights, _apart(texts))
+
+
+def _round_numbers(span: VisibleRange, *, whole: bool) -> list[float]:
+    """Return both ends of an axis, and round numbers between them."""
+    if span.is_log:
+        locator: Locator = LogLocator(subs=(1, 2, 5) if span.high < 100 * span.low else (1,), numticks=8)
+    else:
+        locator = MaxNLocator(5, integer=whole)
+    inside = [float(each) for each in locator.tick_values(span.low, span.high) if span.low < each < span.high]
+    return [span.low, *inside, span.high]
+
+
+def wrapped(label: str, width: int) -> str:
+    """Return a dotted label in at most three lines of `width` characters, broken after dots, else after underscores."""
+    lines, line = [], ""
+    parts = (piece for part in _parts(label, "./ ") for piece in ([part] if len(part) <= width else _parts(part, "_")))
+    for part in parts:
+        if line and len(line) + len(part) > width:
+            lines.append(line)
+            line = ""
+        line += part
+    lines.append(line)
+    if len(lines) > 3:
+        lines = [f"…{lines[-3]}", *lines[-2:]]
+    return "\n".join(shortened(each, max(6, width)) for each in lines)
+
+
+def _parts(label: str, ends: str) -> list[str]:
+    parts = [""]
+    for character in label:
+        parts[-1] += character
+        if character in ends:
+            parts.append("")
+    return [part for part in parts if part]
+
+
+def _apart(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Return the ticks, the ends and of the rest those that are not too near to the one before."""
+    kept = ticks[:1]
+    for tick in ticks[1:-1]:
+        if tick[0] - kept[-1][0] >= TICK_DISTANCE and ticks[-1][0] - tick[0] >= TICK_DISTANCE:
+            kept.append(tick)
+    return [*kept, *ticks[-1:]] if len(ticks) > 1 else kept
 
 
 def _draw_scales(axes: Axes, scales: Sequence[_Scale]) -> None:
@@ -130,8 +178,8 @@ def _draw_scales(axes: Axes, scales: Sequence[_Scale]) -> None:
         spine.set_visible(False)
     axes.set_yticks([])
     axes.set_ylim(-0.04, 1.04)
-    axes.set_xlim(-0.25, len(scales) - 0.55)
-    axes.set_xticks(range(len(scales)), [shortened(scale.label, 26) for scale in scales])
+    axes.set_xlim(-0.3, len(scales) - 0.55)
+    axes.set_xticks(range(len(scales)), [scale.label for scale in scales])
     axes.xaxis.tick_top()
     axes.tick_params(axis="x", length=0, labelsize=8, labelcolor=light("ink"))
     box = {"boxstyle": "round,pad=0.15", "facecolor": light("card"), "edgecolor": "none", "alpha": 0.85}
@@ -142,43 +190,29 @@ def _draw_scales(axes: Axes, scales: Sequence[_Scale]) -> None:
             axes.text(place + 0.025, height, text, va="center", color=light("ink"), fontsize=7, bbox=box, zorder=5)
 
 
-def _history_card(book: Sketchbook, jobs: Jobs) -> Card:
-    figure, axes = book.new()
-    places = np.arange(len(jobs.values))
-    values, done = np.asarray(jobs.values), np.asarray(jobs.is_finished)
-    handles, labels = [], []
-    if done.any():
-        handles += axes.plot(places[done], values[done], "o", color=light("problem-0"), markersize=4)
-        labels.append("finished")
-        best = np.minimum if jobs.mode == "min" else np.maximum
-        handles += axes.step(places[done], best.accumulate(values[done]), where="post", color=light("problem-1"))
-        labels.append("best so far")
-    if not done.all():
-        style = {"markerfacecolor": "none", "markersize": 4, "linestyle": "none"}
-        handles += axes.plot(places[~done], values[~done], marker="o", color=light("muted"), **style)  # type: ignore[arg-type]
-        labels.append("not finished")
-    # Jobs are named by whole numbers, unless their folders were renamed.
-    shown = places[:: max(1, -(-len(places) // 8))]
-    axes.set_xticks(shown, [jobs.names[index] for index in shown])
-    axes.set_xlabel("job")
-    axes.set_ylabel(shortened(jobs.objective, 40))
-    legend_above(axes, handles, labels)
-    return book.finish(figure, "objective", "Objective over the jobs")
-
-
-def _importance_cards(book: Sketchbook, jobs: Jobs) -> list[Card]:
-    finished = [index for index, done in enumerate(jobs.is_finished) if done]
-    columns = [column.take(finished) for column in jobs.columns]
-    method, found = importances(columns, [jobs.values[index] for index in finished])
+def importance_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
+    """Draw how much each hyperparameter matters for the settings' means; the seed is none of them."""
+    done = [index for index, each in enumerate(comparison.settings) if each.values]
+    taken = [column.take(done) for column in comparison.columns]
+    columns = [column for column in taken if len(set(column.texts)) > 1]
+    means = [comparison.settings[index].mean or 0.0 for index in done]
+    # A single one decides alone.
+    if len(columns) < 2:
+        return []
+    # One that is a million times off would have all of the variance.
+    seen = visible_range(means)
+    method, found = importances(columns, seen.clip(means).tolist())
     if not found:
         return []
     figure, axes = book.new()
-    shown = found[:10][::-1]
-    axes.barh(range(len(shown)), [value for _, value in shown], color=light("problem-0"), height=0.6)
-    axes.set_yticks(range(len(shown)), [shortened(label, 26) for label, _ in shown])
-    axes.set_xlim(0, max(1.0, max(value for _, value in shown) * 1.12))
+    top = found[:10][::-1]
+    axes.barh(range(len(top)), [value for _, value in top], color=light("problem-0"), height=0.6)
+    axes.set_yticks(range(len(top)), [shortened_key(label, 26) for label, _ in top])
+    axes.set_xlim(0, max(1.0, max(value for _, value in top) * 1.12))
     axes.grid(visible=False, axis="y")
-    for place, (_, value) in enumerate(shown):
+    for place, (_, value) in enumerate(top):
         axes.text(value + 0.015, place, f"{value:.2f}", va="center", fontsize=7.5)
-    note = f"{method[0].upper()}{method[1:]}, over the {len(finished)} jobs that finished."
+    over = "settings, each the mean of its jobs that finished" if comparison.has_seeds else "jobs that finished"
+    clipped = "; values that crush the others are clipped" if seen.is_clipped else ""
+    note = f"{method[0].upper()}{method[1:]}, over the {len(done)} {over}{clipped}."
     return [book.finish(figure, "importance", "Importance of the hyperparameters", note)]

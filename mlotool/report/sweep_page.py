@@ -1,21 +1,23 @@
 """One self-contained page of a sweep: sweep.html, and its figures as PNG files beside it."""
 
-import json
 from collections import Counter
-from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
-from mlotool.report.figure import Sketchbook, report_style
+from mlotool.core.run_files import write_text
+from mlotool.report.figure import Card, Sketchbook, report_style
 from mlotool.report.formats import NONE, number
-from mlotool.report.markup import Markup, element
-from mlotool.report.run_folder import as_dict
-from mlotool.report.sections import BADGES
-from mlotool.report.sweep import SweepRow, sweep_rows
-from mlotool.report.sweep_columns import Column, differing_columns
-from mlotool.report.sweep_figures import Jobs, sweep_cards
+from mlotool.report.markup import Markup, details, element
+from mlotool.report.sweep_curves import curve_cards, objective_cards, read_curves
+from mlotool.report.sweep_figures import importance_cards, parallel_cards
+from mlotool.report.sweep_settings import Comparison, Setting, compare, seeds
+from mlotool.report.sweep_tables import SIGNS, jobs_table, settings_table
 from mlotool.report.write import grid, page, section
 
 FILE = "sweep.html"
+MAX_ERRORS = 50
+# Selected by the very data that it is measured on, which a reader of the curves would not expect.
+WHICH_VALUE = "The value of a job is that of its best checkpoint, or its last one where no best checkpoint is kept."
 
 
 def write_sweep_page(sweep_dir: Path) -> Path:
@@ -28,83 +30,102 @@ def write_sweep_page(sweep_dir: Path) -> Path:
         the page.
 
     Raises:
-        ConfigError: `sweep_dir` holds no jobs.
+        ConfigError: `sweep_dir` is not the folder of a sweep, or its report/ is a link that leads out of it.
+        WriteError: the disk does not take the page.
     """
     sweep_dir = Path(sweep_dir)
-    rows = sweep_rows(sweep_dir)
-    columns = differing_columns(rows)
-    jobs = _jobs(rows, columns, _mode(rows))
-    name = f"{_name(sweep_dir)}: sweep"
-    parts = [_header(name, rows, jobs)]
+    comparison = compare(sweep_dir)
+    title = f"{comparison.name}: sweep"
+    parts = [_header(title, comparison)]
+    book = Sketchbook(sweep_dir / "report")
     with report_style():
-        wide, narrow = sweep_cards(Sketchbook(sweep_dir / "report"), jobs)
-    if wide:
-        parts.append(section("Hyperparameters", grid(wide)))
-    if narrow:
-        parts.append(section("Objective", grid(narrow)))
-    parts.append(section("Jobs", _table(rows, columns, jobs)))
-    parts += _errors(rows)
-    file = sweep_dir / FILE
-    file.write_text(page(name, parts), encoding="utf-8", errors="xmlcharrefreplace")
-    return file
+        curves = curve_cards(book, comparison, read_curves(comparison))
+        own = [*objective_cards(book, comparison), *importance_cards(book, comparison)]
+        parallel = parallel_cards(book, comparison)
+    parts += _figures("Hyperparameters", parallel)
+    parts += _figures("Objective", [*curves, *own])
+    if comparison.has_seeds and len(comparison.settings) > 1:
+        parts.append(section("Settings", settings_table(comparison)))
+    if comparison.rows:
+        parts.append(section("Jobs", jobs_table(comparison), *_constants(comparison)))
+    parts += _errors(comparison)
+    script = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
+    text = page(title, parts, script, has_figures=bool(book.files))
+    return write_text(sweep_dir, FILE, text)
 
 
-def _jobs(rows: Sequence[SweepRow], columns: Sequence[Column], mode: str) -> Jobs:
-    objective = next((row.objective for row in rows if row.objective), "objective")
-    used = [index for index, row in enumerate(rows) if row.value is not None and row.objective == objective]
-    return Jobs(
-        names=tuple(rows[index].job for index in used),
-        values=tuple(rows[index].value or 0.0 for index in used),
-        is_finished=tuple(rows[index].status == "finished" for index in used),
-        columns=tuple(column.take(used) for column in columns),
-        objective=objective,
-        mode=mode,
-    )
+def _figures(title: str, cards: list[Card]) -> list[Markup]:
+    return [section(title, grid(cards))] if cards else []
 
 
-def _mode(rows: Sequence[SweepRow]) -> str:
-    for row in rows:
-        if row.value is not None:
-            summary = as_dict(json.loads((row.folder / "summary.json").read_text(encoding="utf-8", errors="replace")))
-            return "min" if as_dict(summary.get("objective")).get("mode") == "min" else "max"
-    return "max"
-
-
-def _name(sweep_dir: Path) -> str:
-    # outputs/<name>/multirun/<date>_<time>
-    path = sweep_dir.resolve()
-    return path.parent.parent.name if path.parent.name == "multirun" else path.name
-
-
-def _header(name: str, rows: Sequence[SweepRow], jobs: Jobs) -> Markup:
-    failed = sum(row.status == "failed" for row in rows)
-    status = (
-        "failed" if failed else "finished" if all(row.status in ("finished", "pruned") for row in rows) else "unknown"
-    )
-    text = f"{failed} of {len(rows)} failed" if failed else "finished" if status == "finished" else "not finished"
-    sign = element("span", BADGES[status][0], aria_hidden="true")
-    head = element("div", element("h1", name), element("span", sign, text, class_=f"badge {status}"), class_="head")
-    best = jobs.best
-    counts = Counter(row.status for row in rows)
-    direction = "smaller is better" if jobs.mode == "min" else "larger is better"
-    tiles = [
-        _tile(
-            f"best of {len(rows)} jobs, {jobs.objective}",
-            number(None if best is None else jobs.values[best]),
-            direction,
-            "tile first",
-        ),
-        _tile("best job", NONE if best is None else jobs.names[best], ""),
-        *(_tile(status, str(count), "jobs" if count > 1 else "job") for status, count in counts.items()),
-    ]
+def _header(title: str, comparison: Comparison) -> Markup:
+    class_, text = _state(comparison)
+    sign = element("span", SIGNS.get(class_, "?"), aria_hidden="true")
+    head = element("div", element("h1", title), element("span", sign, text, class_=f"badge {class_}"), class_="head")
+    tiles = [_first_tile(comparison), *_best_tile(comparison), _count_tile(comparison)]
     parts = [head, element("dl", *tiles, class_="tiles")]
-    if best is not None and jobs.columns:
-        lines = "\n".join(
-            f"{column.key}={column.texts[best]}" for column in jobs.columns if column.texts[best] is not None
-        )
-        parts.append(element("p", "The best job's own overrides; one click selects them.", class_="muted"))
+    best = comparison.best
+    if best is not None and best.parameters:
+        lines = "\n".join(f"{key}={value}" for key, value in best.parameters.items())
+        parts.append(element("p", "The best setting's own overrides; one click selects them.", class_="muted"))
         parts.append(element("pre", lines, class_="command"))
+    if comparison.num_ended:
+        parts.append(element("p", WHICH_VALUE, class_="muted"))
+    parts += [element("p", note, class_="muted") for note in comparison.notes]
     return element("header", *parts)
+
+
+def _state(comparison: Comparison) -> tuple[str, str]:
+    """Return the badge's class and text."""
+    counts = Counter(row.status for row in comparison.rows)
+    num, ended = comparison.num_jobs, comparison.num_ended
+    if counts["running"]:
+        return "running", f"running: {ended} of {num} jobs have ended"
+    if ended < num:
+        return "interrupted", f"not finished: {ended} of {num} jobs have ended"
+    return ("failed", f"{counts['failed']} of {num} failed") if counts["failed"] else ("finished", "finished")
+
+
+def _first_tile(comparison: Comparison) -> Markup:
+    direction = comparison.direction
+    setting = comparison.best or comparison.only
+    if setting is None or setting.mean is None:
+        if not comparison.rows:
+            return _tile(comparison.objective, NONE, "no job has begun yet", "tile first")
+        return _tile(comparison.objective, NONE, f"no job has finished with a value yet; {direction}", "tile first")
+    num, whose = len(comparison.ranked), "settings" if comparison.has_seeds else "jobs that finished"
+    what = f"best of {num} {whose}, " if num > 1 else ""
+    if not comparison.has_seeds:
+        return _tile(f"{what}{comparison.objective}", number(setting.mean), direction, "tile first")
+    below = f"mean{' ± standard error' if setting.standard_error is not None else ''} of {seeds(setting)}; {direction}"
+    return _tile(f"{what}{comparison.objective}", mean_text(setting), below, "tile first")
+
+
+def mean_text(setting: Setting) -> str:
+    """Return a setting's mean with its standard error, to the digits that the error leaves.
+
+    Example:
+        >>> mean_text(Setting({}, (), (0.91, 0.93, 0.92), 3))
+        '0.92 ± 0.0058'
+    """
+    error = setting.standard_error
+    return number(setting.mean) if error is None else f"{number(setting.mean)} ± {error:.2g}"
+
+
+def _best_tile(comparison: Comparison) -> list[Markup]:
+    best = comparison.best
+    if best is None:
+        return []
+    return [_tile("jobs of the best setting" if len(best.rows) > 1 else "best job", best.jobs, "")]
+
+
+def _count_tile(comparison: Comparison) -> Markup:
+    counts = Counter(row.status for row in comparison.rows)
+    waiting = comparison.num_jobs - len(comparison.rows)
+    if waiting:
+        counts["not begun"] = waiting
+    ended = f"{comparison.num_ended} of {comparison.num_jobs}"
+    return _tile("jobs that have ended", ended, ", ".join(f"{count} {status}" for status, count in counts.items()))
 
 
 def _tile(label: str, value: str, below: str, class_: str = "tile") -> Markup:
@@ -112,31 +133,16 @@ def _tile(label: str, value: str, below: str, class_: str = "tile") -> Markup:
     return element("div", element("dt", label), element("dd", value, *small), class_=class_)
 
 
-def _table(rows: Sequence[SweepRow], columns: Sequence[Column], jobs: Jobs) -> Markup:
-    best = None if jobs.best is None else jobs.names[jobs.best]
-    heads = [element("th", "job", scope="col")]
-    heads += [element("th", column.label, scope="col", title=column.key) for column in columns]
-    heads += [element("th", jobs.objective, scope="col", class_="number"), element("th", "status", scope="col")]
-    lines = []
-    for index, row in enumerate(rows):
-        value = element("b", number(row.value), " ★") if row.job == best else number(row.value)
-        cells = [element("th", row.job, scope="row"), *(element("td", _cell(column, index)) for column in columns)]
-        cells.append(element("td", value, class_="number", title=None if row.value is None else repr(row.value)))
-        cells.append(element("td", row.status, class_=row.status if row.status in (*BADGES, "unfinished") else None))
-        lines.append(element("tr", *cells))
-    table = element("table", element("thead", element("tr", *heads)), element("tbody", *lines))
-    return element("div", table, class_="card scroll")
+def _constants(comparison: Comparison) -> list[Markup]:
+    if not comparison.constants:
+        return []
+    lines = "\n".join(f"{key}={value}" for key, value in comparison.constants.items())
+    so_far = " so far" if comparison.num_ended < comparison.num_jobs else ""
+    return [details(f"The same in all jobs{so_far}", element("pre", lines, class_="wrap"))]
 
 
-def _cell(column: Column, index: int) -> str:
-    text = column.texts[index]
-    if text is None:
-        return NONE
-    return number(column.numbers[index]) if column.numbers is not None else text
-
-
-def _errors(rows: Sequence[SweepRow]) -> list[Markup]:
-    failed = [row for row in rows if row.error]
+def _errors(comparison: Comparison) -> list[Markup]:
+    failed = [row for row in comparison.rows if row.error][:MAX_ERRORS]
     if not failed:
         return []
     cards = [

@@ -1,7 +1,5 @@
 """What a reweighting net learned: the weight of each sample against its loss, and who got which weight."""
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlotool.core.errors import RunFileError
+from mlotool.core.run_files import list_files
+from mlotool.report.arrays import read_arrays
 from mlotool.report.figure import Card, Sketchbook, legend_above, plain_number, use_log_scale
 from mlotool.report.formats import number
 from mlotool.report.palette import light
@@ -17,7 +18,12 @@ from mlotool.report.series import LARGEST, needs_log_scale
 
 # A page of some hundred kilobytes; as one picture of pixels the marks would not follow the reader's mode.
 MAX_POINTS = 1500
+MAX_FILES = 20
+"""Artifacts that are looked at."""
 NUM_BINS = 36
+NUM_INTERVALS = 24
+MIN_SAMPLES = 5
+"""That a median is drawn of."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +50,24 @@ class Weighting:
         return [group for group in groups if group[2].any()]
 
 
-def read_weightings(folder: Path) -> tuple[list[Weighting], list[str]]:
-    """Read every artifact that has arrays `loss` and `weight`.
+def read_weightings(run_dir: Path) -> tuple[list[Weighting], list[str]]:
+    """Read every artifact of a run folder that has arrays `loss` and `weight`.
 
     Returns:
         the weightings, and a note for each artifact that has them but cannot be drawn.
     """
     found, notes = [], []
-    for file in sorted(folder.glob("*.npz")):
+    try:
+        names = list_files(run_dir, "artifacts", ".npz", MAX_FILES)
+    except RunFileError as error:
+        return [], [str(error)]
+    for name in names:
         try:
-            with np.load(file, allow_pickle=False) as arrays:
-                if {"loss", "weight"} <= set(arrays.files):
-                    found.append(_weighting(file.stem, {name: arrays[name] for name in arrays.files}))
-        except (OSError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-            notes.append(f"artifacts/{file.name} could not be drawn: {error}")
+            arrays = read_arrays(run_dir, name, needed=("loss", "weight"), wanted=("clean",))
+            if arrays:
+                found.append(_weighting(Path(name).stem, arrays))
+        except (RunFileError, ValueError, MemoryError) as error:
+            notes.append(f"{name} could not be drawn: {error}")
     return found, notes
 
 
@@ -96,8 +106,10 @@ def _scatter(book: Sketchbook, weighting: Weighting, colour: str) -> Card:
             label=label,
             **style,
         )
-    axes.plot(*_medians(weighting), color=light("ink"), linewidth=1.3, label="median")
-    if needs_log_scale(weighting.loss):
+    is_log = needs_log_scale(weighting.loss)
+    line = axes.plot(*_medians(weighting, is_log=is_log), color=light("ink"), linewidth=1.3, label="median")[0]
+    line.set(marker="o", markersize=2.5)
+    if is_log:
         use_log_scale(axes, "x")
     axes.set_xlabel("loss of the sample")
     axes.set_ylabel("weight")
@@ -108,13 +120,17 @@ def _scatter(book: Sketchbook, weighting: Weighting, colour: str) -> Card:
     return book.finish(figure, f"{weighting.name}-against-loss", f"{weighting.name}: weight against loss", note)
 
 
-def _medians(weighting: Weighting) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the median weight in up to 20 groups of equally many samples, ordered by loss."""
-    parts = np.array_split(np.argsort(weighting.loss, kind="stable"), min(20, len(weighting.loss)))
-    return (
-        np.array([np.median(weighting.loss[part]) for part in parts]),
-        np.array([np.median(weighting.weight[part]) for part in parts]),
-    )
+def _medians(weighting: Weighting, *, is_log: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the median weight in intervals of the axis; of too few samples NaN, at which the line breaks."""
+    places = np.log(weighting.loss) if is_log else weighting.loss
+    low, width = places.min(), max(float(np.ptp(places)) / NUM_INTERVALS, 1e-300)
+    interval = np.minimum((places - low) / width, NUM_INTERVALS - 1).astype(int)
+    medians = np.full((2, NUM_INTERVALS), np.nan)
+    for index in range(NUM_INTERVALS):
+        mask = interval == index
+        if mask.sum() >= MIN_SAMPLES:
+            medians[:, index] = np.median(weighting.loss[mask]), np.median(weighting.weight[mask])
+    return medians[0], medians[1]
 
 
 def _histogram(book: Sketchbook, weighting: Weighting, colour: str, note: str) -> Card:

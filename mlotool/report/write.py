@@ -1,13 +1,18 @@
 """One self-contained page of a run: report.html, and its figures as PNG files beside it."""
 
+import warnings
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from mlotool.report.curves import Best, evaluation_cards, training_cards
+from mlotool.core.run_files import write_text
+from mlotool.report.curves import Best, constant_rates, evaluation_cards, training_cards
 from mlotool.report.figure import Card, Sketchbook, report_style
 from mlotool.report.graph_picture import graph_picture
+from mlotool.report.learned_figures import learned_cards, split_learned
 from mlotool.report.markup import Markup, element, join
 from mlotool.report.palette import css_variables, problem_colours
 from mlotool.report.parallel_figures import (
@@ -18,14 +23,14 @@ from mlotool.report.parallel_figures import (
 )
 from mlotool.report.parallel_records import read_timelines
 from mlotool.report.residuals import residual_cards
-from mlotool.report.run_folder import RunFolder, as_dict, read_run_folder
+from mlotool.report.run_folder import RunFolder, as_dict, read_run_folder, refuse_foreign
 from mlotool.report.sections import final_table, header, origin
 from mlotool.report.series import SPLIT_NAMES, Series, problem_names, read_series
 from mlotool.report.weights import read_weightings, weighting_cards
 
 # A recipe is anybody's text: should any of it ever reach the page as markup, the browser still loads and runs nothing.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-MAX_SERIES = 100
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+MAX_SERIES, MAX_METRICS = 100, 25
 
 
 def write_report(run_dir: Path) -> Path:
@@ -38,32 +43,38 @@ def write_report(run_dir: Path) -> Path:
         the page.
 
     Raises:
-        ConfigError: `run_dir` is not the folder of a run.
+        ConfigError: `run_dir` is not the folder of a run, or its report/ is a link that leads out of it.
+        WriteError: the disk does not take the page.
 
     Example:
         >>> from mlotool.report import write_report
         >>> write_report(Path("outputs/mwn/2025-01-31_10-00-00"))  # doctest: +SKIP
         PosixPath('outputs/mwn/2025-01-31_10-00-00/report.html')
     """
+    refuse_foreign(Path(run_dir))
     run = read_run_folder(Path(run_dir))
+    if run.is_wrong_way_round:
+        warnings.warn(f"{run.path}: {run.wrong_way_note}", stacklevel=2)
     book = Sketchbook(run.path / "report")
     with report_style():
         body = _body(run, book)
-    file = run.path / "report.html"
-    file.write_text(page(run.name, body), encoding="utf-8", errors="xmlcharrefreplace")
-    return file
+    return write_text(run.path, "report.html", page(run.name, body))
 
 
 def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
-    series, num_bad = read_series(run.path / "metrics.csv")
-    weightings, notes = read_weightings(run.path / "artifacts")
-    run.notes += notes
-    if num_bad:
-        run.notes.append(f"metrics.csv has {num_bad} line{'s' if num_bad > 1 else ''} that could not be read.")
+    series, notes = read_series(run.path)
+    weightings, more = read_weightings(run.path)
+    run.notes += [*more, *notes]
     parallel_series, series = split_series(series)
+    values, series = split_learned(series)
     if len(series) > MAX_SERIES:
         run.notes.append(f"metrics.csv has {len(series)} keys; only the first {MAX_SERIES} are drawn.")
         series = series[:MAX_SERIES]
+    metrics = list(dict.fromkeys(each.metric for each in series))
+    if len(metrics) > MAX_METRICS:
+        # A figure each.
+        run.notes.append(f"metrics.csv has {len(metrics)} metrics; only the first {MAX_METRICS} are drawn.")
+        series = [each for each in series if each.metric in metrics[:MAX_METRICS]]
     splits = _splits(run, series)
     colours = problem_colours(problem_names(run.problems, series, splits))
     objective = run.objective
@@ -71,24 +82,28 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     best = Best(run.best_tick, str(objective.get("key")), value if isinstance(value, int | float) else None)
     evaluated = colours.get(str(as_dict(run.config.get("evaluate")).get("problem")), "ink")
     curves = [*evaluation_cards(book, series, splits, evaluated, best), *training_cards(book, series, colours)]
-    learned = [
+    rates = constant_rates(series, colours)
+    learned = learned_cards(book, values[:MAX_SERIES], colours)
+    weighting = [
         card
         for weighting in weightings
         for card in weighting_cards(book, weighting, run.metrics, _weigher(run, weighting.name, colours))
     ]
     parallel = _parallel(run, book, [each for each in parallel_series if each.owner in colours])
-    parts = [header(run), *_graph(run, colours), section("Curves", grid(curves) if curves else _no_curves())]
+    parts = [header(run), *_graph(run, colours), section("Curves", *_curves(curves, rates))]
     if parallel:
         parts.append(section("Layer-parallel training", grid(parallel)))
     if learned:
-        parts.append(section("What the weighting learned", grid(learned)))
+        parts.append(section("What the upper problems learned", grid(learned)))
+    if weighting:
+        parts.append(section("What the weighting learned", grid(weighting)))
     parts.append(section("Final metrics", final_table(run, colours)))
     parts.append(section("How to get this again", origin(run)))
     return parts
 
 
 def _parallel(run: RunFolder, book: Sketchbook, series: Sequence[Series]) -> list[Card]:
-    timelines, notes = read_timelines(run.path / "artifacts")
+    timelines, notes = read_timelines(run.path)
     run.notes += notes
     wide = [timeline_card(book, timeline) for timeline in timelines]
     narrow = [speedup_card(book, timeline) for timeline in timelines if timeline.num_stages > 1]
@@ -126,8 +141,11 @@ def section(title: str, *children: Markup) -> Markup:
     return element("section", element("h2", title), *children)
 
 
-def _no_curves() -> Markup:
-    return element("p", "metrics.csv holds no values: nothing was logged before the run ended.", class_="muted card")
+def _curves(cards: Sequence[Card], rates: str) -> list[Markup]:
+    if not cards:
+        text = "metrics.csv holds no values: nothing was logged before the run ended."
+        return [element("p", text, class_="muted card")]
+    return [grid(cards), *([element("p", rates, class_="muted")] if rates else [])]
 
 
 def grid(cards: Sequence[Card]) -> Markup:
@@ -140,18 +158,29 @@ def grid(cards: Sequence[Card]) -> Markup:
     return element("div", *figures, class_="cards")
 
 
-def page(title: str, body: Sequence[Markup]) -> str:
-    """Return a whole page, with its style in it."""
+def page(title: str, body: Sequence[Markup], script: str = "", *, has_figures: bool = True) -> str:
+    """Return a whole page, with its style in it.
+
+    Args:
+        title: of the window.
+        body: its parts.
+        script: of ours, word for word: the policy allows it by its hash, and no other.
+        has_figures: whether there are PNG files beside it.
+    """
     style = Markup(css_variables() + "\n" + files("mlotool.report").joinpath("page.css").read_text(encoding="utf-8"))
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    policy = f"{POLICY}; script-src 'sha256-{digest}'" if script else POLICY
     head = element(
         "head",
         element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", f"{title}: report"),
         element("style", style),
     )
-    foot = element("footer", "The figures are also PNG files, in report/ beside this page.", class_="muted")
-    content = element("body", element("main", join(body), foot))
+    where = "The figures are also PNG files, in report/ beside this page." if has_figures else ""
+    foot = element("footer", where, class_="muted")
+    scripts = [element("script", Markup(script))] if script else []
+    content = element("body", element("main", join(body), foot), *scripts)
     return f"<!doctype html>\n{element('html', head, content, lang='en')}\n"

@@ -1,6 +1,7 @@
 """Analyses at the end of a run: arrays for the report, and numbers."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,16 @@ import numpy
 import torch
 from torch import Tensor
 
+from mlotool.config.names import is_plain_name
 from mlotool.core.bound_module import BoundModule
+from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import replacing, write_text
+from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.program import Program
 from mlotool.runner.evaluation import find_split, whole_batches
+
+_EXPECTED = "tensors, numbers or texts by name"
 
 
 def run_analyses(
@@ -32,15 +39,34 @@ def run_analyses(
     numbers: dict[str, float] = {}
     for name, analysis in analyses.items():
         batches = whole_batches(find_split(data, analysis.split), analysis.batch_size, device)
-        with torch.no_grad():
-            result = dict(analysis.function(batches, **_bind(name, analysis.roles, program)))
+        roles = _bind(name, analysis.roles, program)
+        with noted(partial(Call, f"analyses.{name}", analysis.function, {}, _EXPECTED, "Correct it.")), torch.no_grad():
+            result = analysis.function(batches, **roles)
+            if not isinstance(result, Mapping):
+                raise WrongResultError(kind_of(result), _EXPECTED, "Return a dict.")
+            result = dict(result)
+            for key, value in result.items():
+                _check(key, value)
         for key in [key for key, value in result.items() if isinstance(value, str)]:
-            (artifacts / f"{name}_{key}.txt").write_text(f"{result.pop(key)}\n", encoding="utf-8")
+            write_text(artifacts / f"{name}_{key}.txt", f"{result.pop(key)}\n")
         arrays = {key: value for key, value in result.items() if _as_tensor(value).dim() > 0}
         if arrays:
-            numpy.savez(artifacts / f"{name}.npz", **{key: _as_array(value) for key, value in arrays.items()})
+            with replacing(artifacts / f"{name}.npz") as temporary, temporary.open("wb") as file:
+                numpy.savez(file, **{key: _as_array(value) for key, value in arrays.items()})
         numbers.update({f"{name}/{key}": float(value) for key, value in result.items() if key not in arrays})
     return numbers
+
+
+def _check(key: Any, value: Any) -> None:
+    if not is_plain_name(key):
+        wanted = "letters, digits, '-', '_' and '.', as it names a file"
+        raise WrongResultError(f"the name {key!r}", wanted, "Rename it.")
+    try:
+        is_numeric = isinstance(value, str) or _as_array(value).dtype.kind in "biuf"
+    except (TypeError, ValueError, RuntimeError):
+        is_numeric = False
+    if not is_numeric:
+        raise WrongResultError(f"{kind_of(value)} as '{key}'", _EXPECTED, "Convert it, or save it from your function.")
 
 
 def _bind(name: str, roles: Mapping[str, Any], program: Program) -> dict[str, BoundModule]:

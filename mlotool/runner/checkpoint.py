@@ -4,10 +4,9 @@ import math
 import os
 import shutil
 import time
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -18,13 +17,12 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from mlotool.core.errors import CheckpointError
 from mlotool.core.files import replacing
 from mlotool.program import Program
+from mlotool.runner.checkpoint_file import STATE_KEY, fitting, load_checked, unreadable
 from mlotool.runner.ranks import Ranks
 
 if TYPE_CHECKING:
     from mlotool.runner.modules import ProgramModule
 
-# Our part of a Lightning checkpoint.
-STATE_KEY = "mlotool"
 LAST, BEST = "last.ckpt", "best.ckpt"
 
 # A small checkpoint takes as long as two ticks of a small problem, a large one seconds.
@@ -34,8 +32,33 @@ LARGEST_SHARE_OF_TIME = 0.01
 
 def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint in one piece: whoever is killed meanwhile leaves the one that was there. For one rank."""
-    with replacing(path) as temporary:
-        torch.save(checkpoint, temporary)
+    with replacing(path) as temporary, temporary.open("wb") as opened:
+        file = _Noting(opened)
+        try:
+            torch.save(checkpoint, file)  # type: ignore[arg-type]
+        except (OSError, RuntimeError):
+            # torch would say that a position was not expected.
+            if file.error is not None:
+                raise file.error from None
+            raise
+
+
+class _Noting:
+    """A file that keeps the system's error when the disk does not take what is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def read_whole_checkpoint(path: Path) -> dict[str, Any]:
@@ -47,24 +70,13 @@ def read_whole_checkpoint(path: Path) -> dict[str, Any]:
         CheckpointError: the file is torn or changed, as its checksums say, or it is none of ours.
     """
     try:
-        # torch does not look at the checksums that it has written.
-        with zipfile.ZipFile(path) as archive:
-            torn = archive.testzip()
-        checkpoint: dict[str, Any] = {} if torn else torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
+        return load_checked(path)
+    except (FileNotFoundError, CheckpointError):
         raise
     # Of bytes at random it may be any error.
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        raise CheckpointError(_unreadable(path, reason)) from error
-    if torn:
-        raise CheckpointError(_unreadable(path, f"its part {torn} has another checksum than when it was written"))
-    if STATE_KEY not in checkpoint:
-        raise CheckpointError(
-            f"{path} is not a checkpoint of mlotool: it has no '{STATE_KEY}' entry; expected one that a run wrote. "
-            "Name the run folder whose checkpoints/ holds it."
-        )
-    return checkpoint
+        raise CheckpointError(unreadable(path, reason)) from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -74,9 +86,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def load_program(program: Program, path: Path) -> dict[str, Any]:
-    """Put the program into the state of a checkpoint, on the devices where its modules are; return our part of it."""
+    """Put the program into the state of a checkpoint, on the devices where its modules are; return our part of it.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another program.
+    """
     state = read_checkpoint(path)
-    program.load_state_dict(state["program"])
+    with fitting(path):
+        program.load_state_dict(state["program"])
     return state
 
 
@@ -89,7 +106,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class BestCheckpoint(Checkpoint):
-    """Writes `best.ckpt` at the end of each round whose objective is better than all before.
+    """Writes `best.ckpt` at the end of each round whose objective is better than all before; NaN never is.
 
     Not a ModelCheckpoint: one whose folder has been moved forgets what was best.
 
@@ -110,12 +127,9 @@ class BestCheckpoint(Checkpoint):
         if _is_cut(pl_module):
             return
         value = float(trainer.callback_metrics[self._monitor])
-        if self._value is None or self._is_better(value, self._value):
+        if not math.isnan(value) and (self._value is None or self._sign * value > self._sign * self._value):
             self._value = value
             trainer.save_checkpoint(self._path)
-
-    def _is_better(self, value: float, than: float) -> bool:
-        return self._sign * value > self._sign * than or (math.isnan(than) and not math.isnan(value))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value."""
@@ -123,7 +137,7 @@ class BestCheckpoint(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take it back."""
-        self._value = state_dict["value"]
+        self._value = None if state_dict["value"] is None else float(state_dict["value"])
 
 
 class LastCheckpoint(Checkpoint):
@@ -198,6 +212,7 @@ class LastCheckpoint(Checkpoint):
 def keep_by_tick(path: Path, tick: int, num_kept: int) -> None:
     """Give a checkpoint the name `tick_<tick>.ckpt` as well, and remove such names but the `num_kept` newest."""
     with replacing(path.with_name(f"tick_{tick}.ckpt")) as temporary:
+        temporary.unlink()
         try:
             os.link(path, temporary)
         # Not every file system has links.
@@ -219,7 +234,7 @@ def _written_at(path: Path) -> int:
 def checkpoint_callbacks(
     directory: Path,
     monitor: str | None,
-    mode: str,
+    mode: str | None,
     *,
     seconds_between: float,
     num_kept: int,
@@ -231,7 +246,7 @@ def checkpoint_callbacks(
     Args:
         directory: where they go.
         monitor: the objective's key; None keeps no best one.
-        mode: "min" or "max".
+        mode: "min" or "max", where there is one.
         seconds_between: of the last one.
         num_kept: of the last ones.
         is_resumed: whether the run goes on from a checkpoint.
@@ -239,7 +254,7 @@ def checkpoint_callbacks(
     """
     last = LastCheckpoint(directory, seconds_between, num_kept, is_resumed=is_resumed, ranks=ranks)
     # The last one comes after the best one, whose state it holds.
-    return [last] if monitor is None else [BestCheckpoint(directory / BEST, monitor, mode), last]
+    return [last] if monitor is None or mode is None else [BestCheckpoint(directory / BEST, monitor, mode), last]
 
 
 def early_stopping(monitor: str, mode: str, patience: int) -> EarlyStopping:
@@ -266,10 +281,3 @@ def _program_module(module: LightningModule) -> "ProgramModule":
 def _is_cut(module: LightningModule) -> bool:
     """Say whether the round has ended before its last evaluation, so that it has no objective."""
     return _program_module(module).is_cut
-
-
-def _unreadable(path: Path, reason: str) -> str:
-    return (
-        f"{path} cannot be read ({reason.rstrip('.')}); expected a whole checkpoint. "
-        "Remove it and go on with resume=<the run folder>, which takes the one before."
-    )

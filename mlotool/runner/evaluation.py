@@ -1,16 +1,19 @@
 """Metrics of a problem's module over a whole split."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import default_collate
+from torch.utils._pytree import tree_map
 
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
+from mlotool.core.user_code import Call, noted
+from mlotool.program.samples import collated, read_sample
+from mlotool.runner.function_metric import FunctionMetric, MetricFunction
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -36,6 +39,8 @@ REGRESSION_METRICS = {
 # Losses averaged over samples.
 MEAN_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": functional.cross_entropy}
 METRIC_NAMES = (*CLASSIFICATION_METRICS, *MEAN_LOSSES, *REGRESSION_METRICS)
+NUM_REHEARSED = 16
+"""Samples of a split on which the metrics are tried before the first tick."""
 
 
 class Evaluator:
@@ -48,6 +53,7 @@ class Evaluator:
         batch_size: samples a forward pass.
         device: where the module is.
         reading: as `Problem.reading`: gives the module as it is now, where it may be in shards.
+        functions: metrics of the user's, each by the key of the config where it stands.
 
     Raises:
         ConfigError: a metric is unknown.
@@ -57,11 +63,13 @@ class Evaluator:
         self,
         module: nn.Module,
         data: Any,
-        metrics: Iterable[str],
+        metrics: Sequence[str],
         batch_size: int,
         device: torch.device | str = "cpu",
         reading: Callable[[bool], BoundModule] | None = None,
+        functions: Mapping[str, MetricFunction] | None = None,
     ) -> None:
+        self._module = module
         self._reading = reading or (lambda training: BoundModule(module, training=training))
         self._data = data
         self._batch_size = batch_size
@@ -69,6 +77,7 @@ class Evaluator:
         num_classes = getattr(data, "num_classes", None)
         self._metrics = {name: build_metric(name, num_classes).to(self._device) for name in metrics}
         self._losses = {name: MEAN_LOSSES[name] for name in metrics if name in MEAN_LOSSES}
+        self._functions = [FunctionMetric(key, function) for key, function in (functions or {}).items()]
 
     def model(self) -> BoundModule:
         """Return what is evaluated; all ranks call it, which may have to gather it."""
@@ -83,16 +92,79 @@ class Evaluator:
             model: what `model` returned; None asks for it.
         """
         model = self.model() if model is None else model
+        self._reset()
+        for size, batch in _sized_batches(find_split(self._data, split), self._batch_size, self._device):
+            self._update(model, batch, size)
+        values = {name: float(metric.compute()) for name, metric in self._metrics.items()}
+        for metric in self._functions:
+            values.update(metric.compute(taken=values))
+        return {f"{split}/{name}": value for name, value in values.items()}
+
+    @torch.no_grad()
+    def rehearse(self, split: str) -> list[str]:
+        """Update all metrics with the first samples of `split`, and return what `evaluate` will return the values of.
+
+        Raises:
+            ConfigError: the split is empty.
+        """
+        dataset = find_split(self._data, split)
+        size = min(len(dataset), self._batch_size, NUM_REHEARSED)
+        if size < 1:
+            raise ConfigError(
+                f"evaluate.splits.{split}: the data has no samples there; expected at least 1. Correct the data set's "
+                f"sizes, or remove evaluate.splits.{split}."
+            )
+        self._reset()
+        self._update(self.model(), _batch(dataset, range(size), self._device), size)
+        names = list(self._metrics)
+        for metric in self._functions:
+            names += metric.compute(taken=names)
+        self._reset()
+        return [f"{split}/{name}" for name in names]
+
+    def _reset(self) -> None:
         for metric in self._metrics.values():
             metric.reset()
-        for batch in whole_batches(find_split(self._data, split), self._batch_size, self._device):
-            output, target = model(batch["input"]), batch["target"]
+        for function in self._functions:
+            function.reset()
+
+    def _update(self, model: BoundModule, batch: Any, size: int) -> None:
+        if self._metrics:
+            with noted(lambda: self._call("evaluate.problem", self._module, batch)):
+                output, target = model(batch["input"]), batch["target"]
             for name, metric in self._metrics.items():
-                if name in self._losses:
-                    metric.update(self._losses[name](output, target), len(target))
-                else:
-                    metric.update(output, target)
-        return {f"{split}/{name}": float(metric.compute()) for name, metric in self._metrics.items()}
+                with noted(lambda: self._call("evaluate.metrics", name, {"output": output, "target": target})):  # noqa: B023
+                    if name in CLASSIFICATION_METRICS:
+                        _check_classes(output, target)
+                    if name in self._losses:
+                        metric.update(self._losses[name](output, target), len(target))
+                    else:
+                        metric.update(output, target)
+        for function in self._functions:
+            function.update(model, batch, size)
+
+    def _call(self, key: str, what: Any, given: Any) -> Call:
+        if isinstance(what, str):
+            expected, advice = (
+                "outputs and targets that fit it",
+                "Use another metric, or correct the module or the data.",
+            )
+            return Call(key, f"the metric {what}", given, expected, advice)
+        expected = f"a batch with input and target, as {', '.join(self._metrics)} need(s) them"
+        return Call(
+            key,
+            what,
+            {"batch": given},
+            expected,
+            "Correct the data, or give a function of yours in evaluate.metrics, which reads a batch as it likes.",
+        )
+
+
+def _check_classes(output: Tensor, target: Tensor) -> None:
+    """Refuse targets that torchmetrics would take for others in silence."""
+    is_one_column_each = output.is_floating_point() and output.ndim == target.ndim and output.ndim > 1
+    if target.is_floating_point() or is_one_column_each:
+        raise TypeError("targets are no numbers of classes; expected a whole number a sample, as .argmax(1) of one-hot")
 
 
 def build_metric(name: str, num_classes: int | None) -> "Metric":
@@ -106,7 +178,8 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
     import torchmetrics.classification
 
     if name in MEAN_LOSSES:
-        return torchmetrics.MeanMetric(sync_on_compute=False)
+        # Else a batch whose loss is NaN would be left out of the mean.
+        return torchmetrics.MeanMetric(sync_on_compute=False, nan_strategy=float("nan"))
     if name in REGRESSION_METRICS:
         return getattr(torchmetrics, REGRESSION_METRICS[name])(sync_on_compute=False)
     if name not in CLASSIFICATION_METRICS:
@@ -137,14 +210,19 @@ def find_split(data: Any, split: str) -> Any:
 
 def whole_batches(dataset: Any, batch_size: int, device: torch.device | str = "cpu") -> Iterator[dict[str, Any]]:
     """Yield all samples of `dataset` in their order, in batches on `device`; the last may be smaller."""
+    return (batch for _, batch in _sized_batches(dataset, batch_size, device))
+
+
+def _sized_batches(dataset: Any, batch_size: int, device: torch.device | str) -> Iterator[tuple[int, dict[str, Any]]]:
     for begin in range(0, len(dataset), batch_size):
-        indices = list(range(begin, min(begin + batch_size, len(dataset))))
-        if hasattr(dataset, "__getitems__"):
-            batch = dataset.__getitems__(indices)
-        else:
-            batch = default_collate([dataset[index] for index in indices])
-        yield _on_device(batch, torch.device(device))
+        indices = range(begin, min(begin + batch_size, len(dataset)))
+        yield len(indices), _batch(dataset, indices, torch.device(device))
 
 
-def _on_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+def _batch(dataset: Any, indices: Sequence[int], device: torch.device) -> Any:
+    if hasattr(dataset, "__getitems__"):
+        batch = dataset.__getitems__(list(indices))
+        batch = collated(dataset, batch) if isinstance(batch, list) else batch
+    else:
+        batch = collated(dataset, [read_sample(dataset, index) for index in indices])
+    return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)

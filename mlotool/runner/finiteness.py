@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlotool.core.errors import NonFiniteParametersError
 from mlotool.program import Program
+from mlotool.runner.blame import advice, related
 
 
 def check_parameters(program: Program, tick: int) -> None:
@@ -22,6 +23,7 @@ def check_parameters(program: Program, tick: int) -> None:
 
     Cost: a pass over the parameters and a transfer from the device a problem; for a round, not for a tick.
     """
+    bad = []
     for name, problem in program.problems.items():
         is_finite = _are_finite(_local(tensor) for tensor in problem.constants().values())
         if problem.shards is not None:
@@ -29,7 +31,11 @@ def check_parameters(program: Program, tick: int) -> None:
             [share] = program.reduce([torch.tensor(float(is_finite))])
             is_finite = share.item() == 1.0
         if not is_finite:
-            raise NonFiniteParametersError(name, tick)
+            bad.append(name)
+    if bad:
+        # What a gradient passes through, or is made with, may be at fault as well.
+        suspects = [program.problems[name] for name in dict.fromkeys([*bad, *related(bad[0], program.problems)])]
+        raise NonFiniteParametersError(bad[0], tick, bad[1:], advice(suspects))
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 
 from mlotool.config import Origin, load_run_config, write_provenance
-from mlotool.core.errors import ConfigError
-from mlotool.core.files import write_text
+from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.files import write_text, writing
+from mlotool.core.run_files import check_tree
 from mlotool.program import Graph
 
 STAMP = "%Y-%m-%d_%H-%M-%S"
@@ -56,13 +57,21 @@ class RunFolder:
             ConfigError: `output_dir` holds a run, and its name is none that was made from the time.
         """
         path = make_output_dir(config.name) if output_dir is None else Path(output_dir)
-        claimed = next((each for each in _candidates(path) if _claim(each)), None)
+        with writing(path):
+            claimed = next((each for each in _candidates(path) if _claim(each)), None)
         if claimed is None:
             raise ConfigError(
                 f"{path} holds a run already; expected a new or empty folder. Name another one, or remove it."
             )
-        for folder in (claimed / "artifacts", claimed / "checkpoints"):
-            folder.mkdir(exist_ok=True)
+        try:
+            check_tree(claimed)
+            for folder in (claimed / "artifacts", claimed / "checkpoints"):
+                with writing(folder):
+                    folder.mkdir(exist_ok=True)
+        except MlotoolError:
+            # So that the same command can take the folder once it is put right.
+            (claimed / "config.yaml").unlink(missing_ok=True)
+            raise
         return cls(claimed, sweep)
 
     def checkpoint(self, which: str) -> Path:
@@ -79,7 +88,7 @@ class RunFolder:
         path = self.checkpoint(which)
         if not path.is_file():
             # Refuses a folder that is not a run's.
-            is_kept = load_run_config(self.path).runner.checkpoint
+            is_kept = load_run_config(self.path, is_own=True).runner.checkpoint
             raise ConfigError(f"{self.path} has no checkpoint '{which}'; expected {path}. {self._way_out(is_kept)}")
         return path
 
@@ -96,10 +105,11 @@ class RunFolder:
         self._write_config(config)
         # Of a run that looked for one to go on with, and found none.
         overrides = () if origin is None else [each for each in origin.overrides if not each.startswith("resume=")]
-        (self.path / "overrides.txt").write_text("".join(f"{line}\n" for line in overrides))
-        (self.path / "graph.mmd").write_text(graph.mermaid())
+        write_text(self.path / "overrides.txt", "".join(f"{line}\n" for line in overrides))
+        write_text(self.path / "graph.mmd", graph.mermaid())
         if origin is not None and origin.recipe_path is not None:
-            shutil.copyfile(origin.recipe_path, self.path / "recipe.yaml")
+            with writing(self.path / "recipe.yaml"):
+                shutil.copyfile(origin.recipe_path, self.path / "recipe.yaml")
         write_provenance(self.path, config, origin or Origin("mlotool.run", (), None))
 
     def reopen(self, config: Any, *, begins_again: bool) -> None:
@@ -114,7 +124,8 @@ class RunFolder:
             self.metrics.unlink(missing_ok=True)
         self._write_config(config)
         for folder in (self.artifacts, self.checkpoints):
-            folder.mkdir(exist_ok=True)
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
 
     def _write_config(self, config: Any) -> None:
         values = plain(config)
@@ -131,8 +142,9 @@ class RunFolder:
 def make_output_dir(name: str) -> Path:
     """Make a folder `outputs/<name>/<date>_<time>` that did not exist, with a suffix `_1`, `_2` where it did."""
     path = Path("outputs") / name / datetime.now().strftime(STAMP)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return next(each for each in _with_suffixes(path) if _is_made(each))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return next(each for each in _with_suffixes(path) if _is_made(each))
 
 
 def _is_made(path: Path) -> bool:

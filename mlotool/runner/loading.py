@@ -1,34 +1,50 @@
 """Finished runs: their modules, and their metrics on any split."""
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from mlotool.config import build, load_run_config
+from mlotool.config import Built, build, load_run_config, trust_all
+from mlotool.config.objective import is_wrong_way_round, known_direction
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
+from mlotool.core.user_code import user_code
 from mlotool.runner.checkpoint import load_program
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.folder import RunFolder
+from mlotool.runner.module_size import check_module_sizes
 
 
-def load(run_dir: Path | str, problem: str, checkpoint: str = "best") -> nn.Module:
+def load(
+    run_dir: Path | str,
+    problem: str,
+    checkpoint: str = "best",
+    *,
+    trust: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> nn.Module:
     """Return the module of a problem as a run left it, on the CPU and in eval mode.
 
     Args:
         run_dir: the run folder.
         problem: the problem's name.
         checkpoint: "best" or "last".
+        trust: packages of yours whose code the run uses.
+        overrides: `key=value`, for what a stranger's run folder may not say: `data.root=/data`.
 
     Raises:
-        ConfigError: there is no such problem or checkpoint.
+        ConfigError: there is no such problem or checkpoint, the run uses code that is not trusted, or the folder's
+            config.yaml says what only the user may.
+        CheckpointError: the checkpoint cannot be read, or does not fit config.yaml.
 
     Example::
 
         classifier = mlotool.load("outputs/mwn/2026-01-31_12-00-00", "classifier")
     """
-    built, _ = _rebuild(run_dir, checkpoint)
+    built, _ = _rebuild(run_dir, checkpoint, trust, overrides)
     problems = built.program.problems
     if problem not in problems:
         raise ConfigError(
@@ -38,30 +54,42 @@ def load(run_dir: Path | str, problem: str, checkpoint: str = "best") -> nn.Modu
     return problems[problem].module.eval()
 
 
-def evaluate(run_dir: Path | str, split: str, checkpoint: str = "best") -> dict[str, float]:
+def evaluate(
+    run_dir: Path | str,
+    split: str,
+    checkpoint: str = "best",
+    *,
+    trust: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> dict[str, float]:
     """Return `<split>/<metric>` for the metrics of the recipe's `evaluate`.
 
     Args:
         run_dir: the run folder.
         split: a split of the recipe's data, evaluated in the run or not.
         checkpoint: "best" or "last".
+        trust: packages of yours whose code the run uses.
+        overrides: `key=value`, for what a stranger's run folder may not say: `data.root=/data`.
 
     Raises:
-        ConfigError: there is no such split or checkpoint, or the recipe evaluates nothing.
+        ConfigError: there is no such split or checkpoint, the recipe evaluates nothing, or the folder's config.yaml
+            says what only the user may.
+        CheckpointError: the checkpoint cannot be read, or does not fit config.yaml.
     """
-    built, config = _rebuild(run_dir, checkpoint)
-    evaluator = make_evaluator(config, built.program.problems, built.data)
+    built, config = _rebuild(run_dir, checkpoint, trust, overrides)
+    evaluator = make_evaluator(config, built)
     if evaluator is None:
         raise ConfigError(
             f"{run_dir}: the recipe's evaluate is null; expected a problem and metrics. "
             "Write evaluate: {problem: <name>, metrics: [accuracy], splits: {}} in its config.yaml."
         )
-    return evaluator.evaluate(split)
+    with user_code():
+        return evaluator.evaluate(split)
 
 
-def make_evaluator(config: Any, problems: Any, data: Any, device: Any = "cpu") -> Evaluator | None:
+def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator | None:
     """Return the evaluator of a config, or None where it evaluates nothing."""
-    settings = config.evaluate
+    settings, problems = config.evaluate, built.program.problems
     if settings is None:
         return None
     if settings.problem not in problems:
@@ -70,13 +98,32 @@ def make_evaluator(config: Any, problems: Any, data: Any, device: Any = "cpu") -
             f"{did_you_mean(settings.problem, problems)} Correct evaluate.problem."
         )
     problem = problems[settings.problem]
-    return Evaluator(problem.module, data, list(settings.metrics), settings.batch_size, device, problem.reading)
+    names = [metric for metric in settings.metrics if isinstance(metric, str)]
+    return Evaluator(
+        problem.module, built.data, names, settings.batch_size, device, problem.reading, functions=built.metrics
+    )
 
 
-def _rebuild(run_dir: Path | str, checkpoint: str) -> tuple[Any, Any]:
+def _warn_of_best(run_dir: Path | str, checkpoint: str, config: Any) -> None:
+    if checkpoint == "best":
+        warnings.warn(
+            f"{run_dir}: found objective_mode={config.objective_mode} with objective={config.objective}, of which the "
+            f"other direction is better; expected {known_direction(config)}. Its best.ckpt is that of the WORST "
+            "evaluation: use checkpoint=last (--checkpoint last), or run the recipe again.",
+            stacklevel=4,
+        )
+
+
+def _rebuild(run_dir: Path | str, checkpoint: str, trust: Sequence[str], overrides: Sequence[str]) -> tuple[Built, Any]:
+    trust_all(trust)
     # The checkpoint first: without one there is no need to build anything.
     path = RunFolder(Path(run_dir)).find_checkpoint(checkpoint)
-    config = load_run_config(Path(run_dir))
+    config = load_run_config(Path(run_dir), overrides)
+    if is_wrong_way_round(config):
+        _warn_of_best(run_dir, checkpoint, config)
+        # It is read here, and judged no more.
+        config.objective_mode = None
+    check_module_sizes(config, path)
     built = build(config)
     load_program(built.program, path)
     return built, config

@@ -1,6 +1,8 @@
 """Where logged numbers go: metrics.csv always, W&B and TensorBoard by choice."""
 
 import csv
+import errno
+import logging
 import os
 import time
 import warnings
@@ -12,12 +14,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 from pytorch_lightning.loggers import Logger
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import cannot_write, replacing, writing
 from mlotool.runner.folder import plain
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run
 
 SECONDS_BETWEEN_FLUSHES = 1.0
+HEADER = ("tick", "key", "value")
+HEADER_BYTES = len(",".join(HEADER)) + 1
+_CHUNK = 1 << 20
 MODES = ("offline", "online", "disabled")
 
 
@@ -31,15 +37,17 @@ class MetricLog:
 
     def __init__(self, path: Path, position: int | None = None) -> None:
         self.last: dict[str, float] = {}
+        self._path = path
         self._loggers: list[Logger] = []
         self._flushed_at = float("-inf")
         if position is not None:
             _cut(path, position)
-        is_new = not path.exists() or path.stat().st_size == 0
-        self._file: TextIO = path.open("a", newline="")
+        with writing(path):
+            is_new = not path.exists() or path.stat().st_size == 0
+            self._file: TextIO = path.open("a", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if is_new:
-            self._writer.writerow(("tick", "key", "value"))
+            self._writer.writerow(HEADER)
 
     def send_to(self, loggers: Iterable[Logger]) -> None:
         """Pass what is logged from now on to Lightning's loggers as well."""
@@ -51,26 +59,38 @@ class MetricLog:
             return
         self.last.update(values)
         # Nine digits give a float32 back exactly.
-        self._writer.writerows((tick, key, f"{value:.9g}") for key, value in values.items())
+        with writing(self._path):
+            self._writer.writerows((tick, key, f"{value:.9g}") for key, value in values.items())
         if time.monotonic() - self._flushed_at >= SECONDS_BETWEEN_FLUSHES:
             self.flush()
-        for logger in self._loggers:
-            logger.log_metrics(dict(values), step=tick)
+        for logger in list(self._loggers):
+            try:
+                logger.log_metrics(dict(values), step=tick)
+            # W&B's service and TensorBoard's thread have errors of many kinds, and none is worth a training.
+            except Exception as error:
+                self._loggers.remove(logger)
+                _warn_of_logger(type(logger).__name__, "no longer takes values", error)
 
     def flush(self) -> None:
         """Write what is still in memory, as is done every second."""
-        self._file.flush()
+        with writing(self._path):
+            self._file.flush()
+            if os.fstat(self._file.fileno()).st_nlink == 0 and not self._path.parent.exists():
+                # What is written to a removed file is taken, and lost.
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path.parent))
         self._flushed_at = time.monotonic()
 
     def position(self) -> int:
         """Return the length in bytes, once all of it is on the disk."""
         self.flush()
-        os.fsync(self._file.fileno())
+        with writing(self._path):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
         """Close metrics.csv."""
-        self._file.close()
+        with writing(self._path):
+            self._file.close()
 
 
 def _cut(path: Path, position: int) -> None:
@@ -81,15 +101,20 @@ def _cut(path: Path, position: int) -> None:
             "Lines before the checkpoint are missing from it: copy it from where the run was, or go on without.",
             stacklevel=3,
         )
-    elif size > position:
-        os.truncate(path, position)
+    if path.exists():
+        # In a file of its own: what has another link keeps its content there.
+        with replacing(path) as temporary, path.open("rb") as old, temporary.open("wb") as new:
+            left = position
+            while left > 0 and (part := old.read(min(left, _CHUNK))):
+                new.write(part)
+                left -= len(part)
 
 
 @contextmanager
 def open_loggers(
     config: Any, run_dir: Path, problems: Iterable[str], resumed_at: int | None = None, sweep: str | None = None
 ) -> Iterator[list[Logger]]:
-    """Open the loggers that the config asks for; finish them in any case.
+    """Open the loggers that the config asks for; finish them in any case, where an error is a warning.
 
     Args:
         config: the whole config; its `logger` node chooses.
@@ -105,18 +130,50 @@ def open_loggers(
     run: Run | None = None
     is_success = False
     try:
-        if settings.wandb and settings.mode != "disabled":
-            run = _start_wandb(config, run_dir, problems, sweep)
-            loggers.append(_wandb_logger(run, run_dir))
-        if settings.tensorboard:
-            loggers.append(_tensorboard_logger(run_dir, resumed_at))
-        yield loggers
+        with _silent_handlers():
+            if settings.wandb and settings.mode != "disabled":
+                run = _start_wandb(config, run_dir, problems, sweep)
+                loggers.append(_wandb_logger(run, run_dir))
+            if settings.tensorboard:
+                loggers.append(_tensorboard_logger(run_dir, resumed_at))
+            yield loggers
         is_success = True
     finally:
-        for logger in loggers:
-            logger.finalize("success" if is_success else "failed")
-        if run is not None:
-            run.finish(exit_code=0 if is_success else 1)
+        with _silent_handlers():
+            for logger in loggers:
+                with _ending(type(logger).__name__):
+                    logger.finalize("success" if is_success else "failed")
+            if run is not None:
+                with _ending("W&B"):
+                    run.finish(exit_code=0 if is_success else 1)
+
+
+@contextmanager
+def _silent_handlers() -> Iterator[None]:
+    """Keep Python's logging from printing a traceback for each line of W&B's debug.log that a full disk refuses."""
+    kept, logging.raiseExceptions = logging.raiseExceptions, False
+    try:
+        yield
+    finally:
+        logging.raiseExceptions = kept
+
+
+@contextmanager
+def _ending(logger: str) -> Iterator[None]:
+    """Make a warning of a logger's error at its end: the run's own files are written by then."""
+    try:
+        yield
+    except Exception as error:
+        _warn_of_logger(logger, "could not finish its files", error)
+
+
+def _warn_of_logger(logger: str, what: str, error: Exception) -> None:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    warnings.warn(
+        f"{logger} {what} ({reason[:300].rstrip('.')}); expected a disk that takes its files, and a service that "
+        "answers. The run does without it: its values stand in metrics.csv.",
+        stacklevel=3,
+    )
 
 
 def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str], sweep: str | None) -> "Run":
@@ -140,8 +197,10 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str], sweep: str
                 # Neither W&B's git, which runs what a repository's configuration names, nor the user's code in a run.
                 settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
             )
-    # Its settings are checked by pydantic, whose errors are ValueErrors.
-    except (wandb.Error, ValueError) as error:
+    except OSError as error:
+        raise cannot_write(run_dir / "wandb", error) from error
+    # Its own, pydantic's of its settings, those of the service that it starts: they have no common base.
+    except Exception as error:
         reason = " ".join(str(error).split())
         advice = (
             "Run `wandb login`, or set logger.mode=offline."

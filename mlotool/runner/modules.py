@@ -1,6 +1,8 @@
 """The LightningModules: one a problem, and the root that drives the schedule."""
 
+import math
 import time
+import warnings
 from typing import Any
 
 import torch
@@ -10,10 +12,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from mlotool.core.errors import ConfigError
 from mlotool.program import Problem, Program, Schedule
 from mlotool.program.shards import gathered
+from mlotool.runner.blame import Traces, explain
 from mlotool.runner.checkpoint import STATE_KEY, LastCheckpoint
 from mlotool.runner.distributed import AgreedInterrupt, agree_on_buffers, check_agreement, merge_shards
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_parameters
+from mlotool.runner.learned import LearnedValues
 from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective, Watch
 from mlotool.runner.plan import ChunkLoader, TickPlan
@@ -66,9 +70,9 @@ class ProblemModule(LightningModule):
         if problem.scheduler is None or problem.scheduler_interval != "evaluation":
             return
         if not isinstance(problem.scheduler, ReduceLROnPlateau):
-            problem.scheduler.step()
+            problem.step_scheduler()
         elif objective is not None:
-            problem.scheduler.step(objective)
+            problem.step_scheduler(objective)
 
 
 class ProgramModule(LightningModule):
@@ -114,16 +118,18 @@ class ProgramModule(LightningModule):
         self.plan = plan
         self.metric_log = metric_log
         self.objective = objective
+        self._has_warned_of_nan = False
         self.evaluator = evaluator
         self.display = display or ProgressDisplay(program.problems, plan.max_ticks, enabled=False)
         self.interrupt = interrupt or Interrupt()
         self.watch = watch
         self.is_pruned = False
         self.ranks = ranks or Ranks()
-        self.window = Window(schedule.num_ticks, self.ranks.mean)
+        self.window = Window(schedule.num_ticks, self.ranks.mean, self._explain)
         self.is_cut = False
         self.training_s = 0.0
         self._last_checkpoint = last_checkpoint
+        self._learned = LearnedValues(program)
         self._began = time.perf_counter()
         self._random_states: list[dict[str, Any]] | None = None
         # The initial parameters are the user's own.
@@ -133,7 +139,7 @@ class ProgramModule(LightningModule):
         for name, problem in program.problems.items():
             # Direct attributes: children in a ModuleDict get no trainer.
             setattr(self, f"problem_{name}", ProblemModule(problem))
-            _check_scheduler(problem, objective)
+            check_scheduler(problem, objective)
 
     @property
     def problem_modules(self) -> list[ProblemModule]:
@@ -188,6 +194,13 @@ class ProgramModule(LightningModule):
             # What `self.log` leads to; its own bookkeeping costs half a millisecond.
             self.trainer.callback_metrics[self.objective.monitor] = torch.tensor(value)
             tick, objective = self.schedule.num_ticks, value
+            if math.isnan(value) and not self._has_warned_of_nan:
+                self._has_warned_of_nan = True
+                warnings.warn(
+                    f"objective: '{self.objective.key}' is nan at tick {tick}; expected a number, without which no "
+                    "checkpoint is the best one. Look at what the metric divides by, or choose another objective.",
+                    stacklevel=2,
+                )
             wants_end = self.ranks.of_first(lambda: self.watch is not None and self.watch(tick, objective))
             self.is_pruned = wants_end and self.schedule.num_ticks < self.plan.max_ticks
         if self.is_pruned or self.schedule.num_ticks >= self.plan.max_ticks:
@@ -298,6 +311,9 @@ class ProgramModule(LightningModule):
         for module in self.problem_modules:
             values.update(module.values(self.program))
         values.update(self.program.statistics())
+        # A metric of the user's own of the same name stays.
+        learned = self._learned.read()
+        values.update((key, learned[key]) for key in learned if key not in values)
         self.metric_log.log(self.schedule.num_ticks, values)
         self.display.update(self.schedule.num_ticks, self.metric_log.last)
 
@@ -310,6 +326,9 @@ class ProgramModule(LightningModule):
         check_parameters(self.program, self.schedule.num_ticks)
         check_agreement(self.program, self.ranks, self.schedule.num_ticks)
         self._checked_tick = self.schedule.num_ticks
+
+    def _explain(self, problem: str, traces: Traces) -> str:
+        return explain(problem, self.program.problems, traces)
 
     def _evaluate(self, split: str) -> None:
         # A NaN must not reach the schedulers and the best checkpoint.
@@ -324,7 +343,8 @@ class ProgramModule(LightningModule):
         self.display.note(self.schedule.num_ticks, values)
 
 
-def _check_scheduler(problem: Problem, objective: Objective) -> None:
+def check_scheduler(problem: Problem, objective: Objective) -> None:
+    """Raise ConfigError if a scheduler waits for an objective that it is never given."""
     if not isinstance(problem.scheduler, ReduceLROnPlateau):
         return
     if problem.scheduler_interval == "evaluation" and objective.monitor is not None:

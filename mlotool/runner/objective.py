@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.runner.plan import CHUNKS_PER_ROUND, TickPlan
@@ -18,29 +19,38 @@ class Objective:
 
     Args:
         key: `<split>/<metric>` or `<problem>/<metric>`, or None where the recipe has none.
-        mode: "min" or "max".
+        mode: "min" or "max"; None where there is no key.
         is_tracked: whether it is known during training (a key of an `end` split is not), so that a best checkpoint
             can be kept.
     """
 
     key: str | None
-    mode: str
+    mode: str | None
     is_tracked: bool
 
     @classmethod
     def from_config(cls, config: Any) -> "Objective":
-        """Read `objective` and `objective_mode`; a split that is evaluated without that metric is a ConfigError."""
+        """Read `objective`, and derive its direction.
+
+        Raises:
+            ConfigError: the split is evaluated without that metric, or the direction is not known or contradicts it.
+        """
         key = config.objective
         splits = {} if config.evaluate is None else dict(config.evaluate.splits)
         source, _, name = (key or "").partition("/")
-        if source in splits and name not in config.evaluate.metrics:
+        # What functions of the user's return is known once they have been called: `rehearse` looks.
+        is_known = source in splits and all(isinstance(metric, str) for metric in config.evaluate.metrics)
+        if is_known and name not in config.evaluate.metrics:
             known = [f"{source}/{metric}" for metric in config.evaluate.metrics]
             raise ConfigError(
                 f"objective: found '{key}'; expected one of {', '.join(known)}, which are evaluated on '{source}'."
                 f"{did_you_mean(key, known)} Correct objective, or add '{name}' to evaluate.metrics."
             )
+        faults = list(direction_faults(config))
+        if faults:
+            raise ConfigError("\n".join(faults))
         is_tracked = isinstance(splits.get(source), int) or source in config.problems
-        return cls(key, config.objective_mode, is_tracked)
+        return cls(key, objective_direction(config), is_tracked)
 
     @property
     def monitor(self) -> str | None:

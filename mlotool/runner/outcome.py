@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlotool.core.errors import MlotoolError
+from mlotool.core.errors import MlotoolError, WriteError
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.objective import Objective
 
@@ -18,6 +18,7 @@ class Outcome:
     Attributes:
         status: "finished", "pruned", "failed" or "interrupted".
         error: the error's text.
+        is_disk_at_fault: whether the error is that the disk did not take a file.
         metrics: the last value of every key.
         best: tick and metrics of the best checkpoint.
         num_ticks: ticks done.
@@ -28,6 +29,7 @@ class Outcome:
         self._objective = objective
         self.status = "failed"
         self.error: str | None = None
+        self.is_disk_at_fault = False
         self.metrics: dict[str, float] = {}
         self.best: dict[str, Any] | None = None
         self.num_ticks = 0
@@ -35,7 +37,7 @@ class Outcome:
 
     def fail(self, exception: BaseException) -> None:
         """Note an error."""
-        self.status = "failed"
+        self.status, self.is_disk_at_fault = "failed", isinstance(exception, WriteError)
         text = str(exception)
         self.error = text if isinstance(exception, MlotoolError) else f"{type(exception).__name__}: {text}"
 

@@ -1,6 +1,7 @@
 """What a user watches: the trainer's clock, in ticks, and the progress bar."""
 
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from pytorch_lightning import Trainer
@@ -11,6 +12,8 @@ from rich.table import Table
 
 SECONDS_BETWEEN_REFRESHES = 0.25
 SECONDS_BETWEEN_LINES = 2.0
+SECONDS_OF_RATE = 5.0
+"""What `ticks/s` looks back at: a warm-up, or a compilation, is forgotten after it."""
 
 
 def advance_clock(trainer: Trainer, num_ticks: int) -> None:
@@ -23,7 +26,7 @@ def advance_clock(trainer: Trainer, num_ticks: int) -> None:
 
 
 class ProgressDisplay:
-    """One line a problem with its loss, steps and the run's ticks a second; refreshed at flushes.
+    """One line a problem with its loss, steps and the ticks a second of late; refreshed at flushes.
 
     On a terminal it is a live display; elsewhere (a log file, a cluster's output) a line now and then, at evaluations.
 
@@ -48,34 +51,35 @@ class ProgressDisplay:
         self._task = self._bar.add_task("ticks", total=max_ticks, rate="")
         self._live: Live | None = None
         self._shown_at = float("-inf")
-        self._started: tuple[float, int] | None = None
+        # Times and ticks, oldest first: the newest from before the time that the rate looks back at, and all since.
+        self._seen: deque[tuple[float, int]] = deque()
 
     def start(self, tick: int) -> None:
         """Begin to show progress, from `tick` on."""
-        self._started = time.monotonic(), tick
+        self._seen = deque([(time.monotonic(), tick)])
         if self._enabled and self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
 
     def update(self, tick: int, values: Mapping[str, float], *, is_last: bool = False) -> None:
         """Show the last logged values; it costs a millisecond, so not more often than four times a second."""
-        now = time.monotonic()
+        now = self._see(tick)
         if self._live is None or (now - self._shown_at < SECONDS_BETWEEN_REFRESHES and not is_last):
             return
         self._shown_at = now
-        self._bar.update(self._task, completed=tick, rate=f"{self._rate(tick):.0f} ticks/s")
+        self._bar.update(self._task, completed=tick, rate=self._rate())
         self._live.update(Group(self._bar, self._table(values)), refresh=True)
 
     def note(self, tick: int, values: Mapping[str, float]) -> None:
         """Tell of an evaluation, where there is no live display."""
-        now = time.monotonic()
+        now = self._see(tick)
         is_last = tick == self._max_ticks
         if not self._enabled or self._live is not None:
             return
         if is_last or now - self._shown_at >= SECONDS_BETWEEN_LINES:
             self._shown_at = now
             text = "  ".join(f"{key} {value:.4g}" for key, value in values.items())
-            line = f"tick {tick}/{self._max_ticks}  {text}  {self._rate(tick):.0f} ticks/s"
+            line = f"tick {tick}/{self._max_ticks}  {text}  {self._rate()}"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def stop(self) -> None:
@@ -84,11 +88,16 @@ class ProgressDisplay:
             self._live.stop()
             self._live = None
 
-    def _rate(self, tick: int) -> float:
-        if self._started is None:
-            return 0.0
-        began, first = self._started
-        return (tick - first) / max(time.monotonic() - began, 1e-9)
+    def _see(self, tick: int) -> float:
+        now = time.monotonic()
+        self._seen.append((now, tick))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - SECONDS_OF_RATE:
+            self._seen.popleft()
+        return now
+
+    def _rate(self) -> str:
+        (began, first), (now, tick) = self._seen[0], self._seen[-1]
+        return f"{(tick - first) / max(now - began, 1e-9):.3g} ticks/s"
 
     def _table(self, values: Mapping[str, float]) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)

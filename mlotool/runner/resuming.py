@@ -12,11 +12,17 @@ import yaml
 
 from mlotool.config import differences
 from mlotool.config.length import has_finished, max_ticks, read_summary
+from mlotool.config.objective import is_wrong_way_round
+from mlotool.config.run_config import read_run_config
 from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.files import remove_temporary
+from mlotool.core.printable import printable
+from mlotool.core.run_files import check_tree
 from mlotool.core.suggest import did_you_mean
-from mlotool.runner.checkpoint import newest_first, read_checkpoint
+from mlotool.program import Program
+from mlotool.runner.checkpoint import load_program, newest_first, read_checkpoint
 from mlotool.runner.folder import RunFolder, is_stamp, plain
+from mlotool.runner.logging import HEADER_BYTES
 from mlotool.runner.run_lock import run_lock
 
 AUTO = "auto"
@@ -57,11 +63,18 @@ def _find_named(new: Mapping[str, Any], path: Path) -> Found:
     is_checkpoint = path.is_file() and path.suffix == ".ckpt" and path.parent.name == "checkpoints"
     run_dir = path.parent.parent if is_checkpoint else path
     old = _config_of(run_dir)
+    if old is not None:
+        check_tree(run_dir)
     if old is None:
         what = "has no config.yaml" if path.is_dir() else "is in no run folder" if path.exists() else "does not exist"
         raise ConfigError(
             f"resume: found '{path}', which {what}; expected auto, a run folder (outputs/<name>/<date>_<time>) or a "
             f"checkpoint in one.{did_you_mean(str(path), [AUTO])} Give the folder that `mlotool run` printed."
+        )
+    if is_wrong_way_round(old):
+        raise ConfigError(
+            f"resume: found '{path}', whose {_wrong_way(old)}; expected a run judged the right way round. Leave resume "
+            "out for a new run."
         )
     different = differences(old, new)
     if different:
@@ -83,10 +96,19 @@ def _find_named(new: Mapping[str, Any], path: Path) -> Found:
 def _find_auto(new: Mapping[str, Any], output_dir: Path | None) -> Found | None:
     others: list[str] = []
     for run_dir in _candidates(new, output_dir):
-        old = _config_of(run_dir)
+        try:
+            old = _config_of(run_dir)
+            if old is not None:
+                check_tree(run_dir)
+        except ConfigError as error:
+            others.append(f"{run_dir} is left out ({error})")
+            continue
         if old is None:
             if run_dir == output_dir:
                 _free_if_never_begun(run_dir)
+            continue
+        if is_wrong_way_round(old):
+            others.append(f"{run_dir}, cannot be gone on with: its {_wrong_way(old)}")
             continue
         different = differences(old, new)
         if different:
@@ -112,7 +134,8 @@ def _candidates(new: Mapping[str, Any], output_dir: Path | None) -> Iterator[Pat
         if not is_stamp(output_dir.name):
             return
     root = Path("outputs") / str(new["name"]) if output_dir is None else output_dir.parent
-    folders = [each for each in root.glob("*") if each != output_dir and each.is_dir()]
+    # Not a link, which may lead to a run of another place.
+    folders = [each for each in root.glob("*") if each != output_dir and each.is_dir() and not each.is_symlink()]
     yield from sorted(folders, key=_by_time, reverse=True)
 
 
@@ -127,28 +150,49 @@ def _free_if_never_begun(run_dir: Path) -> None:
 
 
 def choose_checkpoint(found: Found) -> Path | None:
-    """Return the checkpoint to go on from, the newest that can be read; None where the run has none yet."""
+    """Return the checkpoint to go on from, the newest that can be read; None where the run has none yet.
+
+    Raises:
+        CheckpointError: it has some, and none can be read.
+    """
     if found.checkpoint is not None:
         return found.checkpoint
+    faults = []
     for path in newest_first(found.folder.checkpoints):
         try:
             read_checkpoint(path)
         except CheckpointError as error:
-            warnings.warn(
-                f"{str(error).partition(';')[0]}; expected a whole one. The one before is taken.", stacklevel=2
-            )
+            faults.append(str(error).partition(";")[0])
         else:
+            for fault in faults:
+                warnings.warn(f"{fault}; expected a whole one. The one before is taken.", stacklevel=2)
             return path
+    if faults:
+        # To begin again would be to lose what metrics.csv holds.
+        raise CheckpointError(
+            f"resume: found no checkpoint in {found.folder.checkpoints} that can be read: {'; '.join(faults)}; "
+            "expected one at least. Put a copy of one there; or leave resume out for a new run, in a folder of its own."
+        )
     return None
 
 
-def prepare(found: Found, config: Any) -> tuple[Path | None, int]:
-    """Make a folder ready to go on in, once it is locked; return the checkpoint and its tick."""
+def prepare(found: Found, config: Any, program: Program | None = None) -> tuple[Path | None, int]:
+    """Make a folder ready to go on in, once it is locked; return the checkpoint and its tick.
+
+    Args:
+        found: the run.
+        config: of the run that goes on.
+        program: is put into the checkpoint's state before anything of the folder is changed; None where that takes
+            all ranks, and comes later.
+    """
     folder = found.folder
-    for each in (folder.path, folder.checkpoints):
+    for each in (folder.path, folder.checkpoints, folder.artifacts):
         remove_temporary(each)
-    checkpoint = choose_checkpoint(found)
-    tick = 0 if checkpoint is None else read_checkpoint(checkpoint)["tick"]
+    checkpoint, tick = choose_checkpoint(found), 0
+    if checkpoint is None and config.runner.checkpoint:
+        _check_never_begun(folder)
+    elif checkpoint is not None:
+        tick = (read_checkpoint(checkpoint) if program is None else load_program(program, checkpoint))["tick"]
     limit = max_ticks(_through_yaml(config))
     if tick > limit:
         raise ConfigError(
@@ -159,19 +203,31 @@ def prepare(found: Found, config: Any) -> tuple[Path | None, int]:
     return checkpoint, tick
 
 
+def _check_never_begun(folder: RunFolder) -> None:
+    """Refuse a folder whose checkpoints are gone: a run writes one before its first tick, and its numbers later."""
+    if folder.metrics.is_file() and folder.metrics.stat().st_size > HEADER_BYTES:
+        raise CheckpointError(
+            f"resume: found no checkpoint in {folder.checkpoints}, while metrics.csv has values; expected the "
+            "checkpoints that the run wrote. Put one back; or leave resume out for a new run, in a folder of its own."
+        )
+
+
 def say(text: str) -> None:
     """Tell the user, where the warnings go."""
-    print(f"mlotool: {text}", file=sys.stderr)
+    print(f"mlotool: {printable(text)}", file=sys.stderr)
 
 
 def _config_of(run_dir: Path) -> dict[str, Any] | None:
-    path = run_dir / "config.yaml"
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except yaml.YAMLError:
-        return None
-    # It is empty where a run was killed before it had begun.
-    return config if isinstance(config, dict) else None
+    """Return the config of a run folder; None where it has none, or an empty one: it was killed before it had begun."""
+    document = read_run_config(run_dir) if run_dir.is_dir() else None
+    return document.data or None if document is not None else None
+
+
+def _wrong_way(old: Mapping[str, Any]) -> str:
+    return (
+        f"config.yaml has objective_mode={old['objective_mode']} with objective={old['objective']}, as older versions "
+        "allowed, so that its best.ckpt is that of the worst evaluation"
+    )
 
 
 def _through_yaml(config: Any) -> dict[str, Any]:

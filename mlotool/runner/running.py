@@ -10,11 +10,13 @@ from typing import Any
 
 from pytorch_lightning import seed_everything
 
-from mlotool.config import Origin, build, finish_provenance, note_resume
+from mlotool.config import Origin, build, check, finish_provenance, note_resume
 from mlotool.config.composition import origin_of
 from mlotool.config.length import read_summary
-from mlotool.core.errors import ConfigError, Interrupted, RunError
+from mlotool.core.errors import ConfigError, Interrupted, RunError, RunFileError, WriteError
+from mlotool.core.interface import is_command_line
 from mlotool.core.terminable import terminable
+from mlotool.program import Program
 from mlotool.runner.device import count_devices, find_device
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.launcher import launch
@@ -92,6 +94,9 @@ def run(
                 "trains. It is not pruned: write sweep.pruner=none, or runner.devices=1.",
                 stacklevel=2,
             )
+        if not is_command_line():
+            # Its ranks would speak to the user of a command line.
+            check(config, targets=True)
         return RunResult(**launch(config, num_ranks, output_dir, origin, resume))
     if world is not None:
         world.check_devices(runner.devices if "devices" in runner else 1)
@@ -109,14 +114,25 @@ def run(
             built = build(config)
             # Everything that can be wrong with the config is found before a folder is made.
             session = Session(config, built, device, watch, ranks)
-            folder, checkpoint = ranks.of_first(lambda: _begin(config, output_dir, origin, built, found, stack))
+            if found is None:
+                session.rehearse()
+            folder, checkpoint = ranks.of_first(
+                lambda: _begin(config, output_dir, origin, built, found, stack, is_alone=ranks.size == 1)
+            )
             if ranks.is_first and when_created is not None:
                 when_created(str(folder.path))
             return _run(session, folder, checkpoint, ranks)
 
 
 def _begin(
-    config: Any, output_dir: Path | None, origin: Origin, built: Any, found: Found | None, stack: ExitStack
+    config: Any,
+    output_dir: Path | None,
+    origin: Origin,
+    built: Any,
+    found: Found | None,
+    stack: ExitStack,
+    *,
+    is_alone: bool,
 ) -> tuple[RunFolder, Path | None]:
     """Return the folder, which the stack keeps locked, with its inputs, and the checkpoint to go on from."""
     if found is None:
@@ -129,22 +145,34 @@ def _begin(
     if not (folder.path / "provenance.json").exists():
         # It was killed while it wrote them; provenance.json is the last.
         folder.write_inputs(config, origin, built.program.graph)
-    return folder, _go_on(found, config, origin)
+    # Shards are put together by all ranks, and this is the first one's alone.
+    return folder, _go_on(found, config, origin, built.program if is_alone else None)
 
 
 def _run(session: Session, folder: RunFolder, checkpoint: Path | None, ranks: Ranks) -> RunResult:
+    is_disk_at_fault = False
     try:
         outcome = session.run(folder, checkpoint)
     except RunError as error:
-        error.run_dir = folder.path
+        error.run_dir, is_disk_at_fault = folder.path, isinstance(error, WriteError)
         raise
     except Interrupted as interrupted:
         interrupted.run_dir = folder.path
         raise
     finally:
         if ranks.is_first:
-            finish_provenance(folder.path)
+            _finish_provenance(folder.path, is_told=is_disk_at_fault)
     return ranks.first(RunResult(outcome.metrics, folder.path, _kept(folder), outcome.objective))
+
+
+def _finish_provenance(run_dir: Path, *, is_told: bool) -> None:
+    """Write the end's time; `is_told`: the run's own error says already that the disk takes no files."""
+    try:
+        finish_provenance(run_dir)
+    except (WriteError, RunFileError) as error:
+        # The run is done, or has an error of its own that matters more.
+        if not is_told:
+            warnings.warn(str(error), stacklevel=2)
 
 
 def _kept(folder: RunFolder) -> Path | None:
@@ -159,10 +187,10 @@ def _lock(folder: RunFolder, stack: ExitStack) -> None:
         )
 
 
-def _go_on(found: Found, config: Any, origin: Origin) -> Path | None:
+def _go_on(found: Found, config: Any, origin: Origin, program: Program | None) -> Path | None:
     """Make the folder ready, note the resume and tell of it; return the checkpoint, if there is one."""
     path = found.folder.path
-    checkpoint, tick = prepare(found, config)
+    checkpoint, tick = prepare(found, config, program)
     for change in note_resume(path, config, origin, tick):
         warnings.warn(
             f"resume: found {change}; expected the same, or the numbers may not be the same to the last bit. Go on "
@@ -183,5 +211,13 @@ def _finished(found: Found, ranks: Ranks) -> RunResult:
             f"{path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise runner.max_ticks to go "
             "on, or leave resume out for a new run."
         )
-    metrics = {key: float("nan") if value is None else value for key, value in summary["metrics"].items()}
-    return RunResult(metrics, path, _kept(found.folder), summary["objective"]["value"], had_finished=True)
+    metrics, objective = summary.get("metrics"), summary.get("objective")
+    # The summary may be anybody's.
+    values = {key: _number(value) for key, value in metrics.items()} if isinstance(metrics, dict) else {}
+    value = objective.get("value") if isinstance(objective, dict) else None
+    is_known = isinstance(value, int | float)
+    return RunResult(values, path, _kept(found.folder), value if is_known else None, had_finished=True)
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")

@@ -32,7 +32,7 @@ def serve(folder: Path) -> int:
             for package in packages:
                 trust(package)
             result = run(
-                load_run_config(folder),
+                load_run_config(folder, is_own=True),
                 output_dir=output_dir,
                 origin=origin,
                 resume=resume,

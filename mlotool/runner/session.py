@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -13,8 +14,17 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
-from mlotool.core.errors import ConfigError, Interrupted, NonFiniteLossError, NonFiniteParametersError, PrunedError
+from mlotool.core.errors import (
+    CheckpointError,
+    ConfigError,
+    Interrupted,
+    NonFiniteLossError,
+    NonFiniteParametersError,
+    PrunedError,
+    WriteError,
+)
 from mlotool.core.files import write_text
+from mlotool.core.user_code import user_code
 from mlotool.program import Schedule
 from mlotool.runner.analysis import run_analyses
 from mlotool.runner.checkpoint import (
@@ -28,6 +38,7 @@ from mlotool.runner.checkpoint import (
     read_whole_checkpoint,
     restore_callbacks,
 )
+from mlotool.runner.checkpoint_file import fitting
 from mlotool.runner.device import place
 from mlotool.runner.distributed import AgreedInterrupt, ReadOnlyCheckpointIO, distribute, merge_shards
 from mlotool.runner.evaluation import find_split
@@ -40,6 +51,7 @@ from mlotool.runner.outcome import Outcome
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import restore_random_states
 from mlotool.runner.ranks import Ranks
+from mlotool.runner.rehearsal import rehearse
 from mlotool.runner.surroundings import Interrupt, graceful_interrupt, untracked_past
 
 
@@ -72,7 +84,7 @@ class Session:
         self._ranks = ranks or Ranks()
         place(built.program, device)
         self._schedule = Schedule(built.program)
-        self._evaluator = make_evaluator(config, built.program.problems, built.data, device)
+        self._evaluator = make_evaluator(config, built, device)
         self._objective = Objective.from_config(config)
         self._plan = make_plan(config, self._objective)
         self._splits: dict[str, Any] = {} if config.evaluate is None else dict(config.evaluate.splits)
@@ -81,6 +93,14 @@ class Session:
         for analysis in built.analyses.values():
             find_split(built.data, analysis.split)
         distribute(built.program, self._ranks, config.seed)
+
+    def rehearse(self) -> None:
+        """Try every loss and metric on one batch; to be called before the first tick of a run.
+
+        Raises:
+            ConfigError: one cannot work.
+        """
+        rehearse(self._built.program, self._evaluator, self._splits, self._objective)
 
     def run(self, folder: RunFolder, resume_from: Path | None = None) -> Outcome:
         """Train, evaluate and analyse; write summary.json however it ends.
@@ -98,19 +118,24 @@ class Session:
         # The loggers are finished last: W&B may wait for its service, and summary.json must not.
         with ExitStack() as stack:
             try:
-                with _outcome_of_errors(outcome):
+                with _outcome_of_errors(outcome), user_code(prefix=self._tick):
                     loggers = stack.enter_context(self._open_loggers(folder, tick)) if is_first else []
                     log.send_to(loggers)
-                    self._fit(folder, log, loggers, outcome, checkpoint)
+                    self._fit(folder, log, outcome, checkpoint, resume_from)
                     self._write_timelines(folder)
                     if is_first:
                         self._finish(folder, log)
             finally:
-                log.close()
+                with _after_failure(outcome):
+                    log.close()
                 if is_first:
-                    outcome.complete(log.last, self._schedule.num_ticks, folder.checkpoint("best"))
-                    folder.write_summary(outcome.summary())
+                    with _after_failure(outcome):
+                        outcome.complete(log.last, self._schedule.num_ticks, folder.checkpoint("best"))
+                        folder.write_summary(outcome.summary())
         return outcome
+
+    def _tick(self) -> str:
+        return f"After tick {self._schedule.num_ticks}: "
 
     def _open_loggers(self, folder: RunFolder, resumed_at: int | None) -> AbstractContextManager[list[Logger]]:
         return open_loggers(self._config, folder.path, self._built.program.problems, resumed_at, folder.sweep)
@@ -119,9 +144,9 @@ class Session:
         self,
         folder: RunFolder,
         log: MetricLog,
-        loggers: list[Logger],
         outcome: Outcome,
         checkpoint: dict[str, Any] | None,
+        resume_from: Path | None,
     ) -> None:
         """Train until the last tick, an early stop or a signal; the last raises Interrupted, a KeyboardInterrupt."""
         config, ranks, interrupt = self._config, self._ranks, Interrupt()
@@ -142,8 +167,13 @@ class Session:
             last_checkpoint=next((each for each in callbacks if isinstance(each, LastCheckpoint)), None),
             ranks=ranks,
         )
-        trainer = self._trainer(folder, loggers, callbacks)
-        if checkpoint is not None and _restore(module, trainer, callbacks, checkpoint, ranks):
+        trainer = self._trainer(folder, callbacks)
+        if checkpoint is not None and resume_from is not None:
+            with fitting(resume_from):
+                had_ended = _restore(module, trainer, callbacks, checkpoint, ranks)
+        else:
+            had_ended = False
+        if had_ended:
             outcome.training_s = module.training_s
             module.flush()
             merge_shards(program, ranks)
@@ -171,7 +201,7 @@ class Session:
         if module.is_pruned:
             raise PrunedError(f"pruned after tick {self._schedule.num_ticks}")
 
-    def _trainer(self, folder: RunFolder, loggers: list[Logger], callbacks: list[Callback]) -> Trainer:
+    def _trainer(self, folder: RunFolder, callbacks: list[Callback]) -> Trainer:
         runner = self._config.runner
         return Trainer(
             accelerator="gpu" if self._device.type == "cuda" else "cpu",
@@ -187,7 +217,8 @@ class Session:
             max_epochs=-1,
             limit_val_batches=0,
             num_sanity_val_steps=0,
-            logger=loggers,
+            # `open_loggers` begins and ends them: here an error of theirs would be one of the training.
+            logger=False,
             callbacks=callbacks,
             enable_checkpointing=bool(runner.checkpoint),
             enable_progress_bar=False,
@@ -210,7 +241,7 @@ class Session:
                 ranks=self._ranks,
             )
         if runner.early_stopping_patience is not None:
-            if monitor is None:
+            if monitor is None or mode is None:
                 raise ConfigError(
                     f"runner.early_stopping_patience: found {runner.early_stopping_patience} with "
                     f"objective={self._objective.key}; expected an objective that is evaluated during training. "
@@ -268,6 +299,18 @@ def _what_is_kept(folder: RunFolder) -> str:
     return f"{last} holds the last good state that was saved, " + (
         f"after tick {tick}." if tick else "the initial one."
     )
+
+
+@contextmanager
+def _after_failure(outcome: Outcome) -> Iterator[None]:
+    """Leave a run's first error as it is: where the disk is full, its summary cannot be written either."""
+    try:
+        yield
+    except (WriteError, CheckpointError) as error:
+        if outcome.status != "failed":
+            raise
+        if not outcome.is_disk_at_fault:
+            warnings.warn(f"{error}", stacklevel=3)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The steps of the ticks since the last flush: nothing is read from the device in between."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from mlotool.core.errors import NonFiniteLossError
 from mlotool.program import StepResult
 from mlotool.program.differentiation import Reduce, identity_reduce
+from mlotool.runner.blame import Traces
 
 Steps = Mapping[str, StepResult]
 
@@ -20,6 +21,7 @@ class Window:
     Args:
         num_ticks: ticks that lie before the window.
         reduce: a mean over ranks, of which all flush and check after the same ticks: a NaN of one is one of all.
+        explain: `(problem, losses before) -> sentences`: what may have made that problem's loss not finite.
 
     Cost: a list append a tick; at a flush two stacks and two transfers from the device.
 
@@ -32,13 +34,17 @@ class Window:
         {'line/loss': 2.0}
     """
 
-    def __init__(self, num_ticks: int = 0, reduce: Reduce = identity_reduce) -> None:
+    def __init__(
+        self, num_ticks: int = 0, reduce: Reduce = identity_reduce, explain: Callable[[str, Traces], str] | None = None
+    ) -> None:
         self._ticks: list[Steps] = []
         # Numbers of ticks that a checkpoint has read from the device already, by key.
         self._collected: dict[str, list[float]] = {}
         self._num_ticks_before = num_ticks
         self._num_checked = 0
         self._reduce = reduce
+        self._explain = explain or (lambda problem, traces: "")
+        self._traces = Traces(is_resumed=num_ticks > 0)
         self.append = self._ticks.append
 
     def restart(self, num_ticks: int) -> None:
@@ -50,10 +56,9 @@ class Window:
         """Raise NonFiniteLossError, with the first bad tick, if a loss since the last check is NaN or infinite."""
         fresh = self._ticks[self._num_checked :]
         losses = [step.loss for steps in fresh for step in steps.values()]
-        # One transfer for all; the search runs only when it is needed.
+        # One transfer for all.
         numbers = _numbers(losses, self._reduce)
-        if not all(map(math.isfinite, numbers)):
-            _raise_first_bad(fresh, numbers, self._num_ticks_before + self._num_checked)
+        self._follow(fresh, numbers, self._num_ticks_before + self._num_checked)
         self._num_checked = len(self._ticks)
 
     def flush(self) -> dict[str, float]:
@@ -71,7 +76,17 @@ class Window:
     def load_state_dict(self, state: Mapping[str, Any], num_ticks: int) -> None:
         """Take it back; the next step belongs to tick `num_ticks + 1`."""
         self.restart(num_ticks)
+        self._traces = Traces(is_resumed=num_ticks > 0)
         self._collected = {key: list(numbers) for key, numbers in state.items()}
+
+    def _follow(self, fresh: list[Steps], numbers: list[float], num_ticks_before: int) -> None:
+        """Note the losses, up to the first that is not finite, and raise for that one."""
+        losses = iter(numbers)
+        for tick, steps in enumerate(fresh, start=num_ticks_before + 1):
+            for problem, value in zip(steps, losses, strict=False):
+                if not math.isfinite(value):
+                    raise NonFiniteLossError(problem, tick, value, self._explain(problem, self._traces))
+                self._traces.add(problem, tick, value)
 
     def _clear(self, num_ticks: int) -> None:
         self._ticks.clear()
@@ -90,14 +105,6 @@ class Window:
         numbers = iter(_numbers([value for values in collected.values() for value in values], self._reduce))
         for key, values in collected.items():
             self._collected.setdefault(key, []).extend(next(numbers) for _ in values)
-
-
-def _raise_first_bad(fresh: list[Steps], numbers: list[float], num_ticks_before: int) -> None:
-    losses = iter(numbers)
-    for tick, steps in enumerate(fresh, start=num_ticks_before + 1):
-        for problem, value in zip(steps, losses, strict=False):
-            if not math.isfinite(value):
-                raise NonFiniteLossError(problem, tick, value)
 
 
 def _numbers(values: list[Tensor], reduce: Reduce) -> list[float]:

@@ -4,18 +4,23 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlotool.config.sweep_plan import SweepPlan
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunFileError
+from mlotool.core.files import write_text, writing
+from mlotool.core.run_files import check_tree, read_json
+
+if TYPE_CHECKING:
+    from mlotool.config.sweep_plan import SweepPlan
 
 FILE = "sweep.json"
 LOCK = ".lock"
+PLAN_FILE = "plan.json"
 STUDY_FILE = "study.db"
 AUTO = "auto"
 
 
-def choose_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
+def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[Path, bool]:
     """Return the folder of a sweep, and whether it is gone on with.
 
     Args:
@@ -46,9 +51,25 @@ def choose_folder(plan: SweepPlan, resume: str | None) -> tuple[Path, bool]:
     return _made(plan), False
 
 
+def write_plan(folder: Path, plan: "SweepPlan") -> None:
+    """Write plan.json: what the report of a sweep says of jobs that have not begun.
+
+    Args:
+        folder: of the sweep.
+        plan: the sweep; of a search, the values that a key may take say nothing of how many jobs it has.
+    """
+    is_grid = plan.settings["method"] == "grid"
+    keys = {
+        each.key.lstrip("+"): {"num_values": len(each.choices) if is_grid else 0, "is_log": each.log}
+        for each in plan.dimensions
+    }
+    content = {"objective": plan.objective, "mode": plan.mode, "num_jobs": plan.num_jobs, "keys": keys}
+    write_text(folder / PLAN_FILE, json.dumps(content, indent=2) + "\n")
+
+
 def discard(folder: Path) -> None:
     """Remove what was written for a sweep that cannot start."""
-    for name in (FILE, LOCK, STUDY_FILE):
+    for name in (FILE, LOCK, STUDY_FILE, PLAN_FILE):
         (folder / name).unlink(missing_ok=True)
     # The user may have chosen a folder that holds other files.
     with suppress(OSError):
@@ -65,7 +86,11 @@ def locked(folder: Path) -> Iterator[None]:
     # Not on Windows.
     import fcntl
 
-    with (folder / LOCK).open("w") as file:
+    # What the jobs write stays in the folder, which may be a stranger's that is gone on with.
+    check_tree(folder)
+    with writing(folder / LOCK):
+        lock = (folder / LOCK).open("w")
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -76,27 +101,29 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _made(plan: SweepPlan) -> Path:
-    plan.folder.mkdir(parents=True, exist_ok=True)
+def _made(plan: "SweepPlan") -> Path:
     content = {"name": plan.name, "identity": plan.identity()}
-    (plan.folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    with writing(plan.folder):
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        write_text(plan.folder / FILE, json.dumps(content, indent=2) + "\n")
     return plan.folder
 
 
 def _sweeps(parent: Path) -> list[Path]:
-    """Return the sweeps in a folder, the newest last."""
-    return sorted((file.parent for file in parent.glob(f"*/{FILE}")), key=lambda path: path.name)
+    """Return the sweeps in a folder, the newest last; no link, which may lead to a sweep of another place."""
+    folders = (file.parent for file in parent.glob(f"*/{FILE}") if not file.parent.is_symlink())
+    return sorted(folders, key=lambda path: path.name)
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
     try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except ValueError:
+        content = read_json(folder, FILE) or {}
+    except RunFileError:
         return {"identity": None}
-    return content if isinstance(content, dict) and "identity" in content else {"identity": None}
+    return content if isinstance(content.get("identity"), dict) else {"identity": None}
 
 
-def _check_same(folder: Path, plan: SweepPlan) -> None:
+def _check_same(folder: Path, plan: "SweepPlan") -> None:
     before, now = _read(folder)["identity"] or {}, plan.identity()
     for key, value in now.items():
         if before.get(key) != value:

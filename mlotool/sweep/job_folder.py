@@ -6,8 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mlotool.core.errors import RunFileError
+from mlotool.core.files import write_text, writing
+from mlotool.core.run_files import read_json
+
 FILE = "job.json"
 LOG = "log.txt"
+MAX_ERROR = 5_000
+"""Characters of an error that are shown."""
+
 ENDED = ("finished", "pruned", "failed")
 
 
@@ -50,10 +57,13 @@ def begin_job(folder: Path, spec: JobSpec) -> None:
     if has_run(folder):
         # It is the end of the attempt before.
         (folder / "summary.json").unlink(missing_ok=True)
+    elif folder.is_symlink() or folder.is_file():
+        folder.unlink()
     elif folder.exists():
         shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / FILE).write_text(json.dumps(asdict(spec), indent=2) + "\n", encoding="utf-8")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / FILE, json.dumps(asdict(spec), indent=2) + "\n")
 
 
 def has_run(folder: Path) -> bool:
@@ -63,18 +73,24 @@ def has_run(folder: Path) -> bool:
 
 def read_job(folder: Path) -> JobSpec:
     """Return what a job is to run."""
-    content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    content = read_json(folder, FILE) or {}
     return JobSpec(**{**content, "words": tuple(content["words"]), "trusted": tuple(content["trusted"])})
 
 
 def read_outcome(folder: Path) -> JobOutcome:
     """Return how a job ended, from its summary.json."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return JobOutcome("unfinished", None, "")
-    value = (summary.get("objective") or {}).get("value")
-    return JobOutcome(summary["status"], value, summary.get("error") or "")
+        summary = read_json(folder, "summary.json") or {}
+    except RunFileError:
+        summary = {}
+    status, objective = summary.get("status"), summary.get("objective")
+    value = objective.get("value") if isinstance(objective, dict) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return JobOutcome(
+        status if isinstance(status, str) else "unfinished",
+        value if is_number else None,
+        str(summary.get("error") or "")[:MAX_ERROR],
+    )
 
 
 def note_failure(folder: Path, words: tuple[str, ...], error: str) -> None:
@@ -82,6 +98,6 @@ def note_failure(folder: Path, words: tuple[str, ...], error: str) -> None:
     summary, listing = folder / "summary.json", folder / "overrides.txt"
     if not summary.exists():
         content: dict[str, Any] = {"status": "failed", "objective": None, "metrics": {}, "best": None, "error": error}
-        summary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_text(summary, json.dumps(content, indent=2) + "\n")
     if not listing.exists():
-        listing.write_text("".join(f"{line}\n" for line in words), encoding="utf-8")
+        write_text(listing, "".join(f"{line}\n" for line in words))

@@ -2,21 +2,26 @@
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from mlotool.config.schema import PRUNERS, SAMPLERS
 from mlotool.config.sweep_plan import Dimension, SweepPlan
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, MlotoolError, WriteError
 from mlotool.core.suggest import did_you_mean
 from mlotool.sweep.extras import import_extra
 from mlotool.sweep.folder import STUDY_FILE
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 from mlotool.sweep.points import AbstractPoints, Point
+from mlotool.sweep.study_file import check_study_file
 
 # Workers write at the same time; SQLite waits this long for another one's lock.
 SECONDS_TO_LOCK = 60
+DIRECTIONS = {"max": "maximize", "min": "minimize"}
 
 
 class StudyPoints(AbstractPoints):
@@ -39,7 +44,13 @@ class StudyPoints(AbstractPoints):
         if plan.objective is None:
             raise ConfigError(
                 "objective: found null with sweep=optuna; expected the logged key that the search looks at. "
-                "Set objective=val/accuracy and objective_mode=max."
+                "Set objective=val/accuracy."
+            )
+        if plan.mode is None:
+            raise ConfigError(
+                f"objective: found '{plan.objective}' in a sweep=optuna that varies what it is judged by; expected one "
+                "objective and one objective_mode for all jobs. Take objective, objective_mode, evaluate and recipe "
+                "out of what is searched."
             )
         if not plan.dimensions:
             raise ConfigError(
@@ -47,6 +58,8 @@ class StudyPoints(AbstractPoints):
                 "'problems.<name>.optimizer.lr=tag(log, interval(1e-3, 1e-1))' on the command line."
             )
         self._distributions = {each.key: _distribution(optuna, each) for each in plan.dimensions}
+        if not settings["storage"]:
+            _check_own_study(folder, settings["sampler"])
         self._watched = {
             "url": settings["storage"] or f"sqlite:///{folder / STUDY_FILE}",
             "name": folder.name,
@@ -54,15 +67,25 @@ class StudyPoints(AbstractPoints):
             "pruner_options": dict(settings["pruner_options"]),
         }
         self._optuna, self._states = optuna, optuna.trial.TrialState
-        self._study = optuna.create_study(
-            storage=open_storage(self._watched["url"]),
-            study_name=self._watched["name"],
-            direction="maximize" if plan.mode == "max" else "minimize",
-            pruner=make_pruner(settings["pruner"], settings["pruner_options"]),
-            load_if_exists=True,
-        )
+        self._folder, pruner = folder, make_pruner(settings["pruner"], settings["pruner_options"])
+        is_found = not settings["storage"] and (folder / STUDY_FILE).exists()
+        reading = self._reading if is_found else partial(storing, self._watched["url"])
+        with reading():
+            self._study = optuna.create_study(
+                storage=open_storage(self._watched["url"]),
+                study_name=self._watched["name"],
+                direction=DIRECTIONS[plan.mode],
+                pruner=pruner,
+                load_if_exists=True,
+            )
+        if self._study.direction.name.lower() != DIRECTIONS[plan.mode]:
+            raise ConfigError(
+                f"resume: found a study in {folder} that is to {self._study.direction.name.lower()} {plan.objective}; "
+                f"expected one that is to {DIRECTIONS[plan.mode]} it. Leave resume out for a new sweep."
+            )
         self.total, self.num_ended = settings["num_trials"], 0
-        self._waiting = self._take_up(folder)
+        with reading():
+            self._waiting = self._take_up(folder)
         # The first points of a seed are not to be drawn again; a sequence (qmc) is kept in the study, with its seed.
         past = len(self._study.get_trials(deepcopy=False)) if settings["sampler"] != "qmc" else 0
         self._study.sampler = _make(
@@ -81,7 +104,8 @@ class StudyPoints(AbstractPoints):
         with warnings.catch_warnings():
             # Samplers that are experimental in Optuna say so each time.
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-            trial = self._study.ask(self._distributions)
+            with storing(self._watched["url"]):
+                trial = self._study.ask(self._distributions)
         return self._point(trial)
 
     def finish(self, point: Point, outcome: JobOutcome) -> None:
@@ -89,12 +113,13 @@ class StudyPoints(AbstractPoints):
         if outcome.status not in ENDED:
             return
         self.num_ended += 1
-        if outcome.status == "finished" and outcome.value is not None:
-            self._study.tell(point.number, outcome.value)
-        elif outcome.status == "pruned":
-            self._study.tell(point.number, state=self._states.PRUNED)
-        else:
-            self._study.tell(point.number, state=self._states.FAIL)
+        with storing(self._watched["url"]):
+            if outcome.status == "finished" and outcome.value is not None:
+                self._study.tell(point.number, outcome.value)
+            elif outcome.status == "pruned":
+                self._study.tell(point.number, state=self._states.PRUNED)
+            else:
+                self._study.tell(point.number, state=self._states.FAIL)
 
     def _take_up(self, folder: Path) -> list[Point]:
         """Count the trials of an earlier process, and return those that it left unfinished."""
@@ -107,6 +132,7 @@ class StudyPoints(AbstractPoints):
                 if trial.state == self._states.RUNNING:
                     self._study.tell(trial.number, state=self._states.FAIL)
             else:
+                self._check_values(trial)
                 point, outcome = self._point(trial), read_outcome(folder / str(trial.number))
                 if outcome.status in ENDED:
                     # The job ended, and the sweep died before it took note.
@@ -114,6 +140,30 @@ class StudyPoints(AbstractPoints):
                 else:
                     waiting.append(point)
         return waiting
+
+    def _check_values(self, trial: Any) -> None:
+        """Refuse values that the command line does not have: they become words of a job's command line."""
+        for key, distribution in self._distributions.items():
+            if not isinstance(trial.number, int) or trial.distributions[key] != distribution:
+                raise ValueError(f"its trial {trial.number} draws {key} from {trial.distributions[key]}"[:300])
+            value = distribution.to_internal_repr(trial.params[key])
+            if not distribution._contains(value) or trial.params[key] != distribution.to_external_repr(value):
+                raise ValueError(f"its trial {trial.number} has {key}={trial.params[key]!r}"[:300])
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn the errors of Optuna, which reads a study that may be anybody's, into a ConfigError."""
+        try:
+            yield
+        except (MlotoolError, OSError):
+            raise
+        # They have no common base: SQLAlchemy's, JSON's, and those of whatever takes wrong values.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"resume: found a study in {self._folder} that is not that of this sweep ({type(error).__name__}: "
+                f"{reason}); expected the one that the same command has begun. Leave resume out for a new sweep."
+            ) from error
 
     def _point(self, trial: Any) -> Point:
         words = (f"{key}={trial.params[key]}" for key in self._distributions)
@@ -132,7 +182,7 @@ class Watcher:
     """
 
     def __init__(self, url: str, name: str, trial: int, pruner: str, pruner_options: Mapping[str, Any]) -> None:
-        optuna = import_optuna()
+        optuna, self._url = import_optuna(), url
         self._study = optuna.load_study(
             study_name=name, storage=open_storage(url), pruner=make_pruner(pruner, pruner_options)
         )
@@ -141,11 +191,42 @@ class Watcher:
 
     def __call__(self, tick: int, value: float) -> bool:
         """Report; return whether the job is to end."""
-        with warnings.catch_warnings():
-            # A trial that goes on from a checkpoint reports the ticks since then again.
-            warnings.filterwarnings("ignore", message=".*reported value is ignored.*")
-            self._trial.report(value, tick)
-        return bool(self._trial.should_prune())
+        with storing(self._url):
+            with warnings.catch_warnings():
+                # A trial that goes on from a checkpoint reports the ticks since then again.
+                warnings.filterwarnings("ignore", message=".*reported value is ignored.*")
+                self._trial.report(value, tick)
+            return bool(self._trial.should_prune())
+
+
+@contextmanager
+def storing(url: str) -> Iterator[None]:
+    """Turn the errors of a study's database, of which a full disk is one, into a WriteError."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        cause = error.__cause__ or error
+        raise WriteError(
+            f"sweep.storage: the database {url} does not take what the study holds ({str(cause).partition(chr(10))[0]})"
+            "; expected room on its disk, and that it answers. Free some space there, then go on with the sweep: the "
+            "same command with resume=auto."
+        ) from error
+
+
+def _check_own_study(folder: Path, sampler: str) -> None:
+    """Refuse a study in a sweep's folder, which may be a stranger's, where reading it could do harm."""
+    check_study_file(folder, STUDY_FILE)
+    if sampler == "cmaes" and (folder / STUDY_FILE).exists():
+        # Optuna keeps the state of CMA-ES as a pickle in the study, and unpickles whatever stands there.
+        url = f"sqlite:///{(folder / STUDY_FILE).absolute()}"
+        raise ConfigError(
+            f"resume: found a study in {folder} with sweep.sampler=cmaes, whose state is a pickle, which can run any "
+            "code, while the folder may be anybody's; expected another sampler, or your word that the study is yours. "
+            f"If it is, say where it is: sweep.storage={url}"
+        )
 
 
 def import_optuna() -> Any:
@@ -177,6 +258,25 @@ def open_storage(url: str) -> Any:
 def make_pruner(name: str, options: Mapping[str, Any]) -> Any:
     """Return the pruner that `sweep.pruner` names; options that it does not take are a ConfigError."""
     return _make(import_optuna().pruners, PRUNERS, "pruner", name, options)
+
+
+def option_faults(settings: Mapping[str, Any]) -> list[str]:
+    """Return what Optuna says of `sweep.sampler_options` and `sweep.pruner_options`; nothing where it is missing."""
+    if settings["method"] != "optuna" or find_spec("optuna") is None:
+        return []
+    optuna, faults = import_optuna(), []
+    for key, classes, module, given in (
+        ("sampler", SAMPLERS, optuna.samplers, {"seed": settings["seed"]}),
+        ("pruner", PRUNERS, optuna.pruners, {}),
+    ):
+        name, options = settings[key], settings[f"{key}_options"] or {}
+        # Unknown names, and what are no options, have faults of their own.
+        if name in classes and isinstance(options, Mapping):
+            try:
+                _make(module, classes, key, name, options, **given)
+            except ConfigError as error:
+                faults.append(str(error))
+    return faults
 
 
 def _make(

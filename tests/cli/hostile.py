@@ -69,22 +69,22 @@ YAML = {
     "billion-laughs": (
         "a: &a [x, x, x, x, x, x, x, x, x]\n"
         + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
-        ["aliases", "20000"],
+        ["aliases", "1000"],
     ),
     "merge-laughs": (
         "a: &a {k: x}\n"
         + "".join(
             f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
         ),
-        ["aliases", "20000"],
+        ["aliases", "1000"],
     ),
     "self-alias": ("a: &a [*a]", ["alias 'a'"]),
     "duplicate-key": ("seed: 1\nseed: 2", ["'seed' twice"]),
     "deep": ("a: " + "[" * 5_000 + "]" * 5_000, ["40 levels"]),
     "deep-block": ("".join(" " * i + "a:\n" for i in range(60)), ["40 levels"]),
-    "many-keys": ("".join(f"k{i}: 0\n" for i in range(11_000)), ["20000 values"]),
+    "many-keys": ("".join(f"k{i}: 0\n" for i in range(11_000)), ["1000 values"]),
     "large": ("# x\n" * 40_000, ["100000 bytes"]),
-    "many-values": ("data: [" + "1," * 25_000 + "]", ["20000 values"]),
+    "many-values": ("data: [" + "1," * 25_000 + "]", ["1000 values"]),
     "long-key": (f"{'k' * 1_000}: 1", ["kkk", "200"]),
     "long-text": (f"name: {'n' * 3_000}", ["nnn", "2000"]),
     "long-number": (f"seed: {'9' * 5_000}", ["999", "2000"]),
@@ -212,3 +212,40 @@ RECIPES: dict[str, tuple[str, list[str]]] = {
     )
     for name, (lines, words) in group.items()
 }  # fmt: skip
+
+
+def _each(lines: str, num: int, end: str = "\n") -> str:
+    return end.join(lines.replace("#", str(index)).replace("+", str(index + 1)) for index in range(num))
+
+
+# Small files that cost Hydra, OmegaConf or our own checks much more than their size, as they once did.
+LARGE = {
+    "many-problems": (BASE + "problems:\n" + _each("  p#: {}", 2_500), "1000 values"),
+    "hundred-problems": (BASE + "problems:\n" + _each("  p#: {}", 99), "and 277 more"),
+    "problems-by-alias": (BASE + "analyses: {x: &a {}}\nproblems:\n" + _each("  p#: *a", 130), "130 problems"),
+    "edges": (
+        BASE + "graph: {lower_to_upper: {x: &a [" + _each("q#", 80, ", ") + "], " + _each("b#: *a", 9, ", ") + "}}",
+        "... and",
+    ),
+    "long-circle": (BASE + "graph: {lower_to_upper: {" + _each("p#: [p+]", 300, ", ") + "}}", "... and"),
+    "unknown-keys": (
+        BASE + "problems: {classifier: {module: {" + _each("hidde#: 1", 450, ", ") + "}}}",
+        "and 430 more",
+    ),
+    "unknown-metrics": (BASE + "evaluate: {metrics: [" + _each("accurac#", 850, ", ") + "]}", "and 831 more"),
+    "long-texts": (BASE + f"data: {{num_classes: [{', '.join(['x' * 2_000] * 45)}]}}", "1000 values"),
+    "aliases": (
+        BASE + "data: {a: &a [" + "x, " * 90 + "x], b: &b [*a, *a, *a], c: [*b, *b, *b, *b, *b]}",
+        "1000 values",
+    ),
+    "options": ("defaults: [plain, _self_, {override /data: [" + "digits, " * 200 + "digits]}]", "entries in defaults"),
+    "choices": ("defaults:\n- plain\n" + _each("- /model@problems.q#.module: mlp", 200), "entries in defaults"),
+    "deep-and-wide": (
+        BASE + "data: {" + _each("a#: " + "{b: " * 30 + "1" + "}" * 30, 15, ", ") + "}",
+        "unknown keyword",
+    ),
+    "references": (
+        BASE + "analyses: {a0: {x: 1}, " + _each("a+: {b: '${analyses.a#}', c: '${analyses.a#}'}", 12, ", ") + "}",
+        "500 values",
+    ),
+}

@@ -1,8 +1,10 @@
 """`mlotool copy URL`, against a server on the loopback: the user names the URL, so a local one is theirs to name."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from mlotool import __version__
 from mlotool.cli import fetch
 from mlotool.config.reading import MAX_BYTES
+from mlotool.core.errors import ConfigError
 from tests.cli.conftest import Result
 
 Call = Callable[..., Result]
@@ -76,7 +79,7 @@ def test_it_is_copied_with_its_origin(call: Call, server: str, tmp_path: Path, n
     assert "secret" not in text
     assert text.replace(f"# copied from {server}/{name}.yaml by mlotool {__version__}\n", "") == RECIPE
     assert f"mlotool run recipes/{name}.yaml" in out
-    assert call("show", name)[1].startswith("name: plain\nseed: 3\n")
+    assert call("show", name, "--all")[1].startswith("name: plain\nseed: 3\n")
 
 
 def test_it_sends_nothing_of_the_user(call: Call, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +134,93 @@ def test_a_slow_server_is_left(server: str) -> None:
     with pytest.raises(ValueError, match=r"not there after 0\.5 s"):
         fetch.fetch(f"{server}/slow.yaml", seconds=0.5)
     assert time.monotonic() - started < 30
+
+
+@contextmanager
+def raw_server(answer: bytes, part: int | None = None) -> Iterator[str]:
+    """Serve these bytes to every connection: at once, or `part` of them every 20 ms, over and over from the last."""
+    done = threading.Event()
+
+    def serve() -> None:
+        while not done.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, suppress(OSError):
+                connection.recv(10_000)
+                if part is None:
+                    connection.sendall(answer)
+                    continue
+                for start in range(0, len(answer), part):
+                    connection.sendall(answer[start : start + part])
+                    time.sleep(0.02)
+                while not done.is_set():
+                    connection.sendall(answer[-part:])
+                    time.sleep(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/mine.yaml"
+        done.set()
+        with suppress(OSError), socket.create_connection(listener.getsockname(), timeout=1):
+            pass  # it waits for one
+        thread.join()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "part"),
+    [
+        (OK + b"X: " + b"y" * 100, 1),
+        (OK + b"X: y\r\n", 6),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", 25),
+        (CHUNKED + b"1;" + b"x" * 100, 1),
+        (CHUNKED + b"1\r\n#\r\n", 6),
+        (CHUNKED + b"0\r\n" + b"Trailer: y\r\n", 12),
+        (OK + b"Content-Length: 90000\r\n\r\n#", 1),
+        (b"H", 1),
+    ],
+    ids=["header", "headers", "continue", "chunk extension", "chunks", "trailers", "body", "status"],
+)
+def test_whatever_is_slow_is_left_in_time(answer: bytes, part: int) -> None:
+    with raw_server(answer, part) as url:
+        started = time.monotonic()
+        # Some are refused before, for too long a line.
+        with pytest.raises(ConfigError, match=r"not there after 0\.5 s|cannot be fetched"):
+            fetch.fetch(url, seconds=0.5)
+        assert time.monotonic() - started < 5
+
+
+def test_a_slow_look_up_of_the_name_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: is_over.wait(20) or [])
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=r"not there after 0\.3 s"):
+        fetch.fetch("http://example.org/mine.yaml", seconds=0.3)
+    assert time.monotonic() - started < 5
+    is_over.set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (OK + b"Content-Length: 100\r\n\r\n# short", "found 7 bytes, and then the end, though 100 were announced"),
+        (CHUNKED + b"20\r\n# short", "cannot be fetched"),
+        (CHUNKED + b"3\r\n# s\r\n", "cannot be fetched"),
+        (OK + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\n# s", "in the encoding 'gzip'"),
+        (OK + b"X: y\r\n" * 200 + b"\r\n# s", "cannot be fetched"),
+        (b"\x00\x01\x02\r\n\r\n", "cannot be fetched"),
+    ],
+    ids=["length", "chunk", "no last chunk", "gzip", "many headers", "no HTTP"],
+)
+def test_an_answer_that_is_not_whole_is_refused(answer: bytes, match: str) -> None:
+    with raw_server(answer) as url, pytest.raises(ConfigError, match=match):
+        fetch.fetch(url, seconds=5)
 
 
 @pytest.mark.parametrize("forced", [[], ["--force"]])

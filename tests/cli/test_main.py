@@ -58,7 +58,7 @@ def test_unknown_option_is_told_the_nearest(call: Call) -> None:
 
 @pytest.mark.parametrize(
     ("raised", "code"),
-    [(RunError("it broke"), 1), (ZeroDivisionError("unforeseen"), 1), (KeyboardInterrupt(), 130), (SystemExit(3), 3)],
+    [(RunError("it broke"), 1), (ZeroDivisionError("unforeseen"), 1), (KeyboardInterrupt(), 130), (SystemExit(3), 1)],
 )
 def test_exit_codes(call: Call, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int) -> None:
     def fail(words: object) -> int:

@@ -1,8 +1,9 @@
-"""What the README shows works: its recipe, and every command line that names one."""
+"""What the README and the pages beside it show works: recipe, commands in their order, links, Python."""
 
 import re
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,23 @@ from mlotool.cli.main import VERBS
 from tests.cli.conftest import Result
 
 Call = Callable[..., Result]
-README = (Path(__file__).parents[2] / "README.md").read_text()
-COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("    mlotool run +recipe=")]
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+IN_ORDER = [line.split(" #")[0].strip() for line in README.splitlines() if line.startswith("    mlotool ")]
+ONE_RECIPE = re.compile(r"^ {4}(mlotool run (?!-m)\+recipe=\w[^#\n]*)", re.MULTILINE)
+COMMANDS = sorted({found.strip() for page in PAGES for found in ONE_RECIPE.findall(page.read_text())})
+# What takes seconds is made fast, and is otherwise as it stands.
+FAST = ("debug=fast", "logger=csv", "runner.progress_bar=false")
+
+
+@pytest.fixture(autouse=True)
+def forgotten_packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave nothing imported of the packages that the pages write."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mypackage", "rings")]:
+        del sys.modules[name]
 
 
 @pytest.fixture
@@ -41,11 +57,60 @@ def test_its_recipe_is_the_measured_one(recipe: Path) -> None:
         assert shown[part] == measured[part], part
 
 
+def test_its_commands_run_in_their_order(call: Call) -> None:
+    assert any(command.startswith("mlotool run") for command in IN_ORDER)
+    for command in IN_ORDER:
+        words = shlex.split(command)[1:]
+        code, _, err = call(*words, *(FAST if words[0] == "run" else ()))
+        assert code == 0, f"{command}: {err}"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_its_commands_compose(call: Call, command: str) -> None:
-    assert call("validate", *shlex.split(command)[2:])[0] == 0
+def test_the_commands_of_all_pages_compose(call: Call, command: str) -> None:
+    words = [word for word in shlex.split(command)[2:] if not word.startswith("resume=")]
+    assert call("validate", *words)[0] == 0
 
 
 def test_it_has_every_verb() -> None:
     assert all(f"`mlotool {verb}" in README for verb in VERBS)
-    assert COMMANDS
+
+
+def test_it_is_three_screens() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_the_page_of_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "python.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    # Fewer ticks, and no W&B: the rest is as it stands.
+    for slow, fast in (('"runner.max_ticks=500"', '"debug=fast", "logger=csv"'), ("range(1000)", "range(20)")):
+        assert slow in code
+        code = code.replace(slow, fast)
+    namespace: dict[str, object] = {}
+    exec(compile(code, "docs/python.md", "exec"), namespace)
+    assert namespace["program"].gradient("decay")["log"].isfinite()  # type: ignore[attr-defined]
+
+
+def test_the_page_of_own_code_runs(call: Call, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "own_code.md").read_text()
+    for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(code)
+    assert "without an __init__.py" in call("validate", "mwn", "--trust", "mypackage")[2]
+    (tmp_path / "mypackage" / "__init__.py").touch()
+    [recipe] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(recipe)
+    option = "\n".join(re.findall(r"^ {4}(\S.*)", text.partition("# conf/data/rings.yaml\n")[2], re.MULTILINE))
+    (tmp_path / "conf" / "data").mkdir(parents=True)
+    (tmp_path / "conf" / "data" / "rings.yaml").write_text(option)
+    for extra in ((), ("data=rings",)):
+        code, out, err = call("run", "mine.yaml", "--trust", "mypackage", *FAST, *extra)
+        assert code == 0, err
+        assert "val/confidence" in out

@@ -17,9 +17,9 @@ def test_list(call: Call, tmp_path: Path, recipe: Recipe) -> None:
     (tmp_path / "recipes").mkdir()
     recipe().rename(tmp_path / "recipes" / "mine.yaml")
     code, out, _ = call("list")
-    lines = {line.split()[0]: line for line in out.splitlines()}
+    lines = {line.split()[0]: line for line in out.splitlines() if line.startswith(" ")}
     assert code == 0
-    assert "built-in" in lines["mwn"]
+    assert "[./recipes]" not in lines["mwn"]
     assert "./recipes" in lines["mine"]
     assert lines["mine"].endswith("A test's recipe.")
 
@@ -115,9 +115,9 @@ def test_copy_and_show_the_copy(call: Call, tmp_path: Path) -> None:
     assert "mlotool run recipes/mwn.yaml" in out
     assert lines[0] == "# @package _global_"
     assert lines[2] == f"# copied from mlotool {__version__}"
-    listed = next(line for line in call("list")[1].splitlines() if line.startswith("mwn "))
-    assert listed.endswith(lines[1].removeprefix("# "))
-    assert call("show", "mwn")[1] == call("show", str(copied))[1]
+    listed = next(line for line in call("list")[1].splitlines() if line.startswith("  mwn "))
+    assert "Meta-Weight-Net on digits" in listed
+    assert call("show", "mwn", "--all")[1] == call("show", str(copied), "--all")[1]
 
 
 def test_copy_refuses_to_overwrite(call: Call, tmp_path: Path) -> None:

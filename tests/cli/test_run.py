@@ -136,7 +136,6 @@ def test_an_unforeseen_error_is_1(call: Call, runner: FakeRunner) -> None:
     code, _, err = call("run", "plain")
     assert code == 1
     assert "ZeroDivisionError: unforeseen" in err
-    assert "--debug" in err
 
 
 def test_a_refused_config_is_2_and_leaves_no_folder(call: Call, runner: FakeRunner) -> None:
@@ -161,7 +160,8 @@ def test_sweep(call: Call, runner: FakeRunner, reports: list[Path], tmp_path: Pa
     [sweep] = (tmp_path / "outputs" / "plain" / "multirun").iterdir()
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
     assert [(row["status"], row["value"]) for row in rows] == [("finished", "0.5"), ("finished", "0.51")]
-    assert "seed=1" in out
+    assert "(mean ± standard error of 2 seeds; larger is better)" in out
+    assert json.loads((sweep / "plan.json").read_text())["num_jobs"] == 2
     assert f"{sweep.relative_to(tmp_path)}/sweep.csv" in out
 
 
@@ -176,7 +176,7 @@ def test_a_failing_job_hides_no_other(
     [sweep] = (tmp_path / "outputs" / "plain" / "multirun").iterdir()
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
-    assert "seed=1" in rows[1]["overrides"]
+    assert rows[1]["seed"] == "1"
     assert str(error) in err
     assert "failed" in out
 

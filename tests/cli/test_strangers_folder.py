@@ -200,3 +200,42 @@ def test_mermaid_text_holds_names_alone(call: Call, recipes: Path) -> None:
 def test_words_of_the_process_are_no_recipe(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "\x1b[2J"]) == 2
     assert _is_plain(capfd.readouterr().err)
+
+
+def test_a_strangers_options_are_held_to_the_rules(call: Call, tmp_path: Path) -> None:
+    model = "_target_: mlotool.models.MLP\nimage_shape: [1, 8, 8]\nnum_classes: 10\n"
+    options = {
+        "data/far": "_target_: mlotool.data.Digits\nroot: /etc\n",
+        "logger/up": "mode: online\n",
+        "sweep/far": "launcher: slurm\n",
+        "model/up": f"{model}mode: online\n",
+        "data/code": "_target_: os.system\ncommand: touch canary\n",
+    }
+    for name, text in options.items():
+        file = tmp_path / "conf" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "conf" / "pipes").mkdir()
+    os.mkfifo(tmp_path / "conf" / "pipes" / "mine.yaml")
+    (tmp_path / "conf" / "x\x1b[2J").mkdir()
+    for word in ("data=far", "logger=up", "sweep=far", "+model@logger=up", "data=code", "data=mine"):
+        in_jobs = ("run", "-m", "plain", "seed=0,1", "sweep.workers=2") if word != "data=code" else ("check", "plain")
+        for words in (("run", "plain"), ("validate", "plain"), in_jobs):
+            code, out, err = call(*words, word)
+            assert code == 2, (words, word)
+            assert _is_plain(out + err)
+    assert not (tmp_path / "canary").exists()
+    assert _is_plain(call("doctor")[1])
+    # The command line may trust the folder.
+    assert call("run", "plain", "--cfg", "job", "-cd", "conf", "logger=up")[0] == 0
+
+
+def test_doctor_shows_where_options_are_looked_for(call: Call, tmp_path: Path) -> None:
+    for name in ("data/mine", "data/digits", "dta/other"):
+        file = tmp_path / "conf" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("_target_: mlotool.data.Digits\n")
+    out = call("doctor")[1]
+    assert "yours in ./conf/<group>/<name>.yaml: data (2)" in out
+    assert "conf/dta is no group's" in out
+    assert "conf/data/digits.yaml has the name of a built-in option" in out

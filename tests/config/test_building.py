@@ -219,7 +219,10 @@ def test_a_scheduler_and_nested_modules_from_a_recipe(changed: Change) -> None:
 
 
 BAD_VALUES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "torch": ({"problems.classifier.optimizer.lr": -1.0}, ["problems.classifier.optimizer", "SGD", "-1.0"]),
+    "torch": (
+        {"problems.classifier.optimizer.foreach": True, "problems.classifier.optimizer.fused": True},
+        ["problems.classifier.optimizer", "SGD", "`fused` and `foreach` cannot be `True` together"],
+    ),
     "model": (
         {
             "problems.classifier.module": {

@@ -102,7 +102,7 @@ def test_literals_fit_annotations(value: Any, annotation: str | None, expected: 
 def test_annotations_in_words() -> None:
     assert describe("int") == "a whole number"
     assert describe("float | None") == "a number or null"
-    assert describe("Sequence[int]") == "Sequence[int]"
+    assert describe("Sequence[int]") == "a list of whole numbers"
 
 
 def test_a_setting_by_position_and_by_name() -> None:

@@ -68,9 +68,24 @@ def test_plain_grids_run_in_this_process(words: tuple[str, ...], needs: bool) ->
         (("sweep.workers=0",), r"sweep\.workers: found 0; expected a whole number of at least 1"),
         (("sweep.sampler_options=[3]",), r"sweep\.sampler_options: found \[3\]; expected names with values"),
         (("sweep.worker=2",), r"sweep\.worker: unknown key.*Did you mean 'workers'"),
-        (("sweep=optna",), "found 'optna'; expected one of grid, optuna"),
+        (("sweep=optna",), "sweep: found 'optna', which is not in .*Did you mean 'optuna'"),
     ],
 )
 def test_what_is_wrong_is_told(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_of(*words)
+
+
+ERROR = ("evaluate.metrics=[cross_entropy]", "objective=val/cross_entropy")
+
+
+def test_the_direction_is_that_of_the_objective() -> None:
+    assert plan_of("seed=1,2", *ERROR).mode == "min"
+    assert plan_of("objective=val/accuracy,classifier/loss").mode is None
+    assert plan_of("seed=1,2", "objective=null").mode is None
+
+
+@pytest.mark.parametrize("words", [(*ERROR, "objective_mode=max"), ("objective=classifier/mine",)])
+def test_a_direction_that_cannot_be_is_told_before_the_first_job(words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"^objective_mode: found "):
+        plan_of("seed=1,2", *words)

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from mlotool.config import build, check, compose, trust
 from mlotool.config.trusted import resolve, trust_fault, trusted_names
+from mlotool.core.interface import command_line
 from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]
@@ -97,7 +98,9 @@ def _own(name: str, target: str, **settings: Any) -> dict[str, Any]:
 
 def test_an_own_package_is_trusted_by_name(own_package: str, changed: Change) -> None:
     config = changed(_own(own_package, "Net"))
-    assert f"--trust {own_package}" in message_of(check, config)
+    assert f"trust=['{own_package}']" in message_of(check, config)
+    with command_line():
+        assert f"--trust {own_package}" in message_of(check, config)
     trust(own_package)
     assert check(config) == []
     assert own_package not in sys.modules
@@ -127,7 +130,9 @@ def test_what_an_own_constructor_raises_names_key_and_line(own_package: str, cha
     "package", ["os", "builtins", "torch", "mlotool", "subprocess", "a.b", "../x", "", "nowhere_xyz"]
 )
 def test_what_cannot_be_trusted(package: str, folder: Path) -> None:
-    assert f"--trust {package}" in message_of(trust, package)
+    assert f"trust=['{package}']" in message_of(trust, package)
+    with command_line():
+        assert f"--trust {package}" in message_of(trust, package)
 
 
 def test_a_misspelt_package_is_suggested(own_package: str) -> None:

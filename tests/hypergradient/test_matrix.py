@@ -189,6 +189,7 @@ def neumann(hessian: Tensor, num_terms: int, step: float) -> Tensor:
     return step * sum(torch.linalg.matrix_power(factor, k) for k in range(num_terms))
 
 
+@pytest.mark.filterwarnings("ignore:The Nystrom solve .* greater than that of zero")  # of so few columns
 @pytest.mark.parametrize("product", ["reverse", "finite_difference"])
 @pytest.mark.parametrize(("rank", "rho"), [(1, 0.5), (2, 0.1), (3, 1e-3)])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -303,6 +304,7 @@ def test_finite_differences_where_the_lower_solution_does_not_follow_are_refused
         programs.nested().program(by_problem(low=SABA(step_size=0.1), mid=differences))
 
 
+@pytest.mark.filterwarnings("ignore:The Nystrom solve .* greater than that of zero")  # of so few columns
 def test_a_gradient_moves_no_parameter_and_no_random_number() -> None:
     case = programs.diamond(CUBIC)
     solvers = [*(make(0.1, 1e-9) for make in CONVERGED.values()), Neumann(5, 0.1), Nystrom(2, 0.1)]

@@ -306,7 +306,8 @@ def test_a_failed_solve_warns_and_gives_no_nan() -> None:
         UserWarning, match=r"ConjugateGradient solve at problem 'w' ended with negative curvature.*Raise"
     ):
         found = program.gradient("u")["x"]
-    assert torch.equal(found, -numbers(2.0, 4.0))  # the identity's
+    # H = -2: v over the size of its curvature is v / 2, and v = (2, 4).
+    assert torch.equal(found, -numbers(1.0, 2.0))
     program.gradient("u")  # it does not warn again
 
 

@@ -76,7 +76,7 @@ def test_a_resumed_program_goes_on_at_the_same_start() -> None:
 
 def test_the_columns_of_a_resumed_nystrom_are_those_of_the_whole_run() -> None:
     def make() -> Any:
-        return programs.bilevel(0.03).program(lambda: Implicit(Nystrom(1, 0.1, seed=3)))
+        return programs.bilevel(0.03).program(lambda: Implicit(Nystrom(1, 10.0, seed=3)))
 
     whole, second = make(), make()
     drawn = [whole.gradient("lam")["x"] for _ in range(6)]

@@ -13,7 +13,7 @@ from tests.program.small import Mlp, momentum, samples, sgd
 
 ALGORITHMS: dict[str, Callable[[], AbstractHypergradient]] = {
     "identity": lambda: Implicit(Identity(0.1)),
-    "neumann": lambda: Implicit(Neumann(4, 0.1)),
+    "neumann": lambda: Implicit(Neumann(4, 0.02)),
     "cg": lambda: Implicit(ConjugateGradient(4, 1e-8, damping=10.0)),
     "exact": lambda: Implicit(Exact(damping=10.0)),
     "finite_difference": lambda: Implicit(Identity(0.1), "finite_difference"),

@@ -201,3 +201,8 @@ def test_all_faults_come_at_once() -> None:
         "graph.upper_to_lower.top",  # no way back
         "problems.mid.loss.roles.teacher",  # no edge
     ]
+
+
+def test_a_list_in_a_list_is_no_list_of_problems() -> None:
+    with pytest.raises(ConfigError, match=r"graph\.upper_to_lower\.a: found \[\['b'\]\]; expected a list of problems"):
+        Graph({"a": [["b"]]}, {})  # type: ignore[list-item]

@@ -214,6 +214,16 @@ def test_clipping_is_of_the_total_gradient() -> None:
     assert "gradient_norm" not in Schedule(pair()).tick()["w"].metrics
 
 
+def test_a_gradient_through_solutions_reports_its_norm() -> None:
+    program, twin = pair({}, {"optimizer": sgd}), ByHand(pair({}, {"optimizer": sgd}))
+    result = Schedule(program).tick()
+    twin.step("w")
+    norm = twin.gradients("u")["u"]["x"].norm()
+    assert float(result["u"].metrics["hypergradient_norm"]) == pytest.approx(float(norm), rel=1e-12)
+    assert not result["u"].metrics["hypergradient_norm"].requires_grad
+    assert "hypergradient_norm" not in result["w"].metrics
+
+
 def _one_cycle(optimizer: torch.optim.Optimizer) -> OneCycleLR:
     return OneCycleLR(optimizer, max_lr=0.2, total_steps=12)
 

@@ -155,7 +155,7 @@ def test_a_resumed_run_is_bit_identical() -> None:
 
 def test_a_batch_of_other_tasks_is_refused() -> None:
     batch = stacked(episodes()[:2])
-    with pytest.raises(ConfigError, match=r"shape \(2, 4, 2\) for 3 tasks"):
+    with pytest.raises(ConfigError, match=r"shape \(2, 4, 2\) in a batch for 3 tasks"):
         maml(TASKS).gradient("meta", {"learner": [batch] * 2, "meta": batch})
 
 

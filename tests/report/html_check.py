@@ -1,9 +1,11 @@
 """Whether a page is well-formed and loads nothing."""
 
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"meta", "br", "hr", "img", "link", "input", "wbr"}
 
 
 class Page(HTMLParser):
@@ -52,12 +54,27 @@ class Page(HTMLParser):
             self._words.append(data)
 
 
-def read_page(file: Path) -> Page:
-    """Parse a page and assert what every page must hold to."""
+def read_page(file: Path, script: str | None = None) -> Page:
+    """Parse a page and assert what every page must hold to.
+
+    Args:
+        file: the page.
+        script: the only script that it has, word for word; such a page links to those of its folders as well.
+    """
     page = Page(file)
     assert page.faults == []
-    assert all(link.startswith(("#", "data:image/")) for link in page.links), page.links
-    assert "script" not in page.tags
+    local = () if script is None else ("./",)
+    assert all(link.startswith(("#", "data:image/", *local)) for link in page.links), page.links
+    assert not any("/../" in link or ":" in link for link in page.links if link.startswith("./")), page.links
+    if script is None:
+        assert "script" not in page.tags
+        assert "script-src" not in page.source
+    else:
+        assert page.tags.count("script") == 1
+        digest = b64encode(sha256(page.source.partition("<script>")[2].partition("</script>")[0].encode()).digest())
+        assert page.source.partition("<script>")[2].startswith(f"{script}</script>")
+        assert page.source.count("script-src") == 1
+        assert f"script-src &#x27;sha256-{digest.decode()}&#x27;" in page.source
     assert not page.handlers
     assert "@import" not in page.source
     assert len(page.ids) == len(set(page.ids)), "two elements share an id"

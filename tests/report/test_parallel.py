@@ -115,7 +115,8 @@ def test_stages_of_one_process_are_said_to_be(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_drawn_is_a_note(tmp_path: Path, content: Any) -> None:
-    (tmp_path / "parallel_net.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/parallel_net.json").write_text(content if isinstance(content, str) else json.dumps(content))
     found, [note] = read_timelines(tmp_path)
     assert not found
     assert "artifacts/parallel_net.json could not be drawn" in note

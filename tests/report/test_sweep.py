@@ -1,27 +1,22 @@
-import csv
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from mlotool.core.errors import ConfigError
 from mlotool.report import sweep_rows, write_sweep_summary
-
-
-def write_job(folder: Path, status: str | None, value: float | None, overrides: str) -> None:
-    folder.mkdir(parents=True)
-    (folder / "overrides.txt").write_text(overrides)
-    if status is not None:
-        summary = {"status": status, "objective": {"key": "val/accuracy", "value": value, "mode": "max"}}
-        (folder / "summary.json").write_text(json.dumps(summary))
+from mlotool.report.sweep import read_plan
+from tests.report.sweep_folders import write_begun, write_job, write_plan
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    write_job(tmp_path / "10", "interrupted", 0.5, "seed=10\n")
-    write_job(tmp_path / "2", "failed", None, "seed=2\nproblems.classifier.optimizer.lr=1e9\n")
-    write_job(tmp_path / "0", "finished", 0.9371, "seed=0\n")
-    write_job(tmp_path / "1", None, None, "seed=1\n")
+    write_job(tmp_path / "10", "seed=10", status="interrupted", value=0.5)
+    write_job(tmp_path / "2", "seed=2", "problems.classifier.optimizer.lr=1e9", status="failed")
+    write_job(tmp_path / "0", "seed=0", value=0.9371)
+    write_job(tmp_path / "1", "seed=1", status=None)
     (tmp_path / "3").mkdir()
     (tmp_path / ".hydra").mkdir()
     (tmp_path / "notes").mkdir()
@@ -38,24 +33,71 @@ def test_every_job_has_a_row_in_the_order_of_its_number(sweep: Path) -> None:
         ("3", "unfinished", None),
         ("10", "interrupted", 0.5),
     ]
-    assert rows[2].overrides == "seed=2 problems.classifier.optimizer.lr=1e9"
-    assert rows[0].objective == "val/accuracy"
+    assert rows[2].parameters == {
+        "recipe": "mwn",
+        "runner.max_ticks": "60",
+        "seed": "2",
+        "problems.classifier.optimizer.lr": "1e9",
+    }
+    assert rows[0].objective == "val/loss"
     assert rows[4].folder == sweep / "10"
 
 
-def test_the_summary_is_a_csv_file_beside_the_jobs(sweep: Path) -> None:
-    file = write_sweep_summary(sweep)
-    assert file == sweep / "sweep.csv"
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert list(rows[0]) == ["job", "overrides", "status", "objective", "value", "folder", "error"]
-    assert [row["value"] for row in rows] == ["0.9371", "", "", "", "0.5"]
-    assert write_sweep_summary(sweep).read_text() == file.read_text()
+def test_a_job_whose_folder_is_held_is_running(sweep: Path) -> None:
+    folders = [os.open(sweep / name, os.O_RDONLY) for name in ("0", "1", "10")]
+    try:
+        for each in folders:
+            fcntl.flock(each, fcntl.LOCK_EX)
+        assert {row.job: row.status for row in sweep_rows(sweep)} == {
+            "0": "finished", "1": "running", "2": "failed", "3": "unfinished", "10": "running"
+        }  # fmt: skip
+    finally:
+        for each in folders:
+            os.close(each)
+
+
+def test_jobs_of_a_sweep_that_lives_have_begun(tmp_path: Path) -> None:
+    write_begun(tmp_path / "0", "seed=4")
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        [row] = sweep_rows(tmp_path)
+    assert (row.status, row.parameters["seed"]) == ("running", "4")
+    assert sweep_rows(tmp_path)[0].status == "unfinished"
+
+
+def test_a_lock_that_is_a_pipe_or_a_link_is_left_alone(tmp_path: Path) -> None:
+    write_begun(tmp_path / "sweep" / "0")
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", Path("/dev/zero")):
+        (tmp_path / "sweep" / ".lock").symlink_to(target)
+        assert sweep_rows(tmp_path / "sweep")[0].status == "unfinished"
+        (tmp_path / "sweep" / ".lock").unlink()
+    os.mkfifo(tmp_path / "sweep" / ".lock")
+    assert sweep_rows(tmp_path / "sweep")[0].status == "unfinished"
 
 
 def test_a_broken_summary_is_an_unfinished_job(sweep: Path) -> None:
     (sweep / "0" / "summary.json").write_text('{"status": "fin')
     assert sweep_rows(sweep)[0].status == "unfinished"
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {"status": ["x"], "objective": "text", "metrics": [1], "error": {"a": 1}, "num_ticks": -1},
+        {"status": "finished", "objective": {"key": 3, "value": "high", "mode": ["max"]}, "metrics": {"a/b": None}},
+        {"status": "finished", "objective": {"key": "a/b", "value": 10**400, "mode": 1}, "num_ticks": 1e400},
+    ],
+)
+def test_a_summary_of_other_types_is_read_as_far_as_it_makes_sense(tmp_path: Path, summary: dict[str, object]) -> None:
+    write_job(tmp_path / "0", value=0.5)
+    (tmp_path / "0" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "plan.json").write_text('{"keys": [1], "num_jobs": "many", "mode": {}}')
+    [row] = sweep_rows(tmp_path)
+    assert isinstance(row.error, str)
+    assert row.num_ticks is None
+    assert read_plan(tmp_path).num_jobs is None
+    write_sweep_summary(tmp_path)
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -67,11 +109,17 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, exists: bool) -> None:
         write_sweep_summary(path)
 
 
-def test_no_cell_is_a_formula(tmp_path: Path) -> None:
-    write_job(tmp_path / "0", "=1+1", 0.5, "+problems.classifier.x==HYPERLINK(1)\n")
-    write_job(tmp_path / "1", "@x", -0.5, "-1\n")
-    with write_sweep_summary(tmp_path).open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    assert [row["overrides"] for row in rows] == ["'+problems.classifier.x==HYPERLINK(1)", "'-1"]
-    assert [row["status"] for row in rows] == ["'=1+1", "'@x"]
-    assert [row["value"] for row in rows] == ["0.5", "-0.5"]
+def test_a_sweep_whose_jobs_have_not_begun_is_one(tmp_path: Path) -> None:
+    write_plan(tmp_path, 20)
+    assert sweep_rows(tmp_path) == []
+    assert read_plan(tmp_path).num_jobs == 20
+
+
+def test_a_job_behind_a_link_that_leads_out_is_none(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    write_job(other / "5", "secret=1", value=0.1)
+    (sweep / "5").symlink_to(other / "5")
+    (sweep / "1" / "summary.json").symlink_to(other / "5" / "summary.json")
+    rows = sweep_rows(sweep)
+    assert [row.job for row in rows] == ["0", "1", "2", "3", "10"]
+    assert (rows[1].status, rows[1].value) == ("unfinished", None)

@@ -1,24 +1,31 @@
-import json
+import re
+import shutil
+import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
 
 from mlotool.core.errors import ConfigError
-from mlotool.report import sweep_rows, write_sweep_page
+from mlotool.report import write_sweep_page
+from mlotool.report.figure import Sketchbook, report_style
+from mlotool.report.formats import NONE
 from mlotool.report.importance import CORRELATION, FANOVA, importances
-from mlotool.report.sweep_columns import Column, differing_columns
-from tests.report.html_check import read_page
+from mlotool.report.sweep_columns import Column, labels
+from mlotool.report.sweep_figures import parallel_cards, wrapped
+from mlotool.report.sweep_settings import compare
+from tests.report.html_check import Page, read_page
+from tests.report.sweep_folders import write_begun, write_job, write_plan
+
+SCRIPT = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
+CHROMIUM = shutil.which("chromium")
 
 
-def write_job(
-    folder: Path, *overrides: str, status: str = "finished", value: float | None = None, error: str = ""
-) -> None:
-    folder.mkdir(parents=True)
-    (folder / "overrides.txt").write_text("\n".join(overrides))
-    objective = {"key": "val/loss", "value": value, "mode": "min"}
-    (folder / "summary.json").write_text(json.dumps({"status": status, "objective": objective, "error": error or None}))
+def read(folder: Path) -> Page:
+    return read_page(write_sweep_page(folder), SCRIPT)
 
 
 @pytest.fixture
@@ -26,57 +33,185 @@ def sweep(tmp_path: Path) -> Path:
     folder = tmp_path / "mwn" / "multirun" / "2026-01-01_00-00-00"
     rates = (0.001, 0.01, 0.1, 0.5, 0.002, 0.05)
     for index, rate in enumerate(rates):
-        solver = "cg" if index % 2 else "neumann"
-        words = ("+recipe=mwn", f"problems.a.optimizer.lr={rate}", f"hypergradient={solver}")
-        write_job(folder / str(index), *words, value=1 - rate)
-    write_job(
-        folder / "6", "+recipe=mwn", "problems.a.optimizer.lr=0.3", "hypergradient=cg", status="pruned", value=0.2
-    )
-    write_job(
-        folder / "7",
-        "+recipe=mwn",
-        "problems.a.optimizer.lr=9",
-        "hypergradient=cg",
-        status="failed",
-        error="<b>nan</b>",
-    )
+        words = (f"problems.a.optimizer.lr={rate}", f"hypergradient={'cg' if index % 2 else 'neumann'}")
+        write_job(folder / str(index), *words, value=1 - rate, curve=(2.0, 1.5, 1 - rate))
+    lost = ("problems.a.optimizer.lr=0.3", "hypergradient=cg")
+    write_job(folder / "6", *lost, status="pruned", value=0.2, curve=(2.0, 0.2))
+    write_job(folder / "7", "problems.a.optimizer.lr=9", "hypergradient=cg", status="failed", error="<b>nan</b>")
     return folder
 
 
 def test_the_page_shows_every_job_and_loads_nothing(sweep: Path) -> None:
-    page = read_page(write_sweep_page(sweep))
+    page = read(sweep)
     assert "mwn: sweep" in page.text
-    assert "best of 8 jobs, val/loss 0.5 smaller is better" in page.text
+    assert "best of 6 jobs that finished, val/loss 0.5 smaller is better" in page.text
     assert "best job 3" in page.text
     assert "1 of 8 failed" in page.text
+    assert "jobs that have ended 8 of 8 6 finished, 1 pruned, 1 failed" in page.text
     assert "<b>nan</b>" in page.text
     assert "problems.a.optimizer.lr=0.5 hypergradient=cg" in page.text
-    assert page.tags.count("figure") == 3
-    assert page.source.count('<figure class="row">') == 1, "the wide figure alone takes a row"
+    assert "The value of a job is that of its best checkpoint" in page.text
+    assert page.tags.count("figure") == 4
+    assert page.source.count('<figure class="row">') == 2, "the wide figures alone take a row"
     assert sorted(file.name for file in (sweep / "report").iterdir()) == [
-        "importance.png", "objective.png", "parallel.png",
+        "curves.png", "importance.png", "objective.png", "parallel.png",
+    ]  # fmt: skip
+    assert "The same in all jobs recipe=mwn runner.max_ticks=60" in page.text
+
+
+def test_each_job_has_its_state_and_a_link_to_its_page(sweep: Path) -> None:
+    page = read(sweep)
+    assert [link for link in page.links if link.startswith("./")] == [f"./{job}/report.html" for job in range(8)]
+    states = re.findall(r'<span aria-hidden="true">.</span> (\w+)</span></td>', page.source)
+    assert states == ["finished"] * 6 + ["pruned", "failed"]
+
+
+def test_seeds_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    for job in range(18):
+        words = (f"problems.a.optimizer.lr={10.0 ** -(job // 3)}", f"seed={job % 3}", f"x={job // 9}")
+        write_job(tmp_path / str(job), *words, value=job // 3 + 0.1 * (job % 3))
+    page = read(tmp_path)
+    assert "best of 6 settings, val/loss 0.1 ± 0.058 mean ± standard error of 3 seeds; smaller is better" in page.text
+    assert "jobs of the best setting 0, 1, 2" in page.text
+    assert "seed=0" not in page.text, "a seed is no part of the best setting"
+    assert "★ 1 0.1 0.05774 3 of 3 1 0 0, 1, 2" in page.text
+    found = page.source.partition("Importance of the hyperparameters")[2].partition("</figure>")[0]
+    assert {"optimizer.lr", "x"} <= set(re.findall(r">([\w.]+)</text>", found))
+    assert "seed" not in re.findall(r">([\w.]+)</text>", found)
+    assert "over the 6 settings" in found
+
+
+def test_the_seed_alone_has_a_mean_and_no_best(tmp_path: Path) -> None:
+    for seed in range(5):
+        write_job(tmp_path / str(seed), f"seed={seed}", value=0.5 + 0.1 * seed)
+    page = read(tmp_path)
+    assert "val/loss 0.7 ± 0.071 mean ± standard error of 5 seeds; smaller is better" in page.text
+    assert "best job" not in page.text
+    assert "best setting" not in page.text
+    assert "best of" not in page.text
+    assert page.tags.count("figure") == 1
+
+
+def test_an_unfinished_search_draws_what_differs_in_order(tmp_path: Path) -> None:
+    key = "problems.classifier.optimizer.lr"
+    write_plan(tmp_path, 20, log_keys=[key])
+    for job, rate in enumerate((0.02, 0.015, 0.03)):
+        write_job(tmp_path / str(job), f"{key}={rate}", f"b={'yx'[job % 2]}", value=rate)
+    write_begun(tmp_path / "3", f"{key}=0.5", "b=x")
+    found = compare(tmp_path)
+    assert [(each.label, each.is_log) for each in found.columns] == [("optimizer.lr", True), ("b", False)]
+    with report_style():
+        [card] = parallel_cards(Sketchbook(tmp_path / "report"), found)
+    texts = re.findall(r">([^<>]+)</text>", card.svg)
+    assert texts[:3] == ["optimizer.lr", "b", "val/loss"]
+    heights = {text: float(y) for y, text in re.findall(r'rotate\(-0 [\d.]+ ([\d.]+)\)">([^<>]+)</text>', card.svg)}
+    assert heights["0.03"] < heights["0.02"] < heights["0.015"], "the larger, the higher"
+    page = read(tmp_path)
+    assert "not finished: 3 of 20 jobs have ended" in page.text
+    assert "3 finished, 1 unfinished, 16 not begun" in page.text
+    assert "The same in all jobs so far recipe=mwn" in page.text
+
+
+@pytest.mark.parametrize("num_ended", [0, 1, 2])
+@pytest.mark.parametrize("status", [None, "failed", "pruned"])
+def test_few_jobs_make_a_page_too(tmp_path: Path, num_ended: int, status: str | None) -> None:
+    write_plan(tmp_path, 9)
+    assert "no job has begun yet" in read(tmp_path).text
+    write_job(tmp_path / "8", "a.lr=9", status=status, error="no" if status == "failed" else None, curve=(2.0, 1.0))
+    for job in range(num_ended):
+        write_job(tmp_path / str(job), f"a.lr={job}", value=0.5 + job, curve=(2.0, 1.0))
+    page = read(tmp_path)
+    assert f"{num_ended + (status is not None)} of 9 jobs have ended" in page.text
+    assert (status or "unfinished") in page.text
+    assert ("no job has finished with a value yet" in page.text) is (num_ended == 0)
+
+
+def test_a_value_that_crushes_the_rest_is_clipped_and_named(tmp_path: Path) -> None:
+    for job, value in enumerate((0.5, 0.7, 0.6, 0.9, 0.8, 1e6)):
+        write_job(tmp_path / str(job), f"a.lr={job + 1}", f"b={job % 2}", value=value, curve=(1.0, value))
+    page = read(tmp_path)
+    assert page.text.count("The axis is clipped: outside it lies job 5 (1000000).") == 3
+    assert "values that crush the others are clipped" in page.text
+    assert ">1000000</td>" in page.source, "the table has it"
+
+
+def test_texts_of_strangers_are_no_markup_and_no_script(tmp_path: Path) -> None:
+    name = "javascript:alert(1)'\"><script>"
+    text = "</script><script>alert(1)</script>"
+    write_job(
+        tmp_path / name, f"{text}.a.lr=1", f"b={text}", value=0.5, key=text, error=text, metrics={f"val/{text}": 1.0}
+    )
+    write_job(tmp_path / "1", f"{text}.a.lr=2", f"b={text}2", status=text, value=0.6, key=text)
+    page = read(tmp_path)
+    assert "<script>alert" not in page.source
+    assert [unquote(link) for link in page.links if link.startswith("./")] == [
+        "./1/report.html",
+        f"./{name}/report.html",
+    ]
+
+
+def test_a_sweep_with_extreme_numbers_and_more_keys_than_a_command_has_makes_a_page(tmp_path: Path) -> None:
+    numbers = (1e-320, 1e149, -1e149, 0.5, 1e308, float("inf"), 0.0, 1.0)
+    for job, value in enumerate(numbers):
+        words = [f"key_{key}_of_{job % 3}={numbers[(job + key) % 8]!r}" for key in range(1000)]
+        write_job(tmp_path / str(job), *words, value=value, key="val/$x_1$", curve=(value, 1.0, 1e-320))
+    page = read(tmp_path)
+    assert "8 finished" in page.text
+    assert page.source.count("<th ") <= 100, "two tables of some forty columns"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
+def test_a_click_sorts_by_size_and_the_policy_allows_the_script_alone(tmp_path: Path) -> None:
+    for job, value in enumerate((10.0, 9.0, None, 100.0, -1.0)):
+        write_job(tmp_path / str(job), f"a.lr={job}", value=value, status="failed" if value is None else "finished")
+    page = read(tmp_path)
+    file = tmp_path / "sweep.html"
+    assert 'class="sortable scripted"' in dump_dom(tmp_path, file)
+    other = tmp_path / "other.html"
+    other.write_text(page.source.replace("</body>", "<script>document.title = 'broken'</script></body>"))
+    assert "<title>broken" not in dump_dom(tmp_path, other)
+    click = (
+        "for (const each of document.querySelectorAll('th button')) if (each.textContent == 'val/loss') each.click();"
+    )
+    unsafe = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.source)
+    for clicks, order in ((1, "41032"), (2, "30142")):
+        other.write_text(unsafe.replace("</body>", f"<script>{click * clicks}</script></body>"))
+        found = re.findall(r'<td data-sort="(\d)"><a', dump_dom(tmp_path, other))
+        assert "".join(found) == order, "by size, and what is missing last"
+
+
+def dump_dom(folder: Path, file: Path) -> str:
+    words = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    words += ["--disable-component-update", "--disable-sync", f"--user-data-dir={folder / 'browser'}", "--dump-dom"]
+    done = subprocess.run(
+        [CHROMIUM or "", *words, file.as_uri()], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+def test_labels_that_would_be_alike_are_longer() -> None:
+    assert list(labels(["problems.a.optimizer.lr", "problems.b.optimizer.lr", "seed"]).values()) == [
+        "a.optimizer.lr", "b.optimizer.lr", "seed",
     ]  # fmt: skip
 
 
-def test_columns_are_what_differs(sweep: Path) -> None:
-    rate, solver = differing_columns(sweep_rows(sweep))
-    assert (rate.key, rate.label, rate.is_log) == ("problems.a.optimizer.lr", "optimizer.lr", True)
-    assert rate.numbers == (0.001, 0.01, 0.1, 0.5, 0.002, 0.05, 0.3, 9)
-    assert (solver.label, solver.numbers) == ("hypergradient", None)
+def test_titles_are_as_narrow_as_their_place() -> None:
+    assert wrapped("reweight.optimizer.weight_decay", 16) == "reweight.\noptimizer.\nweight_decay"
+    lines = wrapped("a_very_long_problem.optimizer.weight_decay_of_all_parameters", 10).splitlines()
+    assert len(lines) <= 3
+    assert max(map(len, lines)) <= 10
 
 
-def test_labels_that_would_be_alike_are_longer(tmp_path: Path) -> None:
-    for index in range(2):
-        write_job(tmp_path / str(index), f"problems.a.optimizer.lr={index}", f"problems.b.optimizer.lr={index}")
-    assert [each.label for each in differing_columns(sweep_rows(tmp_path))] == ["a.optimizer.lr", "b.optimizer.lr"]
-
-
-@pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5], [0.1, 0.2, 0.3]])
-def test_few_jobs_make_a_page_too(tmp_path: Path, values: list[float]) -> None:
-    write_job(tmp_path / "9", "seed=9", status="failed", error="no")
-    for index, value in enumerate(values):
-        write_job(tmp_path / str(index), f"seed={index}", value=value)
-    assert "Jobs" in read_page(write_sweep_page(tmp_path)).text
+def test_columns_have_numbers_by_size_before_words() -> None:
+    column = Column("a", "a", ("10", "null", "9", "1e-3", None))
+    assert column.numbers is None
+    assert column.names == ["1e-3", "9", "10", "null", NONE]
+    assert Column("a", "a", ("10", "9")).numbers == (10, 9)
+    assert Column("a", "a", ("0.01", "1")).is_log
+    assert not Column("a", "a", ("1", "2")).is_log
+    assert Column("a", "a", ("1", "2"), is_drawn_by_logarithm=True).is_log
+    assert not Column("a", "a", ("0", "2"), is_drawn_by_logarithm=True).is_log
 
 
 def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
@@ -95,10 +230,9 @@ def test_what_decides_the_objective_is_most_important(monkeypatch: pytest.Monkey
     names = tuple(generator.choice(["x", "y"], size=40))
     objective = decides + 0.3 * np.array([name == "x" for name in names])
     columns = [
-        Column(key, key, tuple(map(str, numbers)), tuple(numbers))
-        for key, numbers in (("nothing", nothing), ("decides", decides))
+        Column(key, key, tuple(map(str, numbers))) for key, numbers in (("nothing", nothing), ("decides", decides))
     ]
-    method, found = importances([*columns, Column("name", "name", names, None)], objective.tolist())
+    method, found = importances([*columns, Column("name", "name", names)], objective.tolist())
     assert method == (FANOVA if has_optuna else CORRELATION)
     assert [label for label, _ in found] == ["decides", "name", "nothing"]
     assert found[0][1] > 0.5 > found[2][1]

@@ -127,6 +127,6 @@ ALGORITHMS: dict[str, tuple[Callable[[], Built], dict[str, Any]]] = {
     "tasks": (with_tasks, NO_EVALUATION),
     "objective_of_the_training": (
         tiny(),
-        {"evaluate": None, "objective": "weights/loss", "objective_mode": "min", "runner.log_every": 6},
+        {"evaluate": None, "objective": "weights/loss", "runner.log_every": 6},
     ),
 }

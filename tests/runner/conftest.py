@@ -23,6 +23,7 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
 
         monkeypatch.setattr(running, "build", build)
         monkeypatch.setattr(loading, "build", build)
+        monkeypatch.setattr(loading, "check_module_sizes", lambda config, checkpoint: None)
         return mlotool.runner.run(make_config(**(changes or {})), output_dir=tmp_path / folder, watch=watch)
 
     return run

@@ -39,15 +39,14 @@ def _scheduler(optimizer: Any) -> Any:
 def _slow_down() -> None:
     save, sync = torch.save, files.sync
 
-    def save_in_halves(content: Any, path: Path) -> None:
+    def save_in_halves(content: Any, file: Any) -> None:
         whole = io.BytesIO()
         save(content, whole)
         content = whole.getvalue()
-        with Path(path).open("wb") as file:
-            file.write(content[: len(content) // 2])
-            file.flush()
-            time.sleep(DELAY_S)
-            file.write(content[len(content) // 2 :])
+        file.write(content[: len(content) // 2])
+        file.flush()
+        time.sleep(DELAY_S)
+        file.write(content[len(content) // 2 :])
 
     def sync_slowly(path: Path) -> None:
         time.sleep(DELAY_S / 4)

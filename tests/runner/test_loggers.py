@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytorch_lightning.loggers import CSVLogger
 
-from mlotool.core.errors import ConfigError
-from mlotool.runner import RunResult
+from mlotool.core.errors import ConfigError, WriteError
+from mlotool.core.user_code import UserCodeError
+from mlotool.runner import RunResult, logging
+from tests.runner.test_running import LossThat
 
 Run = Callable[..., RunResult]
 SHORT = {"debug.limit_ticks": 5, "runner.checkpoint": False}
@@ -83,12 +86,95 @@ def test_a_resumed_run_is_the_same_run_of_wandb(
 
 
 def test_wandb_is_finished_when_a_run_fails(tiny_run: Run, fake_wandb: tuple[FakeRun, dict[str, Any]]) -> None:
-    def fail(batch: Any, *, model: Any, weigher: Any) -> Any:
+    def fail(loss: Any) -> Any:
         raise KeyError
 
-    with pytest.raises(KeyError):
-        tiny_run({**SHORT, "logger.wandb": True}, loss=fail)
+    # Not in the first tick: the rehearsal would find it before W&B is started.
+    with pytest.raises(UserCodeError, match=r"After tick \d: problems\.classifier\.loss.*KeyError"):
+        tiny_run({**SHORT, "logger.wandb": True}, loss=LossThat(3, fail))
     assert fake_wandb[0].exit_code == 1
+
+
+class FailingRun(FakeRun):
+    """Fails when it is told values, and when it is finished."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def log(self, values: dict[str, float]) -> None:
+        super().log(values)
+        raise self.error
+
+    def finish(self, exit_code: int) -> None:
+        super().finish(exit_code)
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("the service is gone")])
+def test_a_logger_that_fails_costs_no_training(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    import wandb
+
+    run = FailingRun(error)
+    monkeypatch.setattr(wandb, "init", lambda **given: run)
+    with pytest.warns(UserWarning) as told:
+        result = tiny_run({**SHORT, "logger.wandb": True})
+    texts = [str(each.message) for each in told]
+    assert [text.partition(" (")[0] for text in texts] == [
+        "WandbLogger no longer takes values",
+        "W&B could not finish its files",
+    ]
+    assert all("The run does without it: its values stand in metrics.csv." in text for text in texts)
+    assert len(run.logged) == 1
+    assert json.loads((result.output_dir / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (PermissionError(13, "Permission denied"), WriteError, r"run/wandb: cannot be written \(Permission denied\)"),
+        (RuntimeError("no service"), ConfigError, r"W&B does not start \(no service\).*logger.mode=disabled"),
+    ],
+)
+def test_a_logger_that_does_not_start_is_one_error_before_the_first_tick(
+    tiny_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    kind: type[Exception],
+    text: str,
+) -> None:
+    import wandb
+
+    def init(**given: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(kind, match=text):
+        tiny_run({**SHORT, "logger.wandb": True})
+    assert json.loads((tmp_path / "run/summary.json").read_text())["num_ticks"] == 0
+
+
+class FailingLogger(CSVLogger):
+    """Takes values, and fails at its end, as TensorBoard's does on a full disk."""
+
+    def log_metrics(self, *args: Any, **settings: Any) -> None:
+        """Take them."""
+
+    def finalize(self, status: str) -> None:
+        """Fail."""
+        raise OSError(28, "No space left on device")
+
+
+def test_a_logger_that_cannot_finish_leaves_the_run_finished(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "_tensorboard_logger", lambda run_dir, resumed_at: FailingLogger(tmp_path / "other"))
+    with pytest.warns(UserWarning, match="FailingLogger could not finish its files"):
+        result = tiny_run({**SHORT, "logger.tensorboard": True})
+    assert json.loads((result.output_dir / "summary.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.parametrize("environment", [None, ""])

@@ -2,9 +2,11 @@
 
 from io import StringIO
 
+import pytest
 from pytorch_lightning import LightningModule, Trainer
 from rich.console import Console
 
+from mlotool.runner import progress
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 
 
@@ -42,6 +44,31 @@ def test_a_log_file_gets_a_line_an_evaluation() -> None:
     display.note(50, {"val/accuracy": 0.5})
     display.stop()
     assert output.getvalue().startswith("tick 50/100  val/accuracy 0.5")
+
+
+def test_the_rate_is_that_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    output, clock = StringIO(), [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    display = ProgressDisplay(["lower"], 10_000, console=Console(file=output, width=100))
+    display.start(0)
+    # A warm-up of 100 ticks a second, and then 10 a second.
+    for clock[0], tick in [(10.0, 1000), *((10.0 + second, 1000 + 10 * second) for second in range(1, 31))]:
+        display.update(tick, {})
+        display.note(tick, {"val/accuracy": 0.5})
+    lines = output.getvalue().splitlines()
+    assert lines[0].endswith("100 ticks/s")
+    assert lines[-1].endswith("  10 ticks/s")
+    assert sum(line.endswith("  10 ticks/s") for line in lines) > 10
+
+
+def test_a_slow_run_has_a_rate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    output, clock = StringIO(), [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    display = ProgressDisplay(["lower"], 100, console=Console(file=output, width=100))
+    display.start(0)
+    for clock[0], tick in ((100.0, 10), (200.0, 20)):
+        display.note(tick, {"val/accuracy": 0.5})
+    assert output.getvalue().splitlines()[-1].endswith("0.1 ticks/s")
 
 
 def test_a_disabled_display_is_silent() -> None:

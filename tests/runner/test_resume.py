@@ -185,7 +185,7 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(go: Run, at_every_tick: 
         go(None, resume=parts)
     said = " ".join(str(each.message) for each in caught)
     assert "last.ckpt cannot be read (BadZipFile" in said
-    assert "tick_24.ckpt cannot be read (its part" in said
+    assert "tick_24.ckpt cannot be read (BadZipFile: its part" in said
     assert [each["tick"] for each in json.loads((parts / "provenance.json").read_text())["resumes"]] == [23]
     assert not list((parts / "checkpoints").glob(".*"))
     assert_same(parts, whole)
@@ -219,14 +219,24 @@ def test_only_so_many_are_kept(go: Run, at_every_tick: dict[str, Any]) -> None:
     assert names == ["best.ckpt", "last.ckpt", "tick_28.ckpt", "tick_29.ckpt", "tick_30.ckpt"]
 
 
-def test_a_run_without_a_readable_checkpoint_begins_again(go: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_checkpoint_begins_again(go: Run, capsys: pytest.CaptureFixture[str]) -> None:
     whole = go("whole").output_dir
     parts = interrupted(go, 5)
-    truncate(parts / "checkpoints/last.ckpt")
-    with pytest.warns(UserWarning, match="cannot be read"):
-        go(None, resume=parts)
+    (parts / "checkpoints/last.ckpt").unlink()
+    (parts / "metrics.csv").write_text("tick,key,value\n")
+    go(None, resume=parts)
     assert "has no checkpoint yet: it begins again" in capsys.readouterr().err
     assert_same(parts, whole)
+
+
+@pytest.mark.parametrize("resume", ["folder", "auto"])
+def test_a_run_without_a_readable_checkpoint_does_not_begin_again_over_its_metrics(go: Run, resume: str) -> None:
+    parts = interrupted(go, 5, folder=None)
+    truncate(parts / "checkpoints/last.ckpt")
+    before = contents(parts)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* that can be read.*last\.ckpt.*leave resume out"):
+        go(None, resume="auto" if resume == "auto" else parts)
+    assert contents(parts) == before
 
 
 def test_a_torn_checkpoint_that_was_named_is_an_error(go: Run) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mlotool import LossOutput
 from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParametersError
+from mlotool.core.user_code import UserCodeError
 from mlotool.runner import RunResult
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.finiteness import check_parameters
@@ -238,9 +239,10 @@ def test_an_error_of_the_users_code_is_passed_on(tiny_run: Run, tmp_path: Path) 
     def fail(loss: Tensor) -> Tensor:
         raise KeyError("no such column")
 
-    with pytest.raises(KeyError, match="no such column"):
+    with pytest.raises(UserCodeError, match=r"After tick 1: .*KeyError: 'no such column'") as caught:
         tiny_run(loss=LossThat(2, fail))
-    assert read_summary(tmp_path / "run")["error"] == "KeyError: 'no such column'"
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert read_summary(tmp_path / "run")["error"] == str(caught.value)
 
 
 def test_early_stopping_counts_evaluations(tiny_run: Run) -> None:
@@ -284,7 +286,7 @@ def test_a_run_without_evaluation_and_objective(tiny_run: Run) -> None:
 
 
 def test_a_training_loss_may_be_the_objective(tiny_run: Run) -> None:
-    result = tiny_run({"evaluate": None, "objective": "weights/loss", "objective_mode": "min"})
+    result = tiny_run({"evaluate": None, "objective": "weights/loss"})
     assert result.objective == result.metrics["weights/loss"]
     assert result.checkpoint is not None
     assert result.checkpoint.name == "best.ckpt"
@@ -322,7 +324,10 @@ def test_bf16_opens_autocast_around_the_losses_only(tiny_run: Run) -> None:
     ("changes", "match"),
     [
         ({"objective": "val/acuracy"}, "objective: found 'val/acuracy'.*Did you mean 'val/accuracy'"),
-        ({"objective": "classifier/acuracy"}, "objective: found 'classifier/acuracy'.*Did you mean"),
+        (
+            {"objective": "classifier/acuracy", "objective_mode": "max"},
+            "objective: found 'classifier/acuracy'.*Did you mean",
+        ),
         ({"evaluate.metrics": ["accurac"]}, "evaluate.metrics: found 'accurac'.*Did you mean 'accuracy'"),
         ({"evaluate.splits": {"vall": 10}, "objective": None}, "Split 'vall'.*Did you mean 'val'"),
         ({"evaluate.problem": "clasifier"}, "evaluate.problem: found 'clasifier'.*Did you mean 'classifier'"),

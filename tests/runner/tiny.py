@@ -82,6 +82,7 @@ class Built:
     program: Program
     data: Any
     analyses: dict[str, Analysis] = field(default_factory=dict)
+    metrics: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
 
 def make_built(
@@ -129,7 +130,6 @@ CONFIG: dict[str, Any] = {
         "batch_size": 7,
     },
     "objective": "val/accuracy",
-    "objective_mode": "max",
     "runner": {
         "max_ticks": 30,
         "ticks_per_chunk": 8,

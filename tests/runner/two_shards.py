@@ -135,7 +135,8 @@ def compute(ranks: Ranks, names: Iterable[str] = PROGRAMS) -> dict[str, dict[str
         }
         schedule, losses = Schedule(made), []
         for _ in range(NUM_TICKS):
-            losses += [each.metrics["gradient_norm"] for each in schedule.tick().values() if each.metrics]
+            stepped = [each.metrics for each in schedule.tick().values()]
+            losses += [metrics["gradient_norm"] for metrics in stepped if "gradient_norm" in metrics]
         check_agreement(made, ranks, NUM_TICKS)
         check_parameters(made, NUM_TICKS)
         after = tensors(gathered(made.state_dict(), is_kept=True))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_two_workers_run_side_by_side_on_devices_of_their_own(start: Start, tmp_
         for second in spans:
             if first is not second and first[2] == second[2]:
                 assert first[1] <= second[0] or second[1] <= first[0]
-    assert "seed=4" in out
+    assert "4 seeds; larger is better" in out
 
 
 def test_failing_jobs_do_not_end_the_others(start: Start, tmp_path: Path) -> None:
@@ -81,9 +82,11 @@ def test_failing_jobs_do_not_end_the_others(start: Start, tmp_path: Path) -> Non
     assert [row["status"] for row in rows] == ["failed", "finished", "failed", "finished"]
     assert rows[0]["error"] == "thirteen is refused"
     assert "killed by signal 11" in rows[2]["error"]
-    assert "seed=14" in rows[2]["overrides"]
+    assert rows[2]["seed"] == "14"
     assert "2 of 4 jobs of the sweep failed: 0, 2" in err
-    assert "thirteen is refused" in read_page(folder / "sweep.html").text
+    script = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
+    assert "thirteen is refused" in read_page(folder / "sweep.html", script).text
+    assert json.loads((folder / "plan.json").read_text())["keys"] == {"seed": {"num_values": 4, "is_log": False}}
     assert "failed" in out
 
 

@@ -1,14 +1,16 @@
 """An Optuna study as the points of a sweep; jobs run in this process."""
 
 import json
+import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlotool.config.sweep_plan import Dimension
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, WriteError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.job_folder import JobSpec, read_job
 from mlotool.sweep.study import StudyPoints, Watcher
@@ -166,3 +168,29 @@ def test_all_samplers_and_pruners_start(tmp_path: Path) -> None:
     for name in PRUNERS:
         assert type(make_pruner(name, needed.get(name, {}))).__name__ == PRUNERS[name]
     assert all(hasattr(optuna.samplers, kind) for kind in SAMPLERS.values())
+
+
+def test_a_study_of_the_other_direction_is_not_gone_on_with(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, RATE, num_trials=1)
+    StudyPoints(plan, tmp_path)
+    with pytest.raises(ConfigError, match=r"a study .* that is to maximize val/accuracy; expected one that is to min"):
+        StudyPoints(replace(plan, mode="min"), tmp_path)
+
+
+def test_jobs_that_are_judged_in_different_ways_are_no_study(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="varies what it is judged by"):
+        StudyPoints(replace(make_plan(tmp_path, RATE), mode=None), tmp_path)
+
+
+def test_a_study_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
+    points = StudyPoints(make_plan(tmp_path, RATE, num_trials=10_000), tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "study.db").stat().st_size, hard))
+    try:
+        with pytest.raises(WriteError, match=r"sweep\.storage: the database sqlite:.* does not take.*resume=auto"):
+            for _ in range(10_000):
+                points.next()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    # With space again it goes on.
+    assert StudyPoints(make_plan(tmp_path, RATE, num_trials=10_000), tmp_path).next() is not None

@@ -1,7 +1,7 @@
 """What a solver is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -20,9 +20,11 @@ class Status(Enum):
     CONVERGED = "converged"
     FIXED = "fixed number of terms"
     MAX_ITERATIONS = "max_iterations reached"
-    SINGULAR = "singular matrix: least-squares solution"
+    SINGULAR = "a matrix that is singular up to rounding"
     NEGATIVE_CURVATURE = "negative curvature: H is not positive definite"
-    NON_FINITE = "non-finite product"
+    INACCURATE = "a residual greater than that of zero"
+    DIVERGED = "terms that grow: the series diverges"
+    NON_FINITE = "numbers that are not finite"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ class SolveResult:
     num_products: int
     residual: float | None = None
     task_statuses: tuple[Status, ...] = ()
+
+
+OVERFLOW = (
+    "Look in the problem's loss for second derivatives that are not finite (sqrt, norm, log or a division at zero), or "
+    "lower its learning rate if its parameters grow."
+)
+"""What to do about products that are not finite, whatever the solver."""
 
 
 class AbstractSolver(ABC):
@@ -64,6 +73,9 @@ class AbstractSolver(ABC):
 
     uses_loss: ClassVar[bool] = False
     """Whether it evaluates the loss itself."""
+
+    failures: ClassVar[Mapping[Status, str]] = {}
+    """By status that is a failure, what is returned then and what to do about it, in whole sentences."""
 
     @abstractmethod
     def solve(

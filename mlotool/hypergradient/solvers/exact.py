@@ -1,13 +1,15 @@
 """The dense solve: the oracle."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress
 from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.program.differentiation import LowerLoss, Vector
@@ -17,7 +19,7 @@ from mlotool.program.differentiation import LowerLoss, Vector
 class Exact(AbstractSolver):
     """Builds `H + damping I` column by column and solves by LU.
 
-    A singular matrix gives the least-squares solution of least norm, with a status that says so.
+    A matrix that is singular up to rounding gives the least-squares solution of least norm, with a status that says so.
 
     Args:
         damping: added to the diagonal.
@@ -33,6 +35,14 @@ class Exact(AbstractSolver):
 
     damping: float = 0.0
     max_parameters: int = 5000
+
+    failures: ClassVar[Mapping[Status, str]] = {
+        Status.SINGULAR: (
+            "The least-squares solution of least norm is used: it has no part along what H annuls. Raise damping where "
+            "that part matters."
+        ),
+        Status.NON_FINITE: f"v itself (as by Identity) is used. {OVERFLOW}",
+    }
 
     def __post_init__(self) -> None:
         if not self.damping >= 0 or self.max_parameters < 1:
@@ -67,16 +77,30 @@ class Exact(AbstractSolver):
         progress.end(~is_finite.cpu().reshape(progress.running.shape), Status.NON_FINITE)
         matrix = torch.where(is_finite[:, None, None], matrix, identity)
         given = torch.where(is_finite[:, None], rows, 0.0)
-        found, info = torch.linalg.solve_ex(matrix, given[..., None])
-        found = found[..., 0]
-        # LU of a matrix that is singular up to rounding succeeds, with a residual that tells.
-        is_singular = (info != 0) | ~(_residuals(matrix, found, given) < torch.finfo(rows.dtype).eps ** 0.5)
+        found, is_singular = _solve(matrix, given)
         progress.end(is_singular.cpu().reshape(progress.running.shape), Status.SINGULAR)
         for index in is_singular.nonzero().flatten().tolist():
             found[index] = torch.linalg.pinv(matrix[index], hermitian=True) @ given[index]
         residuals = torch.where(is_finite, _residuals(matrix, found, given), math.nan)
         found = torch.where(is_finite[:, None], found, rows.nan_to_num(0.0, 0.0, 0.0))
         return progress.result(unflatten(found, vector, num_tasks), size, residuals)
+
+
+def _solve(matrix: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what LU finds, and by system whether the matrix is singular up to rounding."""
+    factors, pivots, info = torch.linalg.lu_factor_ex(matrix)
+    found = torch.linalg.lu_solve(factors, pivots, given[..., None])[..., 0]
+    eps = torch.finfo(given.dtype).eps
+    # Two steps of inverse iteration from a vector that no structure of H is orthogonal to: a right-hand side that H
+    # reaches has a small residual whatever is added along what H annuls.
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(given.shape[1], dtype=torch.float64, generator=generator).to(given).expand_as(given)
+    for _ in range(2):
+        probe = probe / torch.linalg.vector_norm(probe, dim=1, keepdim=True)
+        probe = torch.linalg.lu_solve(factors, pivots, probe[..., None])[..., 0]
+    condition = torch.linalg.matrix_norm(matrix, float("inf")) * torch.linalg.vector_norm(probe, dim=1)
+    # Not less, so that NaN is singular.
+    return found, (info != 0) | ~(condition < 0.1 / eps) | ~(_residuals(matrix, found, given) < eps**0.5)
 
 
 def _residuals(matrix: Tensor, found: Tensor, given: Tensor) -> Tensor:

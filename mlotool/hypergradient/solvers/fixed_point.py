@@ -1,5 +1,6 @@
 """Fixed-point iteration."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,10 +8,13 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.progress import Progress, measured, relative
-from mlotool.hypergradient.vector import add, choose, norm, scaled, zeros
+from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.progress import Progress, growth, measured, norms, relative
+from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
 from mlotool.program.differentiation import LowerLoss, Vector
+
+_LOST = 1e3
+"""Residual of a start over that of zero, beyond which the last pullbacks have led away."""
 
 
 @dataclass
@@ -18,8 +22,12 @@ class FixedPoint(AbstractSolver):
     """Repeats `q <- q - a (H q - v)`, with `a = step_size` (Richardson's iteration).
 
     From zero, K iterations are the Neumann series of K terms. From the last pullback's q (`warm_start`), a single one
-    is SOBA's step on the linear system. Converges for `0 < a < 2 / lambda_max(H)` and a positive definite H; the error
-    shrinks by `norm(I - a H)` an iteration. One that overflows falls back to `a v`.
+    is SOBA's step on the linear system, though at the new theta and with the new q in the gradient of x, where SOBA
+    takes all three directions at the old ones: the fixed point is the same, the iterates are not.
+
+    Converges for `0 < a < 2 / lambda_max(H)` and a positive definite H; the error shrinks by `norm(I - a H)` an
+    iteration. One that overflows falls back to `a v`. Where the residual grows, or that of the start is a thousand
+    times that of zero, a status says that it diverges; the last iterate is returned.
 
     Args:
         num_iterations: of each solve, at most.
@@ -41,6 +49,14 @@ class FixedPoint(AbstractSolver):
     tolerance: float = 0.0
     is_polynomial: ClassVar[bool] = True
     uses_start: ClassVar[bool] = True
+    failures: ClassVar[Mapping[Status, str]] = {
+        Status.DIVERGED: "The last iterate is used. Lower step_size below 2 over the largest eigenvalue of H.",
+        Status.NEGATIVE_CURVATURE: (
+            "The iteration leads away along it whatever the step_size; the last iterate is used. Lower num_iterations, "
+            "or use hypergradient=normal_cg."
+        ),
+        Status.NON_FINITE: f"step_size times v is used. Lower step_size. {OVERFLOW}",
+    }
 
     def __post_init__(self) -> None:
         whole = isinstance(self.num_iterations, int) and self.num_iterations >= 1
@@ -62,14 +78,17 @@ class FixedPoint(AbstractSolver):
 
         progress = Progress(num_tasks, Status.MAX_ITERATIONS if self.tolerance else Status.FIXED)
         solution = zeros(vector) if start is None else list(start)
-        residual, num_products = list(vector), 0
+        first = before = residual = list(vector)
+        num_products = 0
         size = length(vector) if self.tolerance else torch.zeros(())
         residuals = torch.full(progress.running.shape, torch.nan, dtype=torch.float64)
         overflown = ~progress.running
         for number in range(self.num_iterations):
             if number or start is not None:
-                residual = add(vector, matvec(solution), -1.0)
+                before, residual = residual, add(vector, matvec(solution), -1.0)
                 num_products += 1
+            if number == 0:
+                first = residual
             if self.tolerance:
                 reached = length(residual)
                 overflown = overflown | progress.end(~reached.isfinite(), Status.NON_FINITE)
@@ -79,8 +98,13 @@ class FixedPoint(AbstractSolver):
                     break
                 residual = choose(progress.running, residual, zeros(vector))
             solution = add(solution, residual, self.step_size)
-        overflown = overflown | ~length(solution).isfinite()
-        progress.end(overflown, Status.NON_FINITE)
+        is_lost = ~length(solution).isfinite()
+        progress.end(is_lost, Status.NON_FINITE)
+        reached, of_first, of_vector = norms((residual, first, vector), num_tasks)
+        growth(of_first, reached, measured(dot(before, residual, num_tasks)), progress)
+        # A single iteration a pullback shows no growth of its own.
+        progress.end((of_first > _LOST * of_vector) & (of_vector > 0), Status.DIVERGED)
+        overflown = overflown | is_lost
         if bool(overflown.any()):
             solution = choose(overflown, scaled(vector, self.step_size), solution)
         return progress.result(solution, num_products, residuals)

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.vector import norm, scaled, vector_jacobian
 from mlotool.program.differentiation import LowerLoss, Vector
@@ -57,6 +57,12 @@ class KFAC(AbstractSolver):
     tolerance: float = 1e-6
     needs_products: ClassVar[bool] = False
     is_differentiable: ClassVar[bool] = False
+    failures: ClassVar[Mapping[Status, str]] = {
+        # G + damping I is positive definite but for rounding.
+        Status.NEGATIVE_CURVATURE: "An iterate before, or a step along v, is used. Raise damping.",
+        Status.SINGULAR: "An iterate before, or a step along v, is used. Raise damping.",
+        Status.NON_FINITE: f"v itself (as by Identity) is used. {OVERFLOW}",
+    }
 
     def __post_init__(self) -> None:
         for key in ("kind", "loss"):

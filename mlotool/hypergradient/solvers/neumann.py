@@ -1,14 +1,13 @@
 """The truncated Neumann series."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.progress import Progress, measured
-from mlotool.hypergradient.vector import add, choose, norm, scaled
+from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.progress import Progress, growth, measured, norms
+from mlotool.hypergradient.vector import add, choose, dot, scaled
 from mlotool.program.differentiation import LowerLoss, Vector
 
 
@@ -24,7 +23,11 @@ class Neumann(AbstractSolver):
         num_terms: terms of the series.
         step_size: `a`; the lower learning rate is the usual choice.
 
-    Cost: `num_terms - 1` products; one vector of memory.
+    Where the last term is longer than the first, more terms lead away from `H^-1 v`. A status says so: that the step is
+    too large, or (from twice the length on) that the curvature is negative. The series is returned all the same: with
+    the lower learning rate for `a` it is the gradient through num_terms steps.
+
+    Cost: `num_terms - 1` products; three vectors of memory.
 
     Example:
         >>> import torch
@@ -35,6 +38,14 @@ class Neumann(AbstractSolver):
     num_terms: int
     step_size: float
     is_polynomial: ClassVar[bool] = True
+    failures: ClassVar[Mapping[Status, str]] = {
+        Status.DIVERGED: "The truncated series is used. Lower step_size below 2 over the largest eigenvalue of H.",
+        Status.NEGATIVE_CURVATURE: (
+            "Its terms grow along it whatever the step_size; the truncated series is used. Lower num_terms, or use "
+            "hypergradient=normal_cg."
+        ),
+        Status.NON_FINITE: f"step_size times v is used. Lower step_size. {OVERFLOW}",
+    }
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_terms, int) or self.num_terms < 1 or not self.step_size > 0:
@@ -47,18 +58,18 @@ class Neumann(AbstractSolver):
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
     ) -> SolveResult:
         """Return the truncated series."""
-        # Horner's scheme, total <- v + (I - aH) total: no vector but the sum itself is kept.
-        total = list(vector)
-        for number in range(1, self.num_terms):
-            if number == 1 or torch.is_grad_enabled():
-                total = add(add(total, matvec(total), -self.step_size), vector)
-            else:
-                # Its own tensors by now, and nothing is differentiated.
-                torch._foreach_add_(total, list(matvec(total)), alpha=-self.step_size)
-                torch._foreach_add_(total, list(vector))
+        # The terms themselves, not Horner's scheme: the last one tells whether they shrink.
+        total, before, term = list(vector), list(vector), list(vector)
+        for _ in range(1, self.num_terms):
+            before, term = term, add(term, matvec(term), -self.step_size)
+            total = add(total, term)
         num_tasks = tasks_of(lower_loss)
         progress = Progress(num_tasks, Status.FIXED)
-        overflown = progress.end(~measured(norm(total, num_tasks)).isfinite(), Status.NON_FINITE)
+        if self.num_terms == 1:
+            return progress.result(scaled(total, self.step_size), 0)
+        first, last, whole = norms((vector, term, total), num_tasks)
+        overflown = progress.end(~(whole + last).isfinite(), Status.NON_FINITE)
+        growth(first, last, measured(dot(before, term, num_tasks)), progress)
         if bool(overflown.any()):
             total = choose(overflown, vector, total)
         return progress.result(scaled(total, self.step_size), self.num_terms - 1)

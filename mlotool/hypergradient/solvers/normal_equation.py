@@ -1,5 +1,6 @@
 """Conjugate gradient on the normal equations."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,8 +8,9 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress, begin, measured, relative
+from mlotool.hypergradient.solvers.scale import solve_in_range
 from mlotool.hypergradient.vector import add, choose, dot, scaled, zeros
 from mlotool.program.differentiation import LowerLoss, Vector
 
@@ -41,6 +43,13 @@ class NormalEquationConjugateGradient(AbstractSolver):
     tolerance: float = 1e-6
     damping: float = 0.0
     uses_start: ClassVar[bool] = True
+    failures: ClassVar[Mapping[Status, str]] = {
+        Status.SINGULAR: (
+            "The vector whose residual is least is used; it has no part along what H annuls. Raise damping where that "
+            "part matters."
+        ),
+        Status.NON_FINITE: f"The last iterate is used, or v itself (as by Identity) where there was none. {OVERFLOW}",
+    }
 
     def __post_init__(self) -> None:
         whole = isinstance(self.max_iterations, int) and self.max_iterations >= 1
@@ -66,26 +75,29 @@ class NormalEquationConjugateGradient(AbstractSolver):
 
         progress, nothing = Progress(num_tasks), zeros(vector)
         size = squared(vector)
+        if (result := solve_in_range(self, size, matvec, vector, start, lower_loss)) is not None:
+            return result
         progress.end(~size.isfinite(), Status.NON_FINITE)
         progress.end(size == 0, Status.CONVERGED)
         if not progress.is_running:
             return progress.result(nothing, 0, relative(size, size))
         vector = choose(progress.running, vector, nothing)
-        solution, residual, _, num_products = begin(damped, vector, start, num_tasks)
+        solution, residual, is_warm, num_products = begin(damped, vector, start, num_tasks)
         error = squared(residual)
         eps = torch.finfo(vector[0].dtype).eps
         target = max(self.tolerance, eps) ** 2 * size
         progress.end(error <= target, Status.CONVERGED)
-        direction = nothing
+        direction, has_nothing = nothing, torch.zeros_like(progress.running)
         steepness, largest = torch.ones_like(size), torch.zeros_like(size)
-        for _ in range(self.max_iterations):
+        for number in range(self.max_iterations):
             if not progress.is_running:
                 break
             # s = A r is minus the gradient of half the squared residual.
             slope = list(damped(choose(progress.running, residual, nothing)))
             num_products += 1
             previous, steepness = steepness, squared(slope)
-            progress.end(~steepness.isfinite(), Status.NON_FINITE)
+            overflown = progress.end(~steepness.isfinite(), Status.NON_FINITE)
+            has_nothing = has_nothing | (overflown & ~is_warm & (number == 0))
             # A residual that A nearly annuls is in its null space: what is left cannot be removed.
             largest = torch.maximum(largest, steepness / error)
             progress.end(steepness <= eps**1.5 * largest * error, Status.SINGULAR)
@@ -95,7 +107,8 @@ class NormalEquationConjugateGradient(AbstractSolver):
             product = damped(direction)
             num_products += 1
             growth = squared(product)
-            progress.end(~growth.isfinite(), Status.NON_FINITE)
+            overflown = progress.end(~growth.isfinite(), Status.NON_FINITE)
+            has_nothing = has_nothing | (overflown & ~is_warm & (number == 0))
             largest = torch.maximum(largest, growth / squared(direction))
             progress.end(growth == 0, Status.SINGULAR)
             if not progress.is_running:
@@ -107,4 +120,6 @@ class NormalEquationConjugateGradient(AbstractSolver):
             residual = add(residual, product, -step)
             error = squared(residual)
             progress.end(error <= target, Status.CONVERGED)
+        # Zero would look like a hypergradient that has converged.
+        solution = choose(has_nothing, vector, solution)
         return progress.result(solution, num_products, relative(error, size).sqrt())

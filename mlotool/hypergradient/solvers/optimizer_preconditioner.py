@@ -1,12 +1,13 @@
 """The optimizer's step in place of the inverse."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress, measured
 from mlotool.hypergradient.vector import choose, leaves, norm, vector_jacobian
 from mlotool.program.differentiation import LowerLoss, Vector
@@ -41,6 +42,7 @@ class OptimizerPreconditioner(AbstractSolver):
     needs_products: ClassVar[bool] = False
     uses_loss: ClassVar[bool] = True
     is_differentiable: ClassVar[bool] = False
+    failures: ClassVar[Mapping[Status, str]] = {Status.NON_FINITE: f"v itself (as by Identity) is used. {OVERFLOW}"}
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None

@@ -1,13 +1,21 @@
 """Which of the systems that are solved side by side still run, and how the others ended."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from mlotool.hypergradient.solvers.base import Matvec, SolveResult, Status
-from mlotool.hypergradient.vector import add, choose, dot, zeros
+from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.program.differentiation import Vector
 
 _ORDER = tuple(Status)
+
+GROWTH = 1.01
+"""Of a series' last term over its first, from which on a step that is too large is the reason."""
+
+CURVED_GROWTH = 2.0
+"""The same of negative curvature, which every network has: a short series that grows less is a sound one of steps."""
 
 
 class Progress:
@@ -64,6 +72,26 @@ def measured(values: Tensor) -> Tensor:
 def relative(lengths: Tensor, of: Tensor) -> Tensor:
     """Return `lengths / of`; zero has no residual relative to zero."""
     return torch.where(lengths == 0, 0.0, lengths / of)
+
+
+def norms(vectors: Sequence[Vector], num_tasks: int | None) -> list[Tensor]:
+    """Return the 2-norms of several vectors to decide by, with one transfer from the device."""
+    return list(measured(torch.stack([norm(vector, num_tasks) for vector in vectors])).unbind())
+
+
+def growth(first: Tensor, last: Tensor, product: Tensor, progress: Progress) -> None:
+    """End the systems whose terms `(I - a H)^k v` have grown: more terms would lead away from `H^-1 v`.
+
+    Args:
+        first: norm of the first term.
+        last: norm of the last one.
+        product: the last two terms' inner product: a step that is too large turns the sign of the term that grows, and
+            negative curvature does not.
+        progress: takes the statuses.
+    """
+    # A term that H annuls stays as it is up to rounding, which in finite differences is large.
+    progress.end((last > GROWTH * first) & (product < 0), Status.DIVERGED)
+    progress.end(last > CURVED_GROWTH * first, Status.NEGATIVE_CURVATURE)
 
 
 def begin(

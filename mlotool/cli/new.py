@@ -1,0 +1,116 @@
+"""`mlotool new`: a package of one's own to begin with."""
+
+import keyword
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from mlotool.cli.arguments import VerbParser
+from mlotool.config.names import is_identifier
+from mlotool.core.errors import ConfigError
+from mlotool.core.files import writing
+from mlotool.core.printable import printable
+
+DESCRIPTION = """Write a package into the working folder: a model, a loss, a data set, a metric, a recipe that uses
+them, and tests. It trains as it stands: a classifier, some of whose training labels are wrong, and above it a problem
+that learns how often. Change what you need.
+
+  mlotool new mypackage
+"""
+TEMPLATE = "mypackage"
+"""The template's name, which gives way to that of the new package in all its texts and file names."""
+# Folders of the working folder in which mlotool itself looks or writes.
+_TAKEN = ("recipes", "conf", "outputs", "datasets", "wandb")
+_MAX_NAME = 60
+
+
+def main(words: Sequence[str]) -> int:
+    """Write the package; 2 where the name cannot be one, or something has it already."""
+    parser = VerbParser("new", DESCRIPTION)
+    parser.add_argument("name", metavar="NAME", help="of the package: a Python name, such as mypackage")
+    name = parser.parse(words).name
+    check_name(name)
+    folder = Path(name)
+    write_package(folder, name)
+    files = ", ".join(sorted(path.name for path in folder.iterdir() if path.name != "__init__.py"))
+    print(f"wrote {name}/: {files}\n\nnext, from this folder:")
+    for command in _next_commands(name):
+        print(f"  {command}")
+    return 0
+
+
+def check_name(name: str) -> None:
+    """Raise a ConfigError where a package in the working folder cannot have this name."""
+    if not is_identifier(name) or keyword.iskeyword(name) or len(name) > _MAX_NAME or name.startswith("_"):
+        raise ConfigError(
+            f"new: found the name '{printable(name[:_MAX_NAME])}'; expected a Python name for a folder in the working "
+            f"folder: letters, digits and '_', at most {_MAX_NAME}, a letter first, no keyword. {_advice(name)}"
+        )
+    if name in sys.stdlib_module_names or name in _TAKEN or _is_installed(name):
+        what = "is a folder that mlotool uses" if name in _TAKEN else "has a module of Python or an installed package"
+        raise ConfigError(
+            f"new: found the name '{name}', which {what}; expected one of your own. Write: mlotool new my_{name}"
+        )
+    for path in (Path(name), Path(f"{name}.py")):
+        if path.exists() or path.is_symlink():
+            raise ConfigError(
+                f"new: found '{path}' in the working folder already; expected a name that is free there. Choose "
+                "another one, or move what has it."
+            )
+
+
+def write_package(folder: Path, name: str) -> None:
+    """Write the template under a name, whole or not at all.
+
+    Raises:
+        WriteError: the disk does not take it.
+    """
+    template = Path(__file__).parents[1] / "templates" / TEMPLATE
+    with writing(folder):
+        folder.mkdir()
+        try:
+            for source in sorted(template.iterdir()):
+                if source.is_file():
+                    text = source.read_text(encoding="utf-8").replace(TEMPLATE, name)
+                    (folder / source.name.replace(TEMPLATE, name)).write_text(text, encoding="utf-8")
+        except BaseException:
+            # Made above, by this very call: nobody else's files are in it.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def _next_commands(name: str) -> list[str]:
+    recipe = f"{name}/{name}.yaml --trust {name}"
+    install = [] if find_spec("pytest") else ["python -m pip install pytest"]
+    return [
+        f"mlotool run {recipe}",
+        f"mlotool validate {recipe} --targets",
+        *install,
+        f"python -m pytest {name}",
+    ]
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return True
+    # A folder without __init__.py, which a package of that name would hide, is none; nor is one of the working folder.
+    return spec is not None and spec.origin is not None and Path.cwd() not in Path(spec.origin).parents
+
+
+def _advice(name: str) -> str:
+    path = Path(name)
+    if path.name != name and _as_name(path.name):
+        parent = "the folder that it belongs in" if path.parent == Path() else printable(str(path.parent))
+        return f"Change the directory to {parent}, and write: mlotool new {_as_name(path.name)}"
+    return f"Write: mlotool new {_as_name(name) or TEMPLATE}"
+
+
+def _as_name(text: str) -> str:
+    """Return the name that was meant (`my-package`: my_package), or nothing."""
+    letters = "".join(each if each.isascii() and each.isalnum() else "_" for each in text.removesuffix(".py"))
+    name = letters.strip("_").lstrip("0123456789_")[:_MAX_NAME]
+    return f"my_{name}" if keyword.iskeyword(name) else name

@@ -1,0 +1,144 @@
+"""What a sweep says at its end, and `mlotool report` of one: tables that fit the terminal."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from mlotool.cli.fitted_table import FittedColumn, fitted_table
+from mlotool.cli.show_result import nearby, plain_console
+from mlotool.core.errors import MlotoolError
+from mlotool.core.printable import printable
+
+if TYPE_CHECKING:
+    from mlotool.report.sweep_settings import Comparison
+
+MAX_SETTINGS = 20
+MAX_ERRORS = 5
+MAX_COLUMNS = 40
+
+
+def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
+    """Print one row a job and one a setting, and the best; write sweep.csv, settings.csv and sweep.html.
+
+    Returns:
+        whether all of them could be written.
+    """
+    from mlotool.report import write_sweep_page, write_sweep_summary
+    from mlotool.report.sweep_settings import compare
+
+    console = console or plain_console()
+    comparison = compare(sweep_dir)
+    console.print()
+    if comparison.rows:
+        _print_jobs(console, comparison)
+    if comparison.has_seeds and len(comparison.settings) > 1:
+        _print_settings(console, comparison)
+    _print_errors(console, comparison)
+    console.print()
+    _print_lines(console, [_verdict(comparison), *comparison.notes])
+    console.print()
+    # The jobs are done: a file that cannot be written must not hide what they have found.
+    writers = {"table": write_sweep_summary, "page": write_sweep_page}
+    written = [_write(console, name, writer, sweep_dir) for name, writer in writers.items()]
+    return all(written)
+
+
+def _write(console: Console, name: str, writer: Callable[[Path], Path], sweep_dir: Path) -> bool:
+    try:
+        console.print(f"sweep {name:<7}{nearby(writer(sweep_dir))}", soft_wrap=True)
+    except Exception as error:
+        reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
+        text = f"the {name} could not be written ({reason}); try again: mlotool report {nearby(sweep_dir)}"
+        print(printable(f"mlotool: warning: {text}"), file=sys.stderr)
+        return False
+    return True
+
+
+def _print_errors(console: Console, comparison: "Comparison") -> None:
+    failed = [row for row in comparison.rows if row.error]
+    lines = [f"job {row.job} failed: {row.error}" for row in failed[:MAX_ERRORS]]
+    if len(failed) > MAX_ERRORS:
+        lines.append(f"{len(failed) - MAX_ERRORS} more jobs failed: see sweep.csv.")
+    _print_lines(console, lines)
+
+
+def _print_jobs(console: Console, comparison: "Comparison") -> None:
+    from mlotool.report.formats import duration
+    from mlotool.report.sweep_columns import labels, shown
+
+    rows = comparison.rows
+    keys = [*(column.key for column in comparison.columns), *comparison.seed_keys][:MAX_COLUMNS]
+    names = labels(keys)
+    best = () if comparison.best is None else {row.job for row in comparison.best.rows}
+    values = [row.value if row.objective == comparison.objective else None for row in rows]
+    columns = [
+        FittedColumn("job", [row.job for row in rows], is_needed=True),
+        *(FittedColumn(names[key], [shown(row.parameters.get(key)) for row in rows]) for key in keys),
+        FittedColumn(comparison.objective, [_short(value) for value in values], is_right=True, is_needed=True),
+        FittedColumn(
+            "status", [f"{row.status}, best" if row.job in best else row.status for row in rows], is_needed=True
+        ),
+        FittedColumn("time", [duration(row.seconds) for row in rows], is_right=True),
+    ]
+    _print_table(console, columns, drop_first=[len(columns) - 1])
+
+
+def _print_settings(console: Console, comparison: "Comparison") -> None:
+    from mlotool.report.sweep_columns import shown
+
+    ordered = comparison.ordered[:MAX_SETTINGS]
+    columns = [
+        *(
+            FittedColumn(column.label, [shown(each.parameters.get(column.key)) for each in ordered])
+            for column in comparison.columns[:MAX_COLUMNS]
+        ),
+        FittedColumn(f"{comparison.objective}, mean", [_short(each.mean) for each in ordered], True, True),
+        FittedColumn("± std. error", [_short(each.standard_error, 2) for each in ordered], True, True),
+        FittedColumn("seeds", [f"{len(each.values)} of {each.num_planned}" for each in ordered], False, True),
+        FittedColumn("", ["best" if each is comparison.best else "" for each in ordered], False, True),
+        FittedColumn("jobs", [each.jobs for each in ordered]),
+    ]
+    console.print()
+    _print_table(console, columns, drop_first=[len(columns) - 1])
+    left = len(comparison.settings) - len(ordered)
+    if left:
+        console.print(f"{left} more settings are in settings.csv.")
+
+
+def _print_table(console: Console, columns: list[FittedColumn], drop_first: list[int]) -> None:
+    table, dropped = fitted_table(columns, console.width, drop_first)
+    console.print(table)
+    if dropped:
+        _print_lines(console, [f"No room for {', '.join(dropped)}: see sweep.csv, or a wider window."])
+
+
+def _verdict(comparison: "Comparison") -> str:
+    """Return what came out, in a sentence."""
+    from mlotool.report.sweep_page import mean_text
+    from mlotool.report.sweep_settings import seeds
+
+    setting = comparison.best or comparison.only
+    if setting is None or setting.mean is None:
+        return ""
+    better = comparison.direction
+    if not comparison.has_seeds:
+        if comparison.best is None:
+            return ""
+        words = comparison.describe(setting)
+        return f"best: job {setting.jobs}, {comparison.objective} {mean_text(setting)} ({better}): {words}"
+    meaning = "mean ± standard error of " if setting.standard_error is not None else ""
+    found = f"{comparison.objective} {mean_text(setting)} ({meaning}{seeds(setting)}; {better})"
+    return found if comparison.best is None else f"best setting: {found}: {comparison.describe(setting)}"
+
+
+def _print_lines(console: Console, lines: list[str]) -> None:
+    for line in lines:
+        if line:
+            console.print(printable(line), soft_wrap=True)
+
+
+def _short(value: float | None, digits: int = 4) -> str:
+    return "" if value is None else f"{value:.{digits}g}"

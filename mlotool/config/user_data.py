@@ -1,0 +1,128 @@
+"""Data of the user's, made into what the rest expects: checked, and with (input, target) pairs as dicts."""
+
+from typing import Any
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+from mlotool.core.user_code import Call, named, noted, user_code
+
+_WANTED = "splits (a tuple of names) and split(name), which returns a data set"
+
+
+def checked_data(data: Any) -> Any:
+    """Return a data object whose splits give dicts.
+
+    Args:
+        data: what the target of `data` has returned.
+
+    Raises:
+        ConfigError: it is no data object.
+    """
+    missing = [name for name in ("splits", "split") if not hasattr(data, name)]
+    if missing:
+        raise ConfigError(
+            f"data: {named(data)} has no {' and no '.join(missing)}; expected an object with {_WANTED}. Add what is "
+            "missing; a class that holds one data set a split is enough."
+        )
+    if not isinstance(data.splits, tuple | list | dict | set | frozenset):
+        raise ConfigError(
+            f"data: {named(data)} has splits = {data.splits!r}; expected {_WANTED}. Write splits = ('train', 'val')."
+        )
+    return data if type(data).__module__.startswith("mlotool.") else UserData(data)
+
+
+def split_of(key: str, data: Any, name: str) -> Any:
+    """Return a split of the data, of which a stream can be made.
+
+    Args:
+        key: where the split is named.
+        data: the data object.
+        name: of the split.
+
+    Raises:
+        ConfigError: there is no such split, it is no map-style data set, or empty.
+    """
+    if name not in data.splits:
+        raise ConfigError(
+            f"{key}: found '{name}'; expected a split of the data: {', '.join(map(str, data.splits))}."
+            f"{did_you_mean(name, data.splits)} Correct {key}."
+        )
+    with user_code(ConfigError):
+        dataset = data.split(name)
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigError(
+            f"{key}: the split '{name}' is {_what(dataset)}, without __len__ or __getitem__; expected a map-style data "
+            "set, since an epoch's order is drawn by number and a run can be resumed. Give it __len__(self) and "
+            "__getitem__(self, index)."
+        )
+    with user_code(ConfigError), noted(lambda: Call(key, f"the length of {_what(dataset)}", advice="Correct __len__.")):
+        size = len(dataset)
+    if size < 1:
+        raise ConfigError(
+            f"{key}: the split '{name}' has 0 samples; expected at least 1. Correct the sizes of the data, its files, "
+            "or the split's name."
+        )
+    return dataset
+
+
+class UserData:
+    """A data object of the user's.
+
+    Args:
+        data: the object; what else it has stays (`num_classes`, ...).
+    """
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else it has: `splits`, `num_classes`, ..."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._data, name)
+
+    def split(self, name: str) -> Any:
+        """Return one split, with pairs as dicts."""
+        with noted(
+            lambda: Call("data", self._data, {"split": name}, "a data set", "Correct the data set or its files.")
+        ):
+            dataset = self._data.split(name)
+        # A Subset's `__getitems__` returns samples too.
+        is_plain = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not hasattr(dataset, "shape")
+        has_batches = hasattr(type(dataset), "__getitems__") and not type(dataset).__module__.startswith("torch.")
+        return NamedSamples(dataset) if is_plain and not has_batches else dataset
+
+
+class NamedSamples:
+    """A data set whose (input, target) pairs come as `{input, target, index}`, as those of torchvision do not.
+
+    Args:
+        dataset: map-style; other samples than pairs stay as they are.
+
+    Example:
+        >>> NamedSamples([("picture", 3)])[0]
+        {'input': 'picture', 'target': 3, 'index': 0}
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what else it has: `clean_target`, ..."""
+        if name.startswith("__") or name == "dataset":
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample."""
+        sample = self.dataset[index]
+        is_pair = isinstance(sample, tuple | list) and len(sample) == 2 and not hasattr(sample, "_fields")
+        return {"input": sample[0], "target": sample[1], "index": index} if is_pair else sample
+
+
+def _what(dataset: Any) -> str:
+    theirs = dataset.dataset if isinstance(dataset, NamedSamples) else dataset
+    return "None" if theirs is None else f"a data set of class {type(theirs).__name__}"

@@ -1,0 +1,254 @@
+"""The files of a run's or a sweep's folder, which may be a stranger's: every one is found, read and written here.
+
+The folder itself may be reached by a link, for the user has named it. Below it no link is followed that leads out of
+it, nothing but regular files is opened (a pipe would hang), and no file is read that is larger than its kind has to be.
+"""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mlotool.core import files
+from mlotool.core.errors import RunFileError
+from mlotool.core.printable import printable
+
+MAX_TEXT_BYTES = 100_000
+"""Of recipe.yaml, overrides.txt, and the error's text in a summary."""
+
+MAX_CONFIG_BYTES = 400_000
+"""Of config.yaml: a recipe with all that it inherits written out."""
+
+MAX_JSON_BYTES = 2_000_000
+MAX_METRICS_BYTES = 2_000_000_000
+"""Of metrics.csv, which is read line by line, and not all of it."""
+
+MAX_ENTRIES = 200_000
+"""Files and folders below a folder that is written to."""
+
+_LEFT_BEHIND_S = 60.0
+"""Age of a temporary file that no process writes any more: it was killed."""
+
+_MAX_DIGITS = 18
+_SHOWN = 200
+
+
+def located(root: Path, name: str | Path) -> Path:
+    """Return where a file of a folder lies, with links followed; it need not exist.
+
+    Args:
+        root: the folder.
+        name: of the file, relative to it.
+
+    Raises:
+        RunFileError: a link leads out of the folder.
+    """
+    home, place = os.path.realpath(root), os.path.realpath(root / name)
+    if os.path.commonpath((home, place)) != home:
+        raise RunFileError(
+            f"{_shown(root / name)}: found a link that leads out of its folder, or a file behind one; expected files "
+            f"that lie in {_shown(root)}, as it may be anybody's. Put a copy in the link's place."
+        )
+    return Path(place)
+
+
+def open_file(root: Path, name: str | Path, max_bytes: int) -> BinaryIO:
+    """Open a regular file of a folder for reading.
+
+    Raises:
+        RunFileError: a link leads out of the folder, it is no regular file, it is too large or cannot be read.
+        FileNotFoundError: there is none.
+    """
+    path, shown = located(root, name), _shown(root / name)
+    try:
+        _check_regular(path.lstat(), shown)
+        # No link by now, and should it have become a pipe, it does not hang.
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        file = os.fdopen(os.open(path, flags), "rb")
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{shown} does not exist") from None
+    except OSError as error:
+        raise RunFileError(
+            f"{shown}: cannot be read ({error.strerror}); expected a readable file. Change its permissions."
+        ) from error
+    try:
+        status = os.fstat(file.fileno())
+        _check_regular(status, shown)
+        if status.st_size > max_bytes:
+            raise RunFileError(
+                f"{shown}: found {status.st_size} bytes; expected at most {max_bytes}, which a run's own never has. "
+                "Remove it, or put the run's own file there."
+            )
+    except RunFileError:
+        file.close()
+        raise
+    return file
+
+
+def read_text(root: Path, name: str | Path, max_bytes: int = MAX_TEXT_BYTES) -> str | None:
+    """Return the text of a file of a folder, what is no UTF-8 replaced; None where there is none.
+
+    Raises:
+        RunFileError: it is not taken, as in `open_file`.
+    """
+    try:
+        with open_file(root, name, max_bytes) as file:
+            return file.read(max_bytes).decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def read_json(root: Path, name: str | Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
+    """Return the mapping of a JSON file of a folder; None where there is none.
+
+    Numbers that are not finite are None, as JSON has none, and whole ones of many digits are floats.
+
+    Raises:
+        RunFileError: it is not taken, as in `open_file`, or holds no mapping.
+    """
+    text, shown = read_text(root, name, max_bytes), _shown(root / name)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        reason = "brackets inside each other without end" if isinstance(error, RecursionError) else str(error)
+        raise RunFileError(
+            f"{shown}: found what is no JSON ({_cut(reason)}); expected the file as the run wrote it. Remove it."
+        ) from error
+    if not isinstance(content, dict):
+        raise RunFileError(f"{shown}: found no mapping; expected the file as the run wrote it. Remove it.")
+    return content
+
+
+def list_files(root: Path, folder: str, suffix: str, max_files: int) -> list[str]:
+    """Return the names of a folder's files that end in `suffix`, relative to `root`, in order; at most `max_files`.
+
+    Raises:
+        RunFileError: the folder is behind a link that leads out of `root`.
+    """
+    try:
+        with os.scandir(located(root, folder)) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.endswith(suffix) and not entry.is_dir())
+    except OSError:
+        return []
+    return [f"{folder}/{name}" for name in names[:max_files]]
+
+
+@contextmanager
+def replacing(root: Path, name: str | Path) -> Iterator[Path]:
+    """Yield a temporary file that takes the place of a file of the folder; its own folder is made where it is missing.
+
+    Raises:
+        RunFileError: its folder is behind a link that leads out of `root`.
+        WriteError: it cannot be written.
+    """
+    folder = make_folder(root, Path(name).parent)
+    files.remove_temporary(folder, Path(name).name, _LEFT_BEHIND_S)
+    with files.replacing(folder / Path(name).name, is_durable=False) as temporary:
+        yield temporary
+
+
+def write_text(root: Path, name: str | Path, text: str) -> Path:
+    """Write a text file of a folder whole or not at all, letters that UTF-8 lacks as XML's escapes; return its path."""
+    with replacing(root, name) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="xmlcharrefreplace", newline="")
+    return root / name
+
+
+def write_bytes(root: Path, name: str | Path, content: bytes) -> Path:
+    """Write a file of a folder whole or not at all; return its path."""
+    with replacing(root, name) as temporary:
+        temporary.write_bytes(content)
+    return root / name
+
+
+def make_folder(root: Path, name: str | Path) -> Path:
+    """Make a folder below `root`, where there is none yet; return where it lies."""
+    folder = located(root, name)
+    with files.writing(root / name):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def check_tree(root: Path) -> None:
+    """Refuse a folder that is to be written to where anything below it leads out of it, or is no file and no folder.
+
+    What is written later, by W&B and TensorBoard too, then stays inside. A file that has another name (a hard link)
+    has it in the folder, as checkpoints have theirs.
+
+    Raises:
+        RunFileError: with the first such.
+    """
+    waiting, num_seen = [Path(root)], 0
+    names: dict[tuple[int, int], int] = {}
+    linked: dict[tuple[int, int], tuple[Path, int]] = {}
+    while waiting:
+        folder = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError as error:
+            raise files.cannot_write(folder, error) from error
+        num_seen += len(entries)
+        if num_seen > MAX_ENTRIES:
+            raise RunFileError(
+                f"{_shown(root)}: found more than {MAX_ENTRIES} files in it; expected those of a run. Name another "
+                "folder, or remove them."
+            )
+        for entry in entries:
+            if entry.is_symlink():
+                located(root, Path(entry.path).relative_to(root))
+            elif entry.is_dir(follow_symlinks=False):
+                waiting.append(Path(entry.path))
+            else:
+                status = entry.stat(follow_symlinks=False)
+                _check_regular(status, _shown(Path(entry.path)))
+                if status.st_nlink > 1:
+                    file = status.st_dev, status.st_ino
+                    names[file] = names.get(file, 0) + 1
+                    linked[file] = Path(entry.path), status.st_nlink
+    for file, (path, num_links) in linked.items():
+        if num_links > names[file]:
+            raise RunFileError(
+                f"{_shown(path)}: found a file that has another name outside of the folder (a hard link), where "
+                "writing would change it too; expected files of the folder alone. Take a copy of the folder: cp -r."
+            )
+
+
+def _check_regular(status: os.stat_result, shown: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        what = next(
+            (
+                word
+                for kind, word in (
+                    (stat.S_ISDIR, "a folder"),
+                    (stat.S_ISFIFO, "a pipe"),
+                    (stat.S_ISSOCK, "a socket"),
+                    (stat.S_ISLNK, "a link"),
+                )
+                if kind(status.st_mode)
+            ),
+            "a device",
+        )
+        raise RunFileError(f"{shown}: found {what}; expected a regular file. Remove it.")
+
+
+def _whole(digits: str) -> int | float | None:
+    return int(digits) if len(digits) <= _MAX_DIGITS else _finite(digits)
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path))

@@ -1,0 +1,247 @@
+"""Errors in code that is not mlotool's: whose they are, where they came from, and what that code was given.
+
+Where mlotool calls such code it notes the call on an exception that passes (`note`), and lets it go on. Further up,
+once around a whole run, `user_code` turns it into one message. What has neither a note nor a frame of the user's is a
+bug of mlotool's, and stays as it is.
+"""
+
+import functools
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlotool.core.described import described
+from mlotool.core.errors import MlotoolError, RunError
+
+_HOME = str(Path(__file__).parents[1])
+_LIBRARIES = (
+    "/site-packages/",
+    "/dist-packages/",
+    *{f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")},
+)
+_NOTE = "_mlotool_call"
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+MORE_MEMORY = (
+    "There is no room for it in the memory: lower batch sizes, data.sizes or the model, or end other programs."
+)
+_NO_EXIT = "Expected that the code there returns; nothing has finished. Raise an error there that says why."
+_packages: set[str] = set()
+
+
+class UserCodeError(RunError):
+    """Code of the user's has failed in a run; the exception that it raised is the cause (`__cause__`)."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of code that a recipe names.
+
+    Args:
+        key: where the recipe names it.
+        what: a callable, which is told with its place, or words.
+        given: what it was called with, by name; modules as they are.
+        expected: what should have happened.
+        advice: what to do.
+        is_foreign: whether the code is none of mlotool's whatever the traceback says.
+    """
+
+    key: str
+    what: Any
+    given: Mapping[str, Any] = field(default_factory=dict)
+    expected: str = ""
+    advice: str = ""
+    is_foreign: bool = True
+
+
+def note(error: BaseException, call: Callable[[], Call]) -> None:
+    """Keep with an exception which call it came out of; the innermost one stays."""
+    if not hasattr(error, _NOTE):
+        setattr(error, _NOTE, call)
+
+
+@contextmanager
+def noted(call: Callable[[], Call]) -> Iterator[None]:
+    """Note a call on an exception that passes."""
+    try:
+        yield
+    except Exception as error:
+        note(error, call)
+        raise
+
+
+@contextmanager
+def user_code(raises: type[MlotoolError] = UserCodeError, prefix: Callable[[], str] = str) -> Iterator[None]:
+    """Turn what code of the user's raises into one message; the exception stays as its cause.
+
+    Args:
+        raises: the class of the error that is raised.
+        prefix: what to say before it, such as the tick.
+    """
+    try:
+        yield
+    except UserCodeError as error:
+        # Of a place that could not know whether a run has begun.
+        raise raises(f"{prefix()}{error}") from error.__cause__
+    except (Exception, SystemExit) as error:
+        text = explained(error)
+        if text is None:
+            raise
+        raise raises(f"{prefix()}{text}") from error
+
+
+def explained(error: BaseException) -> str | None:
+    """Return what a user has to know of an exception; None where it is no fault of the user's code."""
+    called = getattr(error, _NOTE, None)
+    if isinstance(error, MlotoolError):
+        # One that says everything itself; a `WrongResultError` does not know whose result it is.
+        return _explained(error, called(), None) if isinstance(error, WrongResultError) and called else None
+    frame = user_frame(error)
+    call = None if called is None else called()
+    if call is None or not (call.is_foreign or frame):
+        if frame is None:
+            return None
+        if isinstance(error, SystemExit):
+            return f"{_at(frame)}: {_said(error)}. {_NO_EXIT}"
+        advice = MORE_MEMORY if is_out_of_memory(error) else "Correct it."
+        return f"{_at(frame)}: {_said(error)}. Expected that the code there runs. {advice}"
+    return _explained(error, call, frame)
+
+
+class WrongResultError(MlotoolError):
+    """A function has returned something else than it should.
+
+    Args:
+        found: what it returned, after "returned".
+        expected: after "expected".
+        advice: a sentence.
+    """
+
+    def __init__(self, found: str, expected: str, advice: str) -> None:
+        super().__init__(f"A function returned {found}; expected {expected}. {advice}")
+        self.found, self.expected, self.advice = found, expected, advice
+
+
+def user_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the deepest frame of an exception's traceback that is in code of the user's."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if is_users(frame.f_code.co_filename, frame.f_globals.get("__name__", "")):
+            found = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False)
+    return found
+
+
+def is_users(file: str, module: str = "") -> bool:
+    """Say whether code is the user's: of a trusted package, or outside of mlotool, Python and what is installed."""
+    package = module.partition(".")[0]
+    if package in _packages:
+        return True
+    if package == "mlotool" or file.startswith(_HOME) or package in sys.stdlib_module_names:
+        return False
+    return not file.startswith("<frozen") and not any(each in file for each in _LIBRARIES)
+
+
+def add_user_package(package: str) -> None:
+    """Take a package for the user's, wherever it is installed."""
+    _packages.add(package)
+
+
+def is_of_user(*targets: Any) -> bool:
+    """Say whether a function, a class or an object's class, out of several, is the user's."""
+    return any(is_users(_file_of(each), each.__module__ or "") for each in map(_definition, targets))
+
+
+def named(target: Any) -> str:
+    """Return the name of a function, a class or an object's class; of the user's with its file and line."""
+    target = _definition(target)
+    name = f"{target.__module__}.{target.__qualname__}"
+    file = _file_of(target)
+    try:
+        line = inspect.getsourcelines(target)[1]
+    except (OSError, TypeError):
+        return name
+    return f"{name} ({nearby(file)}, line {line})" if is_users(file, target.__module__) else name
+
+
+def _definition(target: Any) -> Any:
+    """Return the function or class behind a partial, a decorator such as torch.no_grad, or an object."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    return inspect.unwrap(target) if inspect.isroutine(target) or inspect.isclass(target) else type(target)
+
+
+def _file_of(definition: Any) -> str:
+    try:
+        return inspect.getsourcefile(definition) or ""
+    except (OSError, TypeError):
+        return ""
+
+
+def nearby(file: str) -> str:
+    """Return a path from the working directory, where it lies below."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file
+
+
+def _explained(error: BaseException, call: Call, frame: traceback.FrameSummary | None) -> str:
+    what = call.what if isinstance(call.what, str) else named(call.what)
+    given = f" It was given {_given(call.given)}." if call.given else ""
+    if isinstance(error, WrongResultError):
+        return f"{call.key}: {what} returned {error.found}; expected {error.expected}.{given} {error.advice}"
+    where = "" if frame is None else f" at {_at(frame)}"
+    expected = f" Expected {call.expected}." if call.expected else ""
+    return f"{call.key}: {what} failed{where}: {_said(error)}.{given}{expected} {_advice(error, call)}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an exception means that there is no memory left, on the CPU or on a GPU."""
+    # torch raises a RuntimeError with its allocator's words.
+    return isinstance(error, MemoryError) or any(each in str(error) for each in _OUT_OF_MEMORY)
+
+
+def _given(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} = {named(value) if callable(value) else described(value)}" for name, value in values.items()
+    )
+
+
+def _at(frame: traceback.FrameSummary) -> str:
+    return f"{nearby(frame.filename)}, line {frame.lineno}, in {frame.name}"
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 500 else f"{text[:500]}..."
+    return f"{type(error).__name__}: {text}".rstrip(": .")
+
+
+def _advice(error: BaseException, call: Call) -> str:
+    text = str(error)
+    if is_out_of_memory(error):
+        return MORE_MEMORY
+    if "shapes cannot be multiplied" in text:
+        return "The layer takes the first number of the second shape: set it to the last one of the first shape."
+    if isinstance(error, NotImplementedError):
+        return "Write the method that is missing."
+    if "modified by an inplace operation" in text:
+        return "Write x = x + y in place of x.add_(y) or x += y, in the loss and in the modules."
+    if "backward through the graph a second time" in text:
+        return "A loss returns a tensor and leaves backward() to mlotool: remove the call."
+    if "class probabilities" in text:
+        return "Classes are numbers, not one column each: give the targets as .argmax(1), of torch.long."
+    if "must have the same dtype" in text:
+        return "Give the module and the data one dtype: .float() on both."
+    if "out of bounds" in text and "Target" in text:
+        return "A target counts from 0: let the module give one output for each class."
+    if "target" in text and ("dtype" in text or "Float" in text):
+        return "Classes are whole numbers: give the targets as torch.long."
+    if isinstance(call.given.get("batch"), list | tuple):
+        return "Let the data set return dicts {input, target, ...}, or pairs (input, target), which become such."
+    return call.advice or "Correct it."

@@ -1,0 +1,53 @@
+"""Systems whose right-hand side is so small or so large that squares of its entries leave their type's range."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, tasks_of
+from mlotool.hypergradient.solvers.progress import measured
+from mlotool.hypergradient.vector import scaled
+from mlotool.program.differentiation import LowerLoss, Vector
+
+_MAX_EXPONENT = 120
+"""Beyond it the inverse of a power of two leaves float32."""
+
+
+def solve_in_range(
+    solver: AbstractSolver,
+    size: Tensor,
+    matvec: Matvec,
+    vector: Vector,
+    start: Vector | None,
+    lower_loss: LowerLoss | None,
+) -> SolveResult | None:
+    """Return the solution by way of `H (q / c) = v / c`, c a power of two; None where v is as it should be.
+
+    Else a vector of length 1e-23 has the squared norm 0 in float32, and would seem to be solved by zero.
+
+    Args:
+        solver: solves.
+        size: by system, the squared norm of v.
+        matvec: `u -> H u`.
+        vector: v.
+        start: as for `AbstractSolver.solve`.
+        lower_loss: as for `AbstractSolver.solve`.
+    """
+    if not bool(((size < 1e-24) | ~(size < 1e24)).any()):
+        return None
+    factor = _powers_of_two(vector, tasks_of(lower_loss))
+    if bool((factor == 1).all()):
+        return None
+    start = None if start is None else scaled(start, 1 / factor)
+    result = solver.solve(matvec, scaled(vector, 1 / factor), start=start, lower_loss=lower_loss)
+    return replace(result, solution=scaled(result.solution, factor))
+
+
+def _powers_of_two(vector: Vector, num_tasks: int | None) -> Tensor:
+    """Return by system the power of two near the largest entry; division by it is exact."""
+    filled = [tensor.detach().abs().reshape(num_tasks or 1, -1).amax(1) for tensor in vector if tensor.numel()]
+    peaks = measured(torch.stack(filled).amax(0)).reshape(() if num_tasks is None else (num_tasks,))
+    is_usable = peaks.isfinite() & (peaks > 0)
+    exponents = torch.where(is_usable, peaks, 1.0).log2().round()
+    return torch.exp2(exponents.clamp(-_MAX_EXPONENT, _MAX_EXPONENT))

@@ -1,0 +1,82 @@
+"""A metric that is a function of the user's."""
+
+from collections.abc import Callable, Container, Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.config.names import is_plain_name
+from mlotool.core.bound_module import BoundModule
+from mlotool.core.described import kind_of
+from mlotool.core.user_code import Call, WrongResultError, noted
+
+MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
+"""Returns tensors by name: 0-D, a mean over the batch, or one value a sample."""
+
+_EXPECTED = "a dict from a name to a 0-D tensor (a mean over the batch) or to a tensor with one value a sample"
+
+
+class FunctionMetric:
+    """The means over a split of what a function `f(module, batch) -> {name: Tensor}` returns.
+
+    Args:
+        key: where the config names it.
+        function: 0-D results count as often as their batch has samples.
+    """
+
+    def __init__(self, key: str, function: MetricFunction) -> None:
+        self._key = key
+        self._function = function
+        self._totals: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def reset(self) -> None:
+        """Forget the batches so far."""
+        self._totals, self._counts = {}, {}
+
+    def update(self, module: BoundModule, batch: Any, size: int) -> None:
+        """Take a batch.
+
+        Args:
+            module: in eval mode.
+            batch: as the data set collates it.
+            size: its number of samples.
+        """
+        with noted(lambda: self._call({"batch": batch})):
+            result = self._function(module, batch)
+            if not isinstance(result, Mapping) or not result:
+                raise WrongResultError(kind_of(result), _EXPECTED, 'Return {"name": values.mean()}.')
+            for name, value in result.items():
+                self._add(name, value, size)
+
+    def compute(self, taken: Container[str]) -> dict[str, float]:
+        """Return the means.
+
+        Args:
+            taken: names that other metrics have.
+        """
+        with noted(lambda: self._call({})):
+            for name in self._totals:
+                if name in taken:
+                    raise WrongResultError(f"the name '{name}'", "a name that no other metric has", "Rename it.")
+            return {name: float(total) / self._counts[name] for name, total in self._totals.items()}
+
+    def _add(self, name: Any, value: Any, size: int) -> None:
+        if not is_plain_name(name):
+            wanted = "letters, digits, '-', '_' and '.', as it is logged as <split>/<name>"
+            raise WrongResultError(f"the name {name!r}", wanted, "Rename it.")
+        if isinstance(value, Real):
+            value = torch.tensor(float(value))
+        if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
+            found = f"{kind_of(value)} as '{name}' for {size} samples"
+            raise WrongResultError(found, f"a tensor of shape () or ({size},)", "Take the mean over the other axes.")
+        if value.is_complex():
+            raise WrongResultError(f"complex numbers as '{name}'", "real ones", "Take .abs() or .real of them.")
+        total = value.double().sum() if value.dim() else value.double() * size
+        self._totals[name] = self._totals.get(name, 0.0) + total
+        self._counts[name] = self._counts.get(name, 0) + size
+
+    def _call(self, given: Mapping[str, Any]) -> Call:
+        return Call(self._key, self._function, given, _EXPECTED, "Correct the function.")

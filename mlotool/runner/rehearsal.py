@@ -1,0 +1,174 @@
+"""Every loss and every metric once, on one batch, before anything is written: what cannot work is said at once.
+
+Nothing is left of it: parameters and buffers are copies, random numbers are drawn again, streams only look ahead.
+"""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten, tree_map
+
+from mlotool.config.names import is_plain_name
+from mlotool.core.described import kind_of
+from mlotool.core.errors import ConfigError
+from mlotool.core.loss_output import LossOutput
+from mlotool.core.suggest import did_you_mean
+from mlotool.core.user_code import WrongResultError, note, user_code
+from mlotool.layerparallel import MultigridResidual
+from mlotool.program import Problem, Program
+from mlotool.program.share import Share
+from mlotool.runner.evaluation import Evaluator
+from mlotool.runner.modules import check_scheduler
+from mlotool.runner.objective import Objective
+from mlotool.runner.random_state import random_state, restore_random_state
+
+RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
+"""What is logged of a problem beside the metrics of its loss."""
+
+
+def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str], objective: Objective) -> None:
+    """Evaluate each loss on its first batch, and the metrics on a few samples of each split.
+
+    Left out are losses with a part that can only be evaluated in a step: a sharded module, and one whose parameters get
+    their shape in the first call.
+
+    Args:
+        program: that is about to run; its streams have not moved.
+        evaluator: of the metrics.
+        splits: those that it will evaluate.
+        objective: has to be among what is evaluated.
+
+    Raises:
+        ConfigError: one of them fails, or does not return what it should.
+
+    Cost: a forward pass of each problem, and a small one a split.
+    """
+    problems = program.problems
+    for name, problem in problems.items():
+        check_scheduler(problem, objective)
+        program.start(name)
+    with user_code(ConfigError):
+        batches = {name: None if each.stream is None else each.stream.peek() for name, each in problems.items()}
+        # What the samples have drawn stays drawn: the batches will be used.
+        with _traceless(problems.values()):
+            for name, batch in batches.items():
+                players = {name, *(role.problem for role in problems[name].roles.values())}
+                if all(_can_rehearse(problems[player]) for player in players):
+                    _rehearse_loss(program, name, batch)
+            if evaluator is not None and all(_can_rehearse(each) for each in problems.values()):
+                for split in splits:
+                    _check_objective(objective, split, evaluator.rehearse(split))
+
+
+def _can_rehearse(problem: Problem) -> bool:
+    return problem.shards is None and not any(map(is_lazy, problem.module.parameters()))
+
+
+def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
+    batch, _ = Share.opened(shared)
+    before = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, batch)
+    output = program.rehearse(name, shared)
+    try:
+        _check_batch(before, batch)
+        _check_real(output)
+        _check_metrics(output)
+        _check_gradient(program, name, output)
+        _check_finite(program, name, output)
+    except WrongResultError as error:
+        note(error, lambda: program.call_of(name, batch))
+        raise
+
+
+def _check_batch(before: Any, batch: Any) -> None:
+    """Refuse a loss that changes its batch: a step may evaluate it many times, and other problems may read it."""
+    (old, old_form), (new, new_form) = tree_flatten(before), tree_flatten(batch)
+    if old_form == new_form and all(_is_same(a, b) for a, b in zip(old, new, strict=True)):
+        return
+    raise WrongResultError(
+        "its loss and a batch that it has changed",
+        "one that leaves the batch as it is, since a step may evaluate a loss many times",
+        "Write x = x * 2 in place of x.mul_(2) or x *= 2, and copy a dict before changing its keys.",
+    )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return not isinstance(a, Tensor) or torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _check_metrics(output: LossOutput) -> None:
+    if not isinstance(output.metrics, Mapping):
+        raise WrongResultError(f"{kind_of(output.metrics)} as metrics", "a dict of 0-D tensors", "Name each of them.")
+    for name, value in output.metrics.items():
+        if not is_plain_name(name) or name in RESERVED:
+            wanted = f"letters, digits, '-', '_' and '.', and none of {', '.join(RESERVED)}, which are logged too"
+            raise WrongResultError(f"a metric with the name {name!r}", wanted, "Rename it.")
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            found = f"{kind_of(value)} as the metric '{name}'"
+            raise WrongResultError(found, "0-D tensors as metrics", "Take the mean over the batch.")
+
+
+def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
+    if output.loss.requires_grad or program.reads_solutions(name) or program.is_zeroth_order(name):
+        return
+    raise WrongResultError(
+        "a tensor without a gradient",
+        f"a loss that depends on the parameters of '{name}'",
+        f"Give it a role that plays '{name}', or an edge through which '{name}' shapes what it reads; what went "
+        "through detach(), item(), numpy(), argmax or a comparison has no gradient.",
+    )
+
+
+def _check_real(output: LossOutput) -> None:
+    if output.loss.is_complex():
+        raise WrongResultError("a complex number", "a real one", "Return its .abs() or .real.")
+
+
+def _check_finite(program: Program, name: str, output: LossOutput) -> None:
+    """Refuse a loss that is not finite in the first step: no step has made it so."""
+    if name not in program.graph.leaves(program.problems) or program.problems[name].precision == "fp16":
+        return
+    if not math.isfinite(value := float(output.loss)):
+        raise WrongResultError(
+            f"{value} before the first step",
+            "a finite number",
+            "Look for samples that are not finite, for log, sqrt or a division at zero, and at the initial parameters.",
+        )
+
+
+def _check_objective(objective: Objective, split: str, keys: list[str]) -> None:
+    if objective.key is not None and objective.key.startswith(f"{split}/") and objective.key not in keys:
+        raise ConfigError(
+            f"objective: found '{objective.key}', which is not logged; expected one of {', '.join(keys)}."
+            f"{did_you_mean(objective.key, keys)} Correct objective, or add the metric to evaluate.metrics."
+        )
+
+
+@contextmanager
+def _traceless(problems: Iterable[Problem]) -> Iterator[None]:
+    """Draw random numbers again afterwards, give no warning twice, leave compiling and parallel solves to the run."""
+    problems = list(problems)
+    random, compiled = random_state(), [problem.compiled for problem in problems]
+    parallel = [
+        each for problem in problems for each in problem.module.modules() if isinstance(each, MultigridResidual)
+    ]
+    was_serial = [each.is_serial for each in parallel]
+    try:
+        for problem in problems:
+            problem.compiled = None
+        for each in parallel:
+            each.serial()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for problem, call in zip(problems, compiled, strict=True):
+            problem.compiled = call
+        for each, flag in zip(parallel, was_serial, strict=True):
+            each.serial(flag)
+        restore_random_state(random)

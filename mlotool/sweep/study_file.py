@@ -1,0 +1,53 @@
+"""The database of a study in a sweep's folder, which may be a stranger's: looked at before Optuna opens it."""
+
+import sqlite3
+from pathlib import Path
+
+from mlotool.core.errors import RunFileError
+from mlotool.core.printable import printable
+from mlotool.core.run_files import open_file
+
+MAX_BYTES = 200_000_000
+_SUFFIXES = ("-journal", "-wal", "-shm")
+_NAMES_ANOTHER_FILE = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+"""SQLite's mark at the end of a journal that names another file, which it would read, and remove."""
+
+
+def check_study_file(folder: Path, name: str) -> None:
+    """Refuse a database that holds more than Optuna's tables; nothing is done where there is none.
+
+    Raises:
+        RunFileError: with what it holds.
+    """
+    for each in (name, *(f"{name}{suffix}" for suffix in _SUFFIXES)):
+        try:
+            with open_file(folder, each, MAX_BYTES) as file:
+                if each.endswith("-journal") and _NAMES_ANOTHER_FILE in file.read():
+                    raise _refused(folder / each, "a journal that names another file")
+        except FileNotFoundError:
+            continue
+    if (folder / name).is_file():
+        _check_schema(folder / name)
+
+
+def _check_schema(path: Path) -> None:
+    """Refuse views and triggers, which compute when they are read, for as long as they like, and virtual tables."""
+    try:
+        # Immutable: SQLite touches no journal beside it.
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            rows = connection.execute("SELECT type, substr(sql, 1, 30) FROM sqlite_master LIMIT 1000").fetchall()
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise _refused(path, f"what is no database ({error})") from error
+    for kind, sql in rows:
+        if kind not in ("table", "index") or (kind == "table" and "VIRTUAL" in str(sql).upper().split()):
+            raise _refused(path, f"a {printable(str(kind))[:40]} beside the tables")
+
+
+def _refused(path: Path, found: str) -> RunFileError:
+    return RunFileError(
+        f"{printable(str(path))}: found {found}; expected a study as Optuna writes it. Remove the sweep's folder, or "
+        "leave resume out for a new sweep."
+    )

@@ -1,0 +1,91 @@
+"""In commands: words, folders and files that are not what the verb expects."""
+
+from pathlib import Path
+
+from tests.cli.mistakes.mistake import Mistake
+
+PLAIN = """\
+# @package _global_
+defaults: [plain, _self_]
+runner: {max_ticks: 1, progress_bar: false, report: false}
+logger: {wandb: false}
+"""
+
+
+def _typed(*words: str, says: tuple[str, ...], code: int = 2, leaves: tuple[str, ...] = ()) -> Mistake:
+    return Mistake(words, says, code, {"odd.yaml": PLAIN}, _folders, leaves)
+
+
+def _run(*words: str, says: tuple[str, ...], code: int = 2, leaves: tuple[str, ...] = ()) -> Mistake:
+    return _typed("run", "odd.yaml", *words, says=says, code=code, leaves=leaves)
+
+
+def _folders(folder: Path) -> None:
+    """Make an empty folder, and one of another program."""
+    (folder / "empty").mkdir()
+    other = folder / "other" / "checkpoints"
+    other.mkdir(parents=True)
+    (other.parent / "config.yaml").write_text("model: resnet\ntrainer: {epochs: 3}\n")
+    (other.parent / "metrics.csv").write_text("epoch,loss\n1,2\n")
+    (other / "best.ckpt").write_bytes(b"abc")
+
+
+OVERRIDE = "expected key=value"
+MISTAKES = {
+    "a bracket that the shell has split": _run("seed=[0,1", says=("'seed=[0,1' (a bracket is not closed)", OVERRIDE)),
+    "a quote that is not closed": _run('name="x', says=("(a quote is not closed)", OVERRIDE)),
+    "a comma at the end": _run("-m", "seed=0,", says=("'seed=0,' (a comma has nothing behind it)", OVERRIDE)),
+    "a typographic minus": _run("seed=\u22121", says=("has to stand in quotes",)),
+    "typographic quotes": _run("\u201cseed=1\u201d", says=("has to stand in quotes",)),
+    "an equals sign alone": _run("=", says=("Found the group ''",)),
+    "spaces around the equals sign": _run(
+        "seed", "=", "3", says=("Found two recipes", "Write an override as key=value")
+    ),
+    "a colon": _run("seed:3", says=("Found two recipes, 'odd' and 'seed:3'", "key=value")),
+    "an override as an option": _run("--seed=3", says=("unknown argument '--seed=3'",)),
+    "an empty word": _typed("run", "", says=("needs a recipe",)),
+    "several recipes without -m": _typed("run", "+recipe=mwn,plain", says=("+recipe=mwn,plain; expected one. Add -m",)),
+    "two recipes": _typed("run", "plain", "odd.yaml", says=("Found two recipes, 'plain' and 'odd'",)),
+    "a key twice": _run(
+        "seed=1", "seed=2", says=("warning: seed: found seed=1, and later seed=2",), code=0, leaves=("run",)
+    ),
+    "--cfg with -m": _run("-m", "seed=0,1", "--cfg", "job", says=("--cfg: not allowed with argument -m",)),
+    "--info of nothing": _run("--info", "everything", says=("invalid choice: 'everything'",)),
+    "another program's launcher": _run("-m", "hydra/launcher=joblib", says=("found the group 'hydra'",)),
+    "a flag for a group": _run("debug=true", says=("Found a bool as the choice", "debug=fast")),
+    "ticks below zero": _run("runner.max_ticks=-5", says=("runner.max_ticks: found -5; expected a whole number",)),
+    "nan ticks": _run("runner.max_ticks=nan", says=("runner.max_ticks: found nan",)),
+    "half precision by a number": _run("runner.precision=16", says=("found '16'", "Did you mean 'fp16'?")),
+    "a folder of results that does not exist as a key": _run("output_dir=x", says=("unknown key 'output_dir'",)),
+    "an interval in a grid": _run("-m", "seed=interval(0,9)", says=("in a grid", "add sweep=optuna")),
+    "trust in a file": _run("--trust", "mypackage/losses.py", says=("no path. Write --trust mypackage.",)),
+    "trust in a path": _run("--trust", "./mypackage", says=("no path. Write --trust mypackage.",)),
+    "trust in a package with a dash": _run("--trust", "my-package", says=("Rename the folder to my_package",)),
+    "trust in a package of Python's": _run(
+        "--trust", "random", says=("'random' is a package of Python", "rename yours")
+    ),
+    "trust in a submodule": _run("--trust", "mypackage.losses", says=("Write --trust mypackage.",)),
+    "trust in an empty folder": _run("--trust", "empty", says=("without an __init__.py", "empty/__init__.py")),
+    "resume of an empty folder": _run("resume=empty", says=("resume: found 'empty', which has no config.yaml",)),
+    "resume of a recipe": _run("resume=odd.yaml", says=("resume: found 'odd.yaml', which is in no run folder",)),
+    "resume=true": _run("resume=true", says=("resume: found 'True', which does not exist; expected auto",)),
+    "resume of another program's run": _run("resume=other", says=("resume: found 'other'",)),
+    "a sweep that resumes a folder of no sweep": _run("-m", "seed=0,1", "resume=empty", says=("has no multirun.yaml",)),
+    "evaluate of another program's run": _typed("evaluate", "other", "--split", "val", says=("other",)),
+    "evaluate of a recipe": _typed("evaluate", "plain", "--split", "val", says=("plain",)),
+    "evaluate without a split": _typed("evaluate", "other", says=("--split",)),
+    "report of another program's run": _typed("report", "other", says=("its config.yaml has no problems",)),
+    "report of a file": _typed("report", "odd.yaml", says=("found a file", "that `mlotool run` printed")),
+    "report of an empty folder": _typed("report", "empty", says=("found an empty folder",)),
+    "report of two": _typed("report", "other", "empty", says=("unknown argument 'empty'",)),
+    "copy onto itself": _typed("copy", "odd.yaml", "odd.yaml", says=("odd.yaml exists already",)),
+    "copy to a text file": _typed("copy", "plain", "mine.txt", says=("found the ending '.txt'", "mine.yaml")),
+    "copy below a file": _typed("copy", "plain", "odd.yaml/mine.yaml", says=("odd.yaml/mine.yaml: cannot be written",)),
+    "copy from FTP": _typed("copy", "ftp://example.org/x.yaml", says=("expected one of http:// or https://",)),
+    "check of one level": _typed("check", "plain", says=("no problem shapes another", "try: mlotool check mwn")),
+    "check of negative ticks": _typed("check", "mwn", "--ticks", "-5", says=("--ticks: found -5",)),
+    "validate of a folder": _typed("validate", "mypackage", says=("found 'mypackage'", "mlotool list")),
+    "validate of a file of another ending": _typed("validate", "odd.yml", says=("Did you mean", "odd.yaml")),
+    "a verb twice": _typed("run", "run", "odd.yaml", says=("Found two recipes, 'run' and 'odd'",)),
+    "a verb in capitals": _typed("RUN", "plain", says=("Unknown verb 'RUN'",)),
+}

@@ -1,0 +1,135 @@
+"""What the command line says, and leaves, where the disk or a signal comes in between."""
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlotool.cli import job
+from mlotool.core import files
+from mlotool.core.errors import WriteError
+from tests.cli.conftest import Result
+from tests.report.run_folders import write_metrics
+from tests.report.sweep_folders import write_job
+
+Call = Callable[..., Result]
+WORDS = ("run", "plain", "runner.accelerator=cpu", "logger.wandb=false", "runner.progress_bar=false")
+SHORT = ("runner.max_ticks=2", "hydra.run.dir=run")
+
+
+@pytest.fixture
+def send(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Send this process a signal while a file of a name is written, the first time: `send("report.html", 15)`."""
+
+    def at(name: str, number: int) -> None:
+        replacing, sent = files.replacing, list[str]()
+
+        @contextmanager
+        def interrupted(path: Path, **settings: Any) -> Iterator[Path]:
+            with replacing(path, **settings) as temporary:
+                yield temporary
+                if path.name == name and not sent:
+                    sent.append(name)
+                    os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(files, "replacing", interrupted)
+
+    return at
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder that is enough of a run for a page."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_metrics(folder, [(tick, "val/loss", 1 / tick) for tick in (1, 2, 3)])
+    (folder / "report.html").write_text("the old page")
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    for number, value in enumerate((0.5, 0.4)):
+        write_job(tmp_path / "sweep" / str(number), f"lr={value}", value=value)
+    (tmp_path / "sweep" / "multirun.yaml").write_text("{}\n")
+    return tmp_path / "sweep"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("file", ["report.html", "evaluation-loss.png"])
+def test_a_signal_while_a_page_is_written_leaves_the_old_one(
+    call: Call, send: Callable[[str, int], None], run: Path, file: str, number: int, code: int
+) -> None:
+    send(file, number)
+    assert call("report", "run") == (code, "", "mlotool: interrupted.\n")
+    assert (run / "report.html").read_text() == "the old page"
+    assert not list(run.rglob("*.tmp"))
+    assert call("report", "run")[0] == 0
+    assert (run / "report.html").read_text().endswith("</html>\n")
+
+
+@pytest.mark.parametrize("file", ["sweep.csv", "sweep.html"])
+def test_a_signal_while_a_sweep_is_shown_leaves_whole_files(
+    call: Call, send: Callable[[str, int], None], sweep: Path, file: str
+) -> None:
+    assert call("report", "sweep")[0] == 0
+    before = (sweep / file).read_bytes()
+    write_job(sweep / "2", "lr=0.3", value=0.3)
+    send(file, signal.SIGTERM)
+    code, _, err = call("report", "sweep")
+    assert (code, err) == (143, "mlotool: interrupted.\n")
+    assert (sweep / file).read_bytes() == before
+    assert not list(sweep.rglob("*.tmp"))
+
+
+def test_a_run_that_has_ended_says_so_where_its_page_is_interrupted(
+    call: Call, send: Callable[[str, int], None], tmp_path: Path
+) -> None:
+    send("report.html", signal.SIGTERM)
+    code, _, err = call(*WORDS, *SHORT)
+    assert code == 143
+    assert "the run has ended, and only its page is not written yet: mlotool report run\n" in err
+    assert '"status": "finished"' in (tmp_path / "run/summary.json").read_text()
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_a_table_that_cannot_be_written_is_shown_all_the_same(call: Call, sweep: Path) -> None:
+    (sweep / "sweep.csv").mkdir()
+    code, out, err = call("report", "sweep")
+    assert code == 1
+    assert "finished, best" in out
+    assert "sweep page   sweep/sweep.html" in out
+    assert "the table could not be written" in err
+    assert "sweep.csv: cannot be written (Is a directory); expected a file there" in err
+
+
+def test_a_job_whose_failure_cannot_be_written_does_not_end_the_sweep(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise WriteError("the disk is full")
+
+    monkeypatch.setattr(job, "train", refuse)
+    monkeypatch.setattr(job, "note_failure", refuse)
+    code, out, err = call(*WORDS, "-m", "seed=0,1", "hydra.sweep.dir=sweep")
+    assert code == 1
+    assert err.count("failed: the disk is full") == 2
+    assert "Error executing job" not in out + err
+
+
+def test_a_copy_that_does_not_fit_leaves_nothing(call: Call, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        from mlotool.cli.copy import write_new
+
+        with pytest.raises(WriteError, match=r"mine\.yaml: cannot be written \(File too large\); expected room for it"):
+            write_new(tmp_path / "recipes" / "mine.yaml", "x" * 1_000, is_forced=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "recipes").iterdir())

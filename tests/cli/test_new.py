@@ -1,0 +1,125 @@
+"""`mlotool new`: what it writes is valid, runs, and passes its own tests; nothing is ever written over."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import mlotool
+from mlotool.config import trusted
+from tests.cli.conftest import Result
+
+Call = Callable[..., Result]
+ROOT = Path(mlotool.__file__).parents[1]
+# Of a name that nothing else in this process has.
+NAME = "shiny_moons"
+
+
+@pytest.fixture
+def written(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Write the package; return what was printed."""
+    monkeypatch.setattr(trusted, "_packages", set())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    code, out, err = call("new", NAME)
+    assert (code, err) == (0, "")
+    yield out
+    for name in [each for each in sys.modules if each.partition(".")[0] == NAME]:
+        del sys.modules[name]
+
+
+def test_the_commands_that_it_prints_work(call: Call, written: str, tmp_path: Path) -> None:
+    commands = [shlex.split(line)[1:] for line in written.splitlines() if line.startswith("  mlotool ")]
+    assert [words[0] for words in commands] == ["run", "validate"]
+    for words in commands:
+        short = ["debug=fast", "logger=csv", "runner.progress_bar=false"] if words[0] == "run" else []
+        code, _, err = call(*words, *short)
+        assert code == 0, err
+        assert "warning" not in err
+    [run] = (tmp_path / "outputs" / NAME).iterdir()
+    assert (run / "report.html").is_file()
+    assert "rates/learned_value_1" in (run / "metrics.csv").read_text()
+
+
+def test_its_tests_pass_with_warnings_as_errors(written: str, tmp_path: Path) -> None:
+    [command] = [line.split() for line in written.splitlines() if line.startswith("  python -m pytest")]
+    assert command == ["python", "-m", "pytest", NAME]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, *command[1:], "-q", "-W", "error", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "5 passed" in result.stdout
+
+
+def test_has_nothing_of_the_template_s_name(written: str, tmp_path: Path) -> None:
+    files = list((tmp_path / NAME).iterdir())
+    assert {f"{NAME}.yaml", f"test_{NAME}.py", "__init__.py"} < {file.name for file in files}
+    assert not [file for file in files if "mypackage" in file.name + file.read_text()]
+    # Who is refused once may ask again: nothing but the package was written.
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+BAD_NAMES = {
+    "my-package": "mlotool new my_package",
+    "my package": "mlotool new my_package",
+    "3d": "mlotool new d",
+    "class": "mlotool new my_class",
+    "": "mlotool new mypackage",
+    "..": "mlotool new mypackage",
+    "path/to/moons": "directory to path/to, and write: mlotool new moons",
+    "moons/": "mlotool new moons",
+    "moons.py": "mlotool new moons",
+    "m\u0151ons": "mlotool new",
+    "\x1b[31mred": "mlotool new",
+    "_moons": "mlotool new moons",
+    "a" * 300: "at most 60",
+    "json": "mlotool new my_json",
+    "torch": "mlotool new my_torch",
+    "mlotool": "mlotool new my_mlotool",
+    "recipes": "a folder that mlotool uses",
+}
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_bad_names_are_refused_with_a_better_one(call: Call, tmp_path: Path, name: str) -> None:
+    code, out, err = call("new", name)
+    assert (code, out) == (2, "")
+    assert BAD_NAMES[name] in err
+    assert "\x1b" not in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "module", "link"])
+def test_never_writes_over_anything(call: Call, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / ("moons.py" if kind == "module" else "moons")
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "link":
+        place.symlink_to(tmp_path / "nowhere")
+    else:
+        place.write_text("mine")
+    code, _, err = call("new", "moons")
+    assert code == 2
+    assert f"found '{place.name}' in the working folder already" in err
+    assert list(tmp_path.iterdir()) == [place]
+    assert kind not in ("file", "module") or place.read_text() == "mine"
+
+
+def test_a_disk_that_refuses_leaves_nothing(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *rest: object, **more: object) -> None:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    code, _, err = call("new", "moons")
+    assert code == 1
+    assert "No space left on device" in err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,105 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mlotool.cli.fitted_table import FittedColumn, fitted_table
+from mlotool.cli.show_sweep import show_sweep
+from tests.report.sweep_folders import write_job
+
+LONG = "problems.classifier_of_a_long_name.optimizer"
+
+
+def printed(folder: Path, width: int) -> str:
+    out = io.StringIO()
+    show_sweep(folder, Console(file=out, width=width, highlight=False, markup=False, emoji=False))
+    return out.getvalue()
+
+
+def table_of(text: str) -> list[str]:
+    return text.strip().partition("\n\n")[0].splitlines()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    for job in range(12):
+        words = [f"{LONG}.parameter_{key}={0.123456789 * (job // 3 + 1)}" for key in range(4)]
+        words += [f"hypergradient=conjugate_gradient_{job // 3}", f"seed={job % 3}"]
+        write_job(tmp_path / str(job), *words, value=0.25 * (job // 3) + 0.01 * (job % 3))
+    return tmp_path
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_the_tables_fit_the_terminal(sweep: Path, width: int) -> None:
+    text = printed(sweep, width)
+    lines = table_of(text)
+    assert len(lines) == 13 + (text.count("No room for") > 0)
+    assert all(len(line) <= width for line in lines[:13])
+    assert all(line.split()[0] == str(job) for job, line in enumerate(lines[1:13]))
+    assert sum("finished, best" in line for line in lines) == 3
+    assert lines[0].split()[0] == "job"
+    assert "val/loss" in lines[0]
+
+
+def test_a_wide_terminal_has_all_columns(sweep: Path) -> None:
+    head, first, *_ = table_of(printed(sweep, 300))
+    assert head.split() == [
+        "job",
+        *(f"optimizer.parameter_{key}" for key in range(4)),
+        *("hypergradient", "seed", "val/loss", "status", "time"),
+    ]
+    assert first.split() == ["0", *["0.1235"] * 4, "conjugate_gradient_0", "0", "0", "finished,", "best", "1.5", "s"]
+
+
+def test_the_best_setting_is_named_with_its_seeds(sweep: Path) -> None:
+    text = printed(sweep, 300)
+    assert "best setting: val/loss 0.01 ± 0.0058 (mean ± standard error of 3 seeds; smaller is better)" in text
+    assert "seed=" not in text.partition("best setting:")[2]
+    [line] = [line for line in text.splitlines() if "best  0, 1, 2" in line]
+    assert "0.0058  3 of 3  best" in line
+    assert (sweep / "settings.csv").is_file()
+
+
+def test_the_seed_alone_has_a_mean_and_no_best(tmp_path: Path) -> None:
+    for seed in range(5):
+        write_job(tmp_path / str(seed), f"seed={seed}", value=0.5 + 0.1 * seed)
+    text = printed(tmp_path, 80)
+    assert "val/loss 0.7 ± 0.071 (mean ± standard error of 5 seeds; smaller is better)" in text
+    assert "best" not in text
+
+
+def test_without_seeds_the_best_job_is_named(tmp_path: Path) -> None:
+    for job in range(3):
+        write_job(tmp_path / str(job), f"a.lr={job}", value=0.5 + 0.1 * job)
+    assert "best: job 0, val/loss 0.5 (smaller is better): a.lr=0" in printed(tmp_path, 80)
+
+
+def test_no_escape_sequence_of_a_job_reaches_the_terminal(tmp_path: Path) -> None:
+    write_job(
+        tmp_path / "0", "a=\x1b[31m1", value=0.5, key="val/\x1b[2J", error="\x1b]0;title\x07\nb", status="\x1b[5m"
+    )
+    write_job(tmp_path / "1", "a=2", value=0.6, key="val/\x1b[2J")
+    text = printed(tmp_path, 200)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_columns_go_in_the_order_of_their_worth() -> None:
+    columns = [
+        FittedColumn("job", ["0"], is_needed=True),
+        FittedColumn("first", ["a" * 30]),
+        FittedColumn("second", ["b" * 20]),
+        FittedColumn("value", ["0.5"], is_right=True, is_needed=True),
+        FittedColumn("time", ["1.5 s"]),
+    ]
+    assert heads(columns, 100) == (["job", "first", "second", "value", "time"], [])
+    assert heads(columns, 64) == (["job", "first", "second", "value"], [])
+    assert heads(columns, 40) == (["job", "first", "second", "value"], [])
+    assert heads(columns, 25) == (["job", "first", "value"], ["second"])
+    assert heads(columns, 10) == (["job", "value"], ["first", "second"])
+
+
+def heads(columns: list[FittedColumn], width: int) -> tuple[list[str], list[str]]:
+    table, dropped = fitted_table(columns, width, [4])
+    return [str(column.header) for column in table.columns], dropped

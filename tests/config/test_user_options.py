@@ -1,0 +1,228 @@
+"""Options of the working folder: ./conf/<group>/<name>.yaml."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from mlotool.config import check, compose
+from mlotool.config.completion_keys import compose_keys
+from mlotool.config.options import option_names, options_folder, own_options
+from mlotool.config.paths import package_dir
+from mlotool.config.sweep_plan import read_sweep
+from mlotool.core.errors import ConfigError
+from tests.config.conftest import message_of
+
+MODEL = """_target_: mlotool.models.MLP
+image_shape: ${data.image_shape}
+num_classes: ${data.num_classes}
+hidden: [7]
+"""
+DATA = """_target_: mlotool.data.Digits
+num_classes: 10
+image_shape: [1, 8, 8]
+sizes: {train: 900, meta: 100, val: 200, test: 597}
+seed: ${seed}
+"""
+CHOICE = "model@problems.classifier.module"
+
+
+@pytest.fixture
+def write(folder: Path) -> Callable[..., Path]:
+    """Writes ./conf/<path>.yaml."""
+
+    def write_one(path: str, text: str) -> Path:
+        file = folder / "conf" / f"{path}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    return write_one
+
+
+def _keys(node: Any) -> Any:
+    return {key: _keys(value) for key, value in node.items()} if isinstance(node, dict) else None
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "word", "key", "value"),
+    [
+        ("data/mine", DATA, "data=mine", "data.sizes.train", 900),
+        ("model/mine", MODEL, f"{CHOICE}=mine", "problems.classifier.module.hidden", [7]),
+        (
+            "optimizer/mine",
+            "_target_: torch.optim.SGD\nlr: 0.7\n",
+            "+optimizer@problems.classifier.optimizer=mine",
+            "problems.classifier.optimizer.lr",
+            0.7,
+        ),
+        (
+            "hypergradient/mine",
+            "_target_: mlotool.hypergradient.FirstOrder\n",
+            "hypergradient=mine",
+            "hypergradient",
+            {"_target_": "mlotool.hypergradient.FirstOrder"},
+        ),
+        (
+            "parallel/mine",
+            "_target_: mlotool.layerparallel.Auxiliary\nstages: 2\n",
+            "+parallel@problems.classifier.parallel=mine",
+            "problems.classifier.parallel.stages",
+            2,
+        ),
+        ("runner/mine", "keep_checkpoints: 7\n", "runner=mine", "runner.keep_checkpoints", 7),
+        ("logger/mine", "wandb: false\n", "logger=mine", "logger.wandb", False),
+        ("debug/mine", "limit_ticks: 3\n", "debug=mine", "debug.limit_ticks", 3),
+        ("sweep/mine", "params: {seed: '0,1'}\n", "sweep=mine", "sweep.params.seed", "0,1"),
+    ],
+)
+def test_every_group_has_them(
+    write: Callable[..., Path], path: str, text: str, word: str, key: str, value: Any
+) -> None:
+    write(path, text)
+    config = compose("mwn", [word])
+    found: Any = OmegaConf.select(config, key)
+    assert (OmegaConf.to_container(found) if OmegaConf.is_config(found) else found) == value
+    check(config)
+
+
+def test_recipes_choose_them(write: Callable[..., Path], write_recipe: Callable[..., Path], folder: Path) -> None:
+    write("data/mine", DATA)
+    write("model/mine", MODEL)
+    body = f"defaults: [mwn, _self_, override /data: mine, override /{CHOICE}: mine]\n"
+    file = write_recipe(body)
+    for config in (compose("mine"), compose(str(file))):
+        assert config.data.sizes.train == 900
+        assert list(config.problems.classifier.module.hidden) == [7]
+    # A recipe's own folder is none of the working folder's.
+    elsewhere = folder / "elsewhere"
+    (elsewhere / "conf" / "data").mkdir(parents=True)
+    (elsewhere / "conf" / "data" / "theirs.yaml").write_text(DATA)
+    (elsewhere / "their.yaml").write_text("# @package _global_\ndefaults: [mwn, _self_, override /data: theirs]\n")
+    assert "which is not in ./conf/data" in message_of(compose, str(elsewhere / "their.yaml"))
+
+
+def test_sweeps_know_them(write: Callable[..., Path]) -> None:
+    write("data/mine", DATA)
+    write("sweep/mine", "method: grid\nparams: {data: 'mine,digits'}\n")
+    [dimension] = read_sweep(["+recipe=mwn", "sweep=mine"]).dimensions
+    assert dimension.choices == ("mine", "digits")
+
+
+def test_completion_has_their_names_and_keys(write: Callable[..., Path]) -> None:
+    write("data/mine", DATA)
+    words = ["+recipe=mwn", "data=mine"]
+    composed = OmegaConf.to_container(compose(None, words))
+    assert isinstance(composed, dict)
+    assert _keys(compose_keys(words)["data"]) == _keys(composed["data"])
+    assert own_options("data") == ["mine"]
+    assert {"mine", "digits"} < set(option_names("data"))
+
+
+def test_a_checkout_has_its_conf_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(package_dir("conf").parent)
+    assert options_folder() is None
+    assert own_options("data") == []
+    assert compose("mwn", ["data=digits"]).data.sizes.train == 1000
+
+
+def test_no_name_of_a_built_in_option(write: Callable[..., Path]) -> None:
+    write("data/digits", DATA)
+    assert "conf/data/digits.yaml, which has the name of a built-in option" in message_of(
+        compose, "mwn", ["data=digits"]
+    )
+    # What a built-in option inherits from is the built-in one, and a copy hides nothing.
+    assert compose("mwn", ["data=digits_noisy"]).data.sizes.train == 1000
+    write("data/digits", (package_dir("conf") / "data" / "digits.yaml").read_text())
+    assert compose("mwn", ["data=digits"]).data.sizes.train == 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "message"),
+    [
+        ("data/mine", "", "conf/data/mine.yaml: found no keys; expected those of an option of data"),
+        ("data/mine", "- a\n", "conf/data/mine.yaml: found a list at the top; expected keys"),
+        ("data/mine", "root: here\n", "conf/data/mine.yaml: found no key '_target_'; expected the class or function"),
+        ("data/mine", "defaults: [digits, _self_]\n", "conf/data/mine.yaml: found the key 'defaults'; expected the"),
+        ("data/mine", f"# @package data\n{DATA}", "conf/data/mine.yaml: found the header '# @package data'; expected"),
+        ("data/mien", DATA, "which is not in ./conf/data, .*expected the name of an option there. Did you mean 'mien'"),
+        ("dta/mine", DATA, "There is conf/dta/mine.yaml; an option of data is conf/data/mine.yaml. Move it there"),
+        ("mine", DATA, "There is conf/mine.yaml; an option of data is conf/data/mine.yaml. Move it there"),
+    ],
+)
+def test_one_clear_message(write: Callable[..., Path], path: str, text: str, message: str) -> None:
+    write(path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        compose("mwn", ["data=mine"])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_keys_that_do_not_fit_are_said_with_the_option(write: Callable[..., Path]) -> None:
+    write("runner/mine", "max_tick: 7\n")
+    message = message_of(compose, "mwn", ["runner=mine"])
+    assert message.startswith("runner/mine: runner.max_tick: unknown key 'max_tick'")
+    assert "Did you mean 'max_ticks'" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "word", "key"),
+    [
+        ("data/mine", f"{DATA}root: /etc\n", "data=mine", "data.root"),
+        ("data/mine", f"{DATA}root: ../up\n", "data=mine", "data.root"),
+        ("data/mine", f"{DATA}download: true\n", "data=mine", "data.download"),
+        ("data/mine", f"{DATA}root: ${{oc.env:HOME}}\n", "data=mine", "data.root"),
+        ("model/mine", f"{MODEL}weights: here.pt\n", f"{CHOICE}=mine", "problems.classifier.module.weights"),
+        ("logger/mine", "mode: online\n", "logger=mine", "logger.mode"),
+        # Where it is placed counts, not where it lies.
+        ("model/mine", f"{MODEL}mode: online\n", "+model@logger=mine", "logger.mode"),
+        ("sweep/mine", "launcher: slurm\n", "sweep=mine", "sweep.launcher"),
+        ("sweep/mine", "params: {logger.mode: 'online,offline'}\n", "sweep=mine", "sweep.params, 'logger.mode'"),
+        ("data/mine", f"{DATA}hydra: {{run: {{dir: x}}}}\n", "+data@_global_=mine", "hydra.run"),
+        ("data/mine", f"{DATA}x: !!python/name:os.system\n", "data=mine", "the YAML tag"),
+        ("data/mine", f"{DATA}x: [{'1, ' * 1001}]\n", "data=mine", "more than 1000 values"),
+    ],
+)
+def test_the_rules_for_recipes(write: Callable[..., Path], path: str, text: str, word: str, key: str) -> None:
+    write(path, text)
+    message = message_of(compose, "mwn", [word])
+    assert message.startswith(f"conf/{path}.yaml: ")
+    assert key in message
+
+
+def test_targets_are_trusted_by_name(write: Callable[..., Path]) -> None:
+    write("data/mine", "_target_: os.getcwd\nnum_classes: 2\n")
+    assert "os.getcwd" in message_of(check, compose("plain", ["data=mine"]))
+
+
+def test_many_small_ones_are_counted_together(write: Callable[..., Path]) -> None:
+    for name in "abc":
+        write(f"data/{name}", f"{DATA}x: [{'1, ' * 400}]\n")
+    assert "conf: found more than 1000 values in the options" in message_of(compose, "mwn", ["data=[a,b,c]"])
+    with pytest.raises(ConfigError, match="more than 1000 values"):
+        compose_keys(["+recipe=mwn", "data=[a,b,c]"])
+    write("model/a", f"{MODEL}x: [{'1, ' * 400}]\n")
+    words = [f"+model@problems.{name}.module=a" for name in ("x", "y", "z")]
+    assert "conf: found more than 1000 values in the options" in message_of(compose, "mwn", words)
+
+
+def test_links_and_pipes_are_none(write: Callable[..., Path], folder: Path) -> None:
+    secret = folder / "secret.yaml"
+    secret.write_text(f"{DATA}a_secret: 1\n")
+    write("data/mine", DATA).unlink()
+    (folder / "conf" / "data" / "link.yaml").symlink_to(secret)
+    os.mkfifo(folder / "conf" / "data" / "pipe.yaml")
+    (folder / "conf" / "model").symlink_to(folder)
+    assert [own_options(group) for group in ("data", "model")] == [[], []]
+    for word in ("data=link", "data=pipe", "+model@problems.x.module=secret"):
+        message = message_of(compose, "mwn", [word])
+        assert "is a link out of ./conf, or no regular file" in message
+        assert "a_secret" not in message
+
+
+def test_names_that_hydra_would_resolve_are_none(write: Callable[..., Path]) -> None:
+    write("data/${oc.env:HOME}", DATA)
+    write("data/_hidden", DATA)
+    assert own_options("data") == []

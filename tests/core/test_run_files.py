@@ -1,0 +1,149 @@
+"""Files of a folder that may be a stranger's: read and written inside it alone."""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlotool.core import files, run_files
+from mlotool.core.errors import RunFileError, WriteError
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A folder, and beside it outside/secret.txt, which nothing may read or write."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.txt").write_text("secret")
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def test_links_that_lead_out_are_refused(run: Path) -> None:
+    (run / "file.txt").symlink_to("../outside/secret.txt")
+    (run / "folder").symlink_to("../outside")
+    (run / "dangling").symlink_to("../outside/new")
+    (run / "circle").symlink_to("circle")
+    for name in ("file.txt", "folder/secret.txt", "folder/new.txt", "dangling", "../outside/secret.txt"):
+        with pytest.raises(RunFileError, match=r"leads out of its folder.*expected.*Put a copy"):
+            run_files.read_text(run, name)
+    assert not run_files.read_text(run, "absent")
+    for name in ("folder/secret.txt", "folder/new.txt"):
+        with pytest.raises(RunFileError):
+            run_files.write_text(run, name, "mine")
+    with pytest.raises(RunFileError):
+        run_files.make_folder(run, "folder/new")
+    with pytest.raises(RunFileError):
+        run_files.list_files(run, "folder", ".txt", 10)
+    assert [path.name for path in (run.parent / "outside").iterdir()] == ["secret.txt"]
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced(run: Path) -> None:
+    secret = run.parent / "outside" / "secret.txt"
+    (run / "linked").symlink_to(secret)
+    os.link(secret, run / "hard")
+    for name in ("linked", "hard"):
+        assert run_files.write_text(run, name, "mine").read_text() == "mine"
+        assert not (run / name).is_symlink()
+    assert secret.read_text() == "secret"
+    assert {path.name for path in run.iterdir()} == {"linked", "hard"}
+
+
+def test_links_inside_and_to_the_folder_itself_are_followed(run: Path) -> None:
+    (run / "text").write_text("mine")
+    (run / "same").symlink_to("text")
+    (run.parent / "link").symlink_to("run")
+    assert run_files.read_text(run.parent / "link", "same") == "mine"
+    run_files.check_tree(run.parent / "link")
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(path))
+
+
+def _device(path: Path) -> None:
+    try:
+        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))  # /dev/zero
+    except PermissionError:
+        pytest.skip("only root makes devices")
+
+
+@pytest.mark.parametrize(
+    ("make", "word"), [(_pipe, "a pipe"), (_socket, "a socket"), (_device, "a device"), (Path.mkdir, "a folder")]
+)
+def test_only_files_are_opened(
+    run: Path, make: Callable[[Path], None], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
+    make(Path("strange"))
+    with pytest.raises(RunFileError, match=f"found {word}; expected a regular file"):
+        run_files.read_text(run, "strange")
+    if word != "a folder":
+        with pytest.raises(RunFileError, match=f"found {word}"):
+            run_files.check_tree(run)
+
+
+def test_sizes_are_limited(run: Path) -> None:
+    (run / "text").write_text("x" * 11)
+    with pytest.raises(RunFileError, match="found 11 bytes; expected at most 10"):
+        run_files.read_text(run, "text", 10)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"a": ' * 100_000, "{", '{"a": 1}x', "\x00", "\ud800"])
+def test_what_is_no_json_mapping_is_refused(run: Path, text: str) -> None:
+    (run / "summary.json").write_text(text, encoding="utf-8", errors="surrogatepass")
+    with pytest.raises(RunFileError, match=r"summary\.json: found"):
+        run_files.read_json(run, "summary.json")
+
+
+def test_numbers_of_json_are_finite(run: Path) -> None:
+    assert run_files.read_json(run, "summary.json") is None
+    digits = "9" * 10_000
+    (run / "summary.json").write_text(f'{{"a": NaN, "b": [Infinity, 1e999], "c": {digits}, "d": {"9" * 30}, "e": 3}}')
+    found = run_files.read_json(run, "summary.json")
+    assert found == {"a": None, "b": [None, None], "c": None, "d": 1e30, "e": 3}
+    json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize("where", ["a", "a/b/c"])
+def test_a_tree_with_a_link_out_of_it_is_refused(run: Path, where: str) -> None:
+    (run / where).mkdir(parents=True)
+    run_files.check_tree(run)
+    (run / where / "link").symlink_to(run.parent / "not_there")
+    with pytest.raises(RunFileError, match=r"link: found a link that leads out"):
+        run_files.check_tree(run)
+
+
+def test_a_tree_of_too_many_files_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_files, "MAX_ENTRIES", 2)
+    for name in "abc":
+        (run / name).touch()
+    with pytest.raises(RunFileError, match="more than 2 files"):
+        run_files.check_tree(run)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "match"),
+    [
+        (lambda run: (run / "report").touch(), "report/x.png", r"report.*File exists.*Rename what stands there"),
+        (lambda run: (run / "x").mkdir(), "x", r"x: cannot be written \(Is a directory\); expected .* Rename"),
+        (lambda run: run.rmdir() or run.touch(), "x", r"cannot be written \(.*\); expected .* Rename"),
+    ],
+)
+def test_what_stands_in_the_way_is_named(run: Path, make: Callable[[Path], None], name: str, match: str) -> None:
+    make(run)
+    with pytest.raises(WriteError, match=match):
+        run_files.write_text(run, name, "text")
+    assert not list(run.parent.rglob("*.tmp"))
+
+
+def test_a_vanished_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(WriteError, match=r"gone.*No such file.*expected the folder that was there before"):
+        files.write_text(tmp_path / "gone" / "summary.json", "{}")

@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+
+from mlotool.report.visible_range import visible_range
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.9, 0.91, 0.93, 1e6], (0.9, 0.93, False, True)),
+        ([-0.9, -0.91, -0.93, -50.0], (-0.93, -0.9, False, True)),
+        ([0.5, 0.6, 0.7, 1e6], (0.5, 0.7, False, True)),
+        ([1.0, 10.0, 100.0, 1e6], (1.0, 1e6, True, False)),
+        ([0.1, 0.5, 0.7, 0.9], (0.1, 0.9, False, False)),
+        ([0.3, 1e6], (0.3, 1e6, True, False)),
+        ([1.0, 1.0, 1.0, 9.0], (1.0, 9.0, False, False)),
+        ([2.0], (2.0, 2.0, False, False)),
+        ([1e-320, 1e-5, 1e149], (1e-320, 1e-5, False, True)),
+    ],
+)
+def test_what_is_shown(values: list[float], expected: tuple[float, float, bool, bool]) -> None:
+    found = visible_range(values)
+    assert (found.low, found.high, found.is_log, found.is_clipped) == expected
+
+
+def test_at_most_a_quarter_is_left_out() -> None:
+    found = visible_range([*np.linspace(0.0, 1.0, 70), *np.full(30, 1e9)])
+    assert not found.is_clipped
+
+
+def test_what_lies_outside_is_named() -> None:
+    found = visible_range([0.9, 0.91, 0.93, 1e6])
+    assert found.note(["a", "b", "c", "7"], [0.9, 0.91, 0.93, 1e6]) == (
+        "The axis is clipped: outside it lies job 7 (1000000)."
+    )
+    assert found.clip([1e6, 0.9]).tolist() == [0.93, 0.9]

@@ -1,0 +1,252 @@
+"""A disk that is full, workers that die, memory that is not there: a sentence, and the last good checkpoint stays."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import mlotool.runner
+from mlotool.core.errors import CheckpointError, ConfigError, RunError, WriteError
+from mlotool.core.run_files import replacing
+from mlotool.core.user_code import UserCodeError
+from mlotool.program import Stream
+from mlotool.runner import RunResult, running
+from mlotool.runner import logging as metric_logging
+from mlotool.runner.checkpoint import read_checkpoint, write_checkpoint
+from mlotool.runner.folder import RunFolder, make_output_dir
+from tests.runner.tiny import Analysis, make_built, make_config
+
+Run = Callable[..., RunResult]
+SHORT = {"runner.max_ticks": 10}
+
+
+@contextmanager
+def full_disk(max_bytes: int) -> Iterator[None]:
+    """Let the system refuse what makes a file larger."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    write_checkpoint({"x": torch.zeros(3)}, path)
+    before = path.read_bytes()
+    with (
+        full_disk(50_000),
+        pytest.raises(WriteError, match=r"last\.ckpt: cannot be written \(.*\); expected room for it"),
+    ):
+        write_checkpoint({"x": torch.zeros(100_000)}, path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_run_goes_on_once_there_is_space_again(tiny_run: Run, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(tick: int, value: float) -> bool:
+        # metrics.csv and summary.json still fit.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8_000 if tick >= 20 else soft, hard))
+        return False
+
+    whole = tiny_run(folder="whole").output_dir
+    parts = tmp_path / "run"
+    try:
+        with pytest.raises(WriteError, match=r"\.ckpt: cannot be written \(File too large\)"):
+            tiny_run({"runner.checkpoint_seconds": 1e-9}, watch=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert json.loads((parts / "summary.json").read_text())["status"] == "failed"
+    assert 0 < read_checkpoint(parts / "checkpoints/last.ckpt")["tick"] <= 20
+    assert not list(parts.rglob("*.tmp"))
+    tiny_run({"resume": str(parts)})
+    assert (parts / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    ours, theirs = (read_checkpoint(each / "checkpoints/last.ckpt")["program"] for each in (parts, whole))
+    for name, module in theirs["classifier"]["module"].items():
+        assert torch.equal(ours["classifier"]["module"][name], module)
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_folder_that_vanishes_ends_the_run_in_one_sentence(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
+) -> None:
+    monkeypatch.setattr(metric_logging, "SECONDS_BETWEEN_FLUSHES", 0.0)
+
+    def remove(tick: int, value: float) -> bool:
+        shutil.rmtree(tmp_path / "run")
+        return False
+
+    # Warnings are errors here: there is nothing beside the one sentence.
+    with pytest.raises(
+        WriteError, match=r"run.*: cannot be written \(No such file.*expected the folder that was there"
+    ):
+        tiny_run({"runner.checkpoint": checkpoint}, watch=remove)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_stands_in_the_way_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").write_text("a file")
+    with pytest.raises(
+        WriteError, match=r"^outputs: cannot be written \(Not a directory\); expected a folder there.*R"
+    ):
+        make_output_dir("tiny")
+
+
+@pytest.mark.parametrize("name", ["artifacts", "checkpoints"])
+def test_a_folder_that_could_not_be_taken_is_free_again(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("a file")
+    with pytest.raises(WriteError, match=rf"run/{name}: cannot be written \(File exists\)"):
+        RunFolder.create(make_config(), tmp_path / "run")
+    (tmp_path / "run" / name).unlink()
+    assert RunFolder.create(make_config(), tmp_path / "run").path == tmp_path / "run"
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    old, new = (tmp_path / f".report.html.{each}.tmp" for each in ("0123", "4567"))
+    for each in (old, new):
+        each.write_text("half a page")
+    os.utime(old, (0, 0))
+    with replacing(tmp_path, "report.html") as temporary:
+        temporary.write_text("a page")
+    # Another process may be writing the new one.
+    assert sorted(each.name for each in tmp_path.iterdir()) == [new.name, "report.html"]
+
+
+def another_program(state: dict[str, Any]) -> None:
+    state["mlotool"]["program"]["other"] = state["mlotool"]["program"].pop("weights")
+
+
+def another_version(state: dict[str, Any]) -> None:
+    del state["mlotool"]["program"]["classifier"]["optimizer"]
+
+
+def no_window(state: dict[str, Any]) -> None:
+    del state["mlotool"]["window"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (
+            another_program,
+            r"last\.ckpt does not fit the problems of its config\.yaml \(A saved program has the problems",
+        ),
+        (another_version, r"last\.ckpt does not fit the problems of its config\.yaml \(KeyError: 'optimizer'\)"),
+        (no_window, r"found no checkpoint in .* that can be read: .*last\.ckpt has a wrong 'window'"),
+        ([1, 2, 3], r"last\.ckpt is not a checkpoint of mlotool: it has no 'mlotool' entry"),
+        ("npz", r"last\.ckpt cannot be read \(BadZipFile: it is a zip file of something else than torch\.save\)"),
+        (
+            "none",
+            r"found no checkpoint in .*, while metrics\.csv has values; expected the checkpoints that the run wrote",
+        ),
+    ],
+)
+def test_a_wrong_checkpoint_is_refused_and_costs_nothing(tiny_run: Run, spoil: Any, text: str) -> None:
+    folder = tiny_run(SHORT).output_dir
+    (folder / "checkpoints/best.ckpt").unlink()
+    last = folder / "checkpoints/last.ckpt"
+    content = torch.load(last, weights_only=True)
+    if spoil == "none":
+        last.unlink()
+    elif spoil == "npz":
+        with last.open("wb") as file:
+            numpy.savez(file, x=numpy.zeros(3))
+    elif callable(spoil):
+        spoil(content)
+        content["mlotool"]["metrics_position"] = 20
+        torch.save(content, last)
+    else:
+        torch.save(spoil, last)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(CheckpointError, match=text):
+        tiny_run({"runner.max_ticks": 20, "resume": str(folder)})
+    assert {path: path.read_bytes() for path in before} == before
+    if spoil != "none":
+        with pytest.raises(CheckpointError, match=r"last\.ckpt"):
+            mlotool.runner.load(folder, "classifier", "last")
+        with pytest.raises(CheckpointError, match=r"last\.ckpt"):
+            mlotool.runner.evaluate(folder, "val", "last")
+    else:
+        with pytest.raises(ConfigError, match="has no checkpoint 'last'"):
+            mlotool.runner.evaluate(folder, "val", "last")
+
+
+def test_the_best_checkpoint_serves_where_the_last_is_gone(tiny_run: Run) -> None:
+    whole = tiny_run({"runner.max_ticks": 20}, folder="whole").output_dir
+    folder = tiny_run(SHORT).output_dir
+    (folder / "checkpoints/last.ckpt").unlink()
+    tiny_run({"runner.max_ticks": 20, "resume": str(folder)})
+    assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+
+
+class Data:
+    """Fails where a sample is read."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.home = kind, os.getpid()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if self.kind == "memory":
+            raise MemoryError
+        if os.getpid() != self.home:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"input": torch.zeros(1)}
+
+
+def test_memory_that_is_not_there_is_said() -> None:
+    with pytest.raises(RunError, match=r"batch of 2 samples of Data needs more memory than there is.*Lower"):
+        Stream(Data("memory"), 2, seed=0).next()
+
+
+def test_a_killed_worker_is_said() -> None:
+    with pytest.raises(RunError, match=r"A process that loads Data was ended from outside.*num_workers"):
+        Stream(Data("kill"), 2, seed=0, num_workers=1).next()
+
+
+def out_of_memory(*given: Any, **roles: Any) -> Any:
+    raise MemoryError
+
+
+def too_large(*given: Any, **roles: Any) -> Any:
+    return torch.empty(10**15)
+
+
+@pytest.mark.parametrize("what", [out_of_memory, too_large])
+def test_memory_that_an_analysis_lacks_is_said(tiny_run: Run, tmp_path: Path, what: Any) -> None:
+    with pytest.raises(UserCodeError, match=r"After tick 10: analyses\.a: .*There is no room for it in the memory"):
+        tiny_run(SHORT, analyses={"a": Analysis(what, {"model": "classifier"})})
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == 10
+
+
+def test_memory_that_an_evaluation_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = make_built()
+
+    def forward(module: torch.nn.Module, inputs: Any) -> None:
+        # The rehearsal takes no more samples than a batch of the evaluation has; the first one is its.
+        calls.append(module.training)
+        if calls.count(False) > 2:
+            raise MemoryError
+
+    calls: list[bool] = []
+    built.program.problems["classifier"].module.register_forward_pre_hook(forward)
+    monkeypatch.setattr(running, "build", lambda config: built)
+    with pytest.raises(UserCodeError, match=r"evaluate\.problem: .*There is no room for it in the memory"):
+        mlotool.runner.run(make_config(**SHORT), output_dir=tmp_path / "run")
+    assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == 0
