@@ -64,7 +64,8 @@ _NAMES = {
     "module": tuple(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),
 }
 _NEVER = {"mlotool", "torch", "torchvision", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
-_packages: set[str] = set()
+# The packages that this process trusts, each with the folder in which it was found; None: in memory alone.
+_packages: dict[str, str | None] = {}
 
 
 def trust(package: str) -> None:
@@ -98,7 +99,8 @@ def trust(package: str) -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    if package_file(package) is None and package not in sys.modules:
+    file = package_file(package)
+    if file is None and package not in sys.modules:
         if Path(here, package).is_dir():
             raise ConfigError(
                 f"{_trusting(package)}: found the folder '{package}' without an __init__.py; expected a package. Make "
@@ -110,7 +112,8 @@ def trust(package: str) -> None:
             f"an __init__.py, or a .py file.{did_you_mean(package, siblings)} Correct the name, or change the "
             "directory."
         )
-    _packages.add(package)
+    folder = None if file is None else file.parent.parent if file.name == "__init__.py" else file.parent
+    _packages[package] = None if folder is None else str(folder.absolute())
     add_user_package(package)
 
 
@@ -130,9 +133,9 @@ def _trusting(package: str) -> str:
     return f"--trust {package}" if is_command_line() else f"trust=['{package}']"
 
 
-def trusted_packages() -> tuple[str, ...]:
-    """Return the user's packages that this process trusts."""
-    return tuple(sorted(_packages))
+def trusted_packages() -> dict[str, str | None]:
+    """Return the user's packages that this process trusts, each with the folder in which it lies."""
+    return dict(sorted(_packages.items()))
 
 
 @lru_cache(maxsize=16)

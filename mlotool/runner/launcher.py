@@ -67,13 +67,13 @@ class Launch:
         content = {
             "output_dir": None if output_dir is None else str(Path(output_dir).absolute()),
             "origin": [origin.command, list(origin.overrides), None if recipe is None else str(recipe), origin.sweep],
-            "trusted": list(trusted_packages()),
+            "trusted": trusted_packages(),
             "resume": None if resume is None else str(resume),
         }
         (self.folder / "request.json").write_text(json.dumps(content))
 
-    def requested(self) -> tuple[Path | None, Origin, list[str], str | None]:
-        """Return output folder, origin, trusted packages and the run to resume of the request."""
+    def requested(self) -> tuple[Path | None, Origin, dict[str, str | None], str | None]:
+        """Return output folder, origin, trusted packages with their folders, and the run to resume."""
         content = json.loads((self.folder / "request.json").read_text())
         command, overrides, recipe, sweep = content["origin"]
         origin = Origin(command, tuple(overrides), None if recipe is None else Path(recipe), sweep)

@@ -2,11 +2,12 @@
 
 import json
 import os
+import sys
 import traceback
 import warnings
 from pathlib import Path
 
-from mlotool.config import load_run_config, trust
+from mlotool.config import load_run_config, trust_all
 from mlotool.core.errors import Interrupted, MlotoolError
 from mlotool.runner.launcher import INTERRUPTED, Launch, watch_parent
 from mlotool.runner.running import run
@@ -29,8 +30,9 @@ def serve(folder: Path) -> int:
             warnings.simplefilter("ignore")
         try:
             output_dir, origin, packages, resume = launch.requested()
-            for package in packages:
-                trust(package)
+            # The parent may have found them in the folder of a script, or in a directory that it has left.
+            sys.path += [folder for folder in packages.values() if folder is not None and folder not in sys.path]
+            trust_all(packages)
             result = run(
                 load_run_config(folder, is_own=True),
                 output_dir=output_dir,

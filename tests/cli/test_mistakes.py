@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with mypackage/ and mine.yaml; what is imported from it is forgotten."""
     write_package(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(trusted, "_packages", set())
+    monkeypatch.setattr(trusted, "_packages", {})
     monkeypatch.setattr(user_code, "_packages", set())
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mypackage", "slip")]:

@@ -22,7 +22,7 @@ NAME = "shiny_moons"
 @pytest.fixture
 def written(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Write the package; return what was printed."""
-    monkeypatch.setattr(trusted, "_packages", set())
+    monkeypatch.setattr(trusted, "_packages", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     code, out, err = call("new", NAME)
     assert (code, err) == (0, "")

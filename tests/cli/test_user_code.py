@@ -33,7 +33,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "path", [*sys.path, str(folder)])
-        patch.setattr(trusted, "_packages", set())
+        patch.setattr(trusted, "_packages", {})
         patch.setattr(user_code, "_packages", set())
         yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] == "mypackage"]:
@@ -291,7 +291,7 @@ def test_a_metric_of_the_users_all_the_way(
     assert resumed.metrics == run({**changes, "runner.max_ticks": 4}, "whole").metrics
     assert call("report", folder)[0] == 0
     words = ["evaluate", folder, "--split", "val", "--checkpoint", "last"]
-    monkeypatch.setattr(trusted, "_packages", set())
+    monkeypatch.setattr(trusted, "_packages", {})
     code, _, err = call(*words)
     assert code == 2
     assert "evaluate.metrics[0]._target_: found 'mypackage.metrics.top', which is not trusted" in err
@@ -301,7 +301,7 @@ def test_a_metric_of_the_users_all_the_way(
     code, out, _ = call(*words, "--trust", "mypackage")
     assert code == 0
     assert f"val/top3 {resumed.metrics['val/top3']:.6g}" in out
-    monkeypatch.setattr(trusted, "_packages", set())
+    monkeypatch.setattr(trusted, "_packages", {})
     assert type(mlotool.load(folder, "classifier", trust=["mypackage"])).__name__ == "Net"
 
 
@@ -324,7 +324,7 @@ def test_an_objective_of_the_users_needs_a_direction(run: Run) -> None:
 def test_strangers_metrics_are_no_way_to_call_anything(
     config: Any, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    monkeypatch.setattr(trusted, "_packages", set())
+    monkeypatch.setattr(trusted, "_packages", {})
     called: list[str] = []
     monkeypatch.setattr("mlotool.config.trusted.import_module", called.append)
     changed = config.copy()
@@ -344,7 +344,7 @@ def test_settings_of_a_metric_are_checked(run: Run) -> None:
 
 
 def test_trust_from_python(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trusted, "_packages", set())
+    monkeypatch.setattr(trusted, "_packages", {})
     config = mlotool.compose("mine.yaml")
     with pytest.raises(ConfigError, match=r"For code of yours: trust=\['mypackage'\]"):
         mlotool.run(config)

@@ -11,7 +11,7 @@ from mlotool.core.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(trusted, "_packages", set())
+    monkeypatch.setattr(trusted, "_packages", {})
     yield
     register_sources()
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import mlotool
-from mlotool.config import Origin
+from mlotool.config import Origin, trust
+from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError, Interrupted
 from mlotool.runner import serving
 from mlotool.runner.checkpoint import read_checkpoint
@@ -211,3 +212,19 @@ def test_tasks_are_refused() -> None:
     config: Any = mlotool.compose("maml", ["runner.devices=2"])
     with pytest.raises(ConfigError, match=r"\.tasks: found .* with runner\.devices=2"):
         mlotool.config.check(config)
+
+
+def test_packages_are_trusted_where_they_were_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of a script is on its import path, and not on that of the ranks."""
+    home = tmp_path / "script"
+    home.mkdir()
+    (home / "besides.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(home), *sys.path])
+    monkeypatch.chdir(tmp_path)
+    trust("besides")
+    Launch(tmp_path).request({}, None, Origin("a test", (), None), None)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in (str(home), str(tmp_path))])
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(serving, "watch_parent", lambda: None)
+    monkeypatch.setattr(serving, "run", lambda *_, **__: None)
+    assert (serving.serve(tmp_path), trusted_packages()) == (0, {"besides": str(home)})

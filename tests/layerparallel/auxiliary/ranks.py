@@ -53,7 +53,8 @@ def refused(ranks: Ranks) -> dict[str, str]:
     cases: dict[str, Callable[[], Program]] = {
         "clip": lambda: alone(auxiliary(processes=True, **two), gradient_clip_norm=1.0),
         "stages": lambda: alone(auxiliary(processes=True)),
-        # The last one: the process that evaluates the loss ends, and the other one has lost it.
+        # The last one: the process that evaluates the loss ends, and the other one has lost it, in a later tick if its
+        # messages of the first one have left already.
         "beside": lambda: alone(auxiliary(processes=True, **two), loss=decayed),
     }
     found = {}
@@ -61,7 +62,9 @@ def refused(ranks: Ranks) -> dict[str, str]:
         program = make()
         try:
             distribute(program, ranks, seed=0)
-            Schedule(program).tick()
+            schedule = Schedule(program)
+            for _ in range(100):
+                schedule.tick()
         except (ConfigError, RunError) as error:
             found[name] = str(error)
     return found
