@@ -6,6 +6,8 @@ ARGS ?=
 # The recipe's name, or the path of its file.
 RECIPE_WORD = $(if $(findstring /,$(RECIPE))$(filter %.yaml,$(RECIPE)),$(RECIPE),+recipe=$(RECIPE))
 BIN = $(VENV)/bin
+# A process a core, up to four, each with one thread; ARGS="-n 0" takes one process, for a debugger.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 .PHONY: run test test-all lint benchmark clean help
 .DELETE_ON_ERROR:
@@ -17,10 +19,10 @@ run: $(VENV)/installed  ## train a recipe: make run RECIPE=mwn ARGS="seed=1 hype
 	$(BIN)/mlotool run $(RECIPE_WORD) $(ARGS)
 
 test: $(VENV)/installed-dev  ## the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: $(VENV)/installed-dev  ## the tests, slow ones included
-	$(BIN)/python -m pytest -m "slow or not slow" $(ARGS)
+	$(PYTEST) -m "slow or not slow" $(ARGS)
 
 lint: $(VENV)/installed-dev  ## style, types, layers
 	$(BIN)/ruff check .

@@ -112,7 +112,10 @@ def test_a_recipe_as_a_dozen_lines_of_python() -> None:
         warmup_steps=2,
     )
     graph = Graph({"reweight": ["classifier"]}, {"classifier": ["reweight"]})
-    assert _losses(Schedule(Program([reweight, classifier], graph))) == expected
+    found = _losses(Schedule(Program([reweight, classifier], graph)))
+    # The recipe's optimizers are fused, which rounds in another order.
+    assert [each.keys() for each in found] == [each.keys() for each in expected]
+    assert all(each == pytest.approx(wanted, rel=1e-5) for each, wanted in zip(found, expected, strict=True))
 
 
 def _losses(schedule: Schedule) -> list[dict[str, float]]:
