@@ -7,6 +7,7 @@ it, nothing but regular files is opened (a pipe would hang), and no file is read
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,11 @@ MAX_ENTRIES = 200_000
 _LEFT_BEHIND_S = 60.0
 """Age of a temporary file that no process writes any more: it was killed."""
 
+MAX_LEVELS = 60
+"""Of lists and mappings inside each other in a JSON file; a run writes fewer than ten."""
+
+# A text to its end, that of the file where it has none, so that each letter is looked at once.
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{}]', re.DOTALL)
 _MAX_DIGITS = 18
 _SHOWN = 200
 
@@ -113,12 +119,16 @@ def read_json(root: Path, name: str | Path, max_bytes: int = MAX_JSON_BYTES) -> 
     text, shown = read_text(root, name, max_bytes), _shown(root / name)
     if text is None:
         return None
+    if _is_deep(text):
+        raise RunFileError(
+            f"{shown}: found more than {MAX_LEVELS} levels of lists and mappings; expected the file as the run wrote "
+            "it. Remove it."
+        )
     try:
         content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
-        reason = "brackets inside each other without end" if isinstance(error, RecursionError) else str(error)
+    except ValueError as error:
         raise RunFileError(
-            f"{shown}: found what is no JSON ({_cut(reason)}); expected the file as the run wrote it. Remove it."
+            f"{shown}: found what is no JSON ({_cut(str(error))}); expected the file as the run wrote it. Remove it."
         ) from error
     if not isinstance(content, dict):
         raise RunFileError(f"{shown}: found no mapping; expected the file as the run wrote it. Remove it.")
@@ -235,6 +245,18 @@ def _check_regular(status: os.stat_result, shown: str) -> None:
             "a device",
         )
         raise RunFileError(f"{shown}: found {what}; expected a regular file. Remove it.")
+
+
+def _is_deep(text: str) -> bool:
+    """Say so before json.loads does, which would take the whole stack for it."""
+    if text.count("[") + text.count("{") <= MAX_LEVELS:
+        return False
+    level = 0
+    for token in _JSON_TOKEN.finditer(text):
+        level += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if level > MAX_LEVELS:
+            return True
+    return False
 
 
 def _whole(digits: str) -> int | float | None:

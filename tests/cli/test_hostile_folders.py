@@ -83,19 +83,19 @@ def folder(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.chdir(tmp_path / "work")
         [run] = (tmp_path / "work" / "outputs" / "plain").iterdir()
         FOLDERS[name](run, outside)
-        states.append(_contents(outside))
+        states.append(contents(outside))
         return run
 
     yield spoil
-    assert _contents(outside) == states[0]
+    assert contents(outside) == states[0]
 
 
-def _contents(folder: Path) -> dict[Path, bytes]:
+def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
 @contextmanager
-def _in_time(what: object) -> Iterator[None]:
+def in_time(what: object) -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"still there after {SECONDS_OF_WAITING} s: {what}")
 
@@ -124,7 +124,7 @@ def test_nothing_outside_is_read_or_written(name: str, folder: Callable[[str], P
         ("report", str(run)),
         (*WORDS, "runner.max_ticks=3", f"resume={run}"),
     ):
-        with _in_time(words):
+        with in_time(words):
             code, out, err = call(*words)
         assert code in (0, 1, 2), words
         assert "not foreseen" not in err, err
@@ -142,7 +142,7 @@ def test_nothing_outside_is_read_or_written(name: str, folder: Callable[[str], P
 def test_load_and_auto(name: str, folder: Callable[[str], Path], call: Call) -> None:
     run = folder(name)
     os.chdir(run.parents[2])
-    with _in_time("load"):
+    with in_time("load"):
         try:
             module = mlotool.load(run, "classifier")
         except MlotoolError as error:
@@ -150,7 +150,7 @@ def test_load_and_auto(name: str, folder: Callable[[str], Path], call: Call) -> 
             assert "expected" in str(error) or "Correct" in str(error)
         else:
             assert isinstance(module, torch.nn.Module)
-    with _in_time("auto"):
+    with in_time("auto"):
         code, out, err = call(*WORDS, "runner.max_ticks=3", "resume=auto")
     assert code in (0, 1, 2)
     assert "not foreseen" not in err, err

@@ -103,6 +103,22 @@ def test_what_is_no_json_mapping_is_refused(run: Path, text: str) -> None:
         run_files.read_json(run, "summary.json")
 
 
+def test_levels_are_those_outside_of_texts(run: Path) -> None:
+    flat = json.dumps({"a": ["[" * 200, '\\"{' * 200, *([{}] * 200)]})
+    (run / "summary.json").write_text(flat)
+    assert run_files.read_json(run, "summary.json") == json.loads(flat)
+    for text in ('{"a": ' + "[" * 59 + "]" * 59 + "}", '{"a": ' + "[" * 60 + "]" * 60 + "}"):
+        (run / "summary.json").write_text(text)
+        if text.count("[") == 59:
+            assert run_files.read_json(run, "summary.json") == json.loads(text)
+        else:
+            with pytest.raises(RunFileError, match="found more than 60 levels"):
+                run_files.read_json(run, "summary.json")
+    (run / "summary.json").write_text('"\\' * 900_000 + "[" * 61)
+    with pytest.raises(RunFileError, match="found what is no JSON"):
+        run_files.read_json(run, "summary.json")
+
+
 def test_numbers_of_json_are_finite(run: Path) -> None:
     assert run_files.read_json(run, "summary.json") is None
     digits = "9" * 10_000
