@@ -1,7 +1,8 @@
 """What a sweep says at its end, and `mlotool report` of one: tables that fit the terminal."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,14 @@ from mlotool.core.errors import MlotoolError
 from mlotool.core.printable import printable
 
 if TYPE_CHECKING:
+    from mlotool.report.sweep import SweepRow
     from mlotool.report.sweep_settings import Comparison
 
 MAX_SETTINGS = 20
 MAX_ERRORS = 5
 MAX_COLUMNS = 40
+MAX_ROWS = 200
+"""Jobs in the table; of more the best ones."""
 
 
 def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
@@ -42,13 +46,15 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
     console.print()
     # The jobs are done: a file that cannot be written must not hide what they have found.
     writers = {"table": write_sweep_summary, "page": write_sweep_page}
-    written = [_write(console, name, writer, sweep_dir) for name, writer in writers.items()]
+    written = [
+        _write(console, sweep_dir, name, partial(writer, sweep_dir, comparison)) for name, writer in writers.items()
+    ]
     return all(written)
 
 
-def _write(console: Console, name: str, writer: Callable[[Path], Path], sweep_dir: Path) -> bool:
+def _write(console: Console, sweep_dir: Path, name: str, writer: Callable[[], Path]) -> bool:
     try:
-        console.print(f"sweep {name:<7}{nearby(writer(sweep_dir))}", soft_wrap=True)
+        console.print(f"sweep {name:<7}{nearby(writer())}", soft_wrap=True)
     except Exception as error:
         reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
         text = f"the {name} could not be written ({reason}); try again: mlotool report {nearby(sweep_dir)}"
@@ -69,7 +75,7 @@ def _print_jobs(console: Console, comparison: "Comparison") -> None:
     from mlotool.report.formats import duration
     from mlotool.report.sweep_columns import labels, shown
 
-    rows = comparison.rows
+    rows = _worth_most(comparison)
     keys = [*(column.key for column in comparison.columns), *comparison.seed_keys][:MAX_COLUMNS]
     names = labels(keys)
     best = () if comparison.best is None else {row.job for row in comparison.best.rows}
@@ -84,6 +90,19 @@ def _print_jobs(console: Console, comparison: "Comparison") -> None:
         FittedColumn("time", [duration(row.seconds) for row in rows], is_right=True),
     ]
     _print_table(console, columns, drop_first=[len(columns) - 1])
+    left = len(comparison.rows) - len(rows)
+    if left:
+        console.print(f"{left} more jobs are in sweep.csv; these are the best.")
+
+
+def _worth_most(comparison: "Comparison") -> "Sequence[SweepRow]":
+    """Return the jobs that the table has room for, in the order of their numbers."""
+    rows = comparison.rows
+    if len(rows) <= MAX_ROWS:
+        return rows
+    ordered = [row.job for setting in comparison.ordered for row in setting.rows]
+    kept = set(ordered[:MAX_ROWS])
+    return [row for row in rows if row.job in kept]
 
 
 def _print_settings(console: Console, comparison: "Comparison") -> None:

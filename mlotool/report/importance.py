@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +13,10 @@ from numpy.typing import NDArray
 from mlotool.report.sweep_columns import Column
 
 MIN_JOBS = 6
+MAX_COLUMNS = 40
+MAX_JOBS = 1_000
+"""Of larger sweeps the rank correlations are taken: fANOVA costs their product, and more."""
+
 FANOVA = "share of the objective's variance, by fANOVA of Optuna"
 CORRELATION = "absolute rank correlation with the objective; of names, the correlation ratio of ranks"
 
@@ -25,12 +30,13 @@ def importances(columns: Sequence[Column], objective: Sequence[float]) -> tuple[
     """
     if len(objective) < max(MIN_JOBS, len(columns) + 4) or len(set(objective)) < 2 or not columns:
         return "", []
-    try:
-        found = _fanova(import_module("optuna"), columns, objective)
-        method = FANOVA
-    except ImportError:
-        found = [_correlation(column, np.asarray(objective)) for column in columns]
-        method = CORRELATION
+    shares = None
+    if len(columns) <= MAX_COLUMNS and len(objective) <= MAX_JOBS:
+        # Optuna asserts that no variance is less than zero, as rounding may make one.
+        with suppress(ImportError, AssertionError):
+            shares = _fanova(import_module("optuna"), columns, objective)
+    method = CORRELATION if shares is None else FANOVA
+    found = shares or [_correlation(column, np.asarray(objective)) for column in columns]
     labelled = [(column.label, value) for column, value in zip(columns, found, strict=True) if math.isfinite(value)]
     return method, sorted(labelled, key=lambda pair: -pair[1])
 

@@ -16,12 +16,16 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH 
                  "\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")  # fmt: skip
 
 
-def write_sweep_summary(sweep_dir: Path) -> Path:
+def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -> Path:
     """Write sweep.csv beside the jobs, and settings.csv where a setting has several of them.
 
     sweep.csv has a column for the job's name, one for each override, the objective's key and value (at the best
     checkpoint, where one is kept), one for the last value of each metric, and status, time_s, folder and error.
     settings.csv has a column for each hyperparameter, mean, standard_error, num_seeds, num_planned, is_best and jobs.
+
+    Args:
+        sweep_dir: the folder of a sweep.
+        comparison: what `compare` has read from it, if it has.
 
     Returns:
         sweep.csv.
@@ -30,7 +34,7 @@ def write_sweep_summary(sweep_dir: Path) -> Path:
         ConfigError: `sweep_dir` is not the folder of a sweep.
         WriteError: the disk does not take them.
     """
-    comparison = compare(sweep_dir)
+    comparison = comparison or compare(sweep_dir)
     file = Path(sweep_dir) / FILE
     _write(file, *_jobs(comparison))
     if comparison.has_seeds:

@@ -20,11 +20,12 @@ MAX_ERRORS = 50
 WHICH_VALUE = "The value of a job is that of its best checkpoint, or its last one where no best checkpoint is kept."
 
 
-def write_sweep_page(sweep_dir: Path) -> Path:
+def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> Path:
     """Write sweep.html and report/*.png from the folders of a sweep's jobs.
 
     Args:
         sweep_dir: the folder of a sweep, also of one that is still running.
+        comparison: what `compare` has read from it, if it has.
 
     Returns:
         the page.
@@ -34,7 +35,7 @@ def write_sweep_page(sweep_dir: Path) -> Path:
         WriteError: the disk does not take the page.
     """
     sweep_dir = Path(sweep_dir)
-    comparison = compare(sweep_dir)
+    comparison = comparison or compare(sweep_dir)
     title = f"{comparison.name}: sweep"
     parts = [_header(title, comparison)]
     book = Sketchbook(sweep_dir / "report")

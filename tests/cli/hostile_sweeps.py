@@ -262,7 +262,7 @@ def thousands_of_jobs(sweep: Path, outside: Path) -> None:
 
 @hostile
 def thousands_of_jobs_of_many_parameters(sweep: Path, outside: Path) -> None:
-    lines = "".join(f"k{index}=VALUE{index}\n" for index in range(500))
+    lines = "".join(f"k{index}=VALUE{index}\n" for index in range(200))
     _jobs(sweep, 1_000, lambda number: lines.replace("VALUE", str(number)), metrics={f"m{i}": i for i in range(200)})
 
 

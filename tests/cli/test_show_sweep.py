@@ -103,3 +103,12 @@ def test_columns_go_in_the_order_of_their_worth() -> None:
 def heads(columns: list[FittedColumn], width: int) -> tuple[list[str], list[str]]:
     table, dropped = fitted_table(columns, width, [4])
     return [str(column.header) for column in table.columns], dropped
+
+
+def test_of_a_large_sweep_the_best_jobs_are_in_the_table(tmp_path: Path) -> None:
+    for job in range(250):
+        write_job(tmp_path / str(job), f"lr={job}", value=abs(job - 240.0))
+    text = printed(tmp_path, 80)
+    assert [line.split()[0] for line in table_of(text)[1:]] == [*map(str, range(50, 250)), "50"]
+    assert "50 more jobs are in sweep.csv; these are the best." in text
+    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 251
