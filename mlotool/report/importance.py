@@ -72,8 +72,9 @@ def _correlation(column: Column, objective: NDArray[np.float64]) -> float:
     if column.numbers is not None:
         own = _ranks(np.asarray(column.numbers))
         return abs(float(np.corrcoef(own, ranks)[0, 1])) if np.ptp(own) > 0 else 0.0
-    groups = [ranks[[text == name for text in column.texts]] for name in set(column.texts)]
-    between = sum(len(group) * (group.mean() - ranks.mean()) ** 2 for group in groups)
+    _, groups = np.unique(np.asarray([str(text) for text in column.texts]), return_inverse=True)
+    sizes = np.bincount(groups)
+    between = (sizes * (np.bincount(groups, ranks) / sizes - ranks.mean()) ** 2).sum()
     return float(np.sqrt(between / ((ranks - ranks.mean()) ** 2).sum()))
 
 

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlotool.report import importance
@@ -33,3 +34,14 @@ def test_of_very_many_the_correlations_are_taken(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(importance, "_fanova", lambda *_: pytest.fail("takes minutes"))
     many = [Column(f"k{key}", f"k{key}", LR.texts * 5, False) for key in range(41)]
     assert importance.importances(many, [float(value) for value in range(60)])[0] == importance.CORRELATION
+
+
+def test_the_correlation_ratio_of_names() -> None:
+    """Ranks 0..11 in groups of equal names; their variance between the groups, over all of it."""
+    names = Column("solver", "solver", ("cg",) * 4 + (None,) * 4 + ("exact",) * 4, False)
+    _, [(_, found)] = importance.importances([names], [float(value) for value in range(12)])
+    ranks = [4 * [1.5], 4 * [5.5], 4 * [9.5]]
+    between = sum((each - 5.5) ** 2 for group in ranks for each in group)
+    expected = between / sum((each - 5.5) ** 2 for each in range(12))
+    assert importance._correlation(names, np.arange(12.0)) == pytest.approx(expected**0.5)
+    assert 0.0 <= found <= 1.0
