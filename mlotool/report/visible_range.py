@@ -91,7 +91,7 @@ def visible_range(values: Sequence[float]) -> VisibleRange:
 def _kept(ordered: NDArray[np.float64], crushing: float) -> tuple[int, int]:
     """Return the first and the last index that are shown."""
     first, last = 0, len(ordered) - 1
-    may_leave = max(1, int(MAX_SHARE * len(ordered)))
+    may_leave = int(MAX_SHARE * len(ordered))
     best = (first, last)
     while may_leave and last - first >= 2:
         # The end that is further from the middle goes first.

@@ -96,10 +96,20 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     if learned:
         parts.append(section("What the upper problems learned", grid(learned)))
     if weighting:
-        parts.append(section("What the weighting learned", grid(weighting)))
+        parts.append(section("What the weighting learned", *_at_its_start(run), grid(weighting)))
     parts.append(section("Final metrics", final_table(run, colours)))
     parts.append(section("How to get this again", origin(run)))
     return parts
+
+
+def _at_its_start(run: RunFolder) -> list[Markup]:
+    """Say which problems had made no step at the checkpoint that is analysed, as in a warm-up of others."""
+    is_best = run.best_tick is not None
+    steps = run.best_metrics if is_best else run.metrics
+    idle = [name for name in run.problems if steps.get(f"{name}/step") == 0]
+    when = f"at the best checkpoint (tick {run.best_tick})" if is_best else "in this run"
+    text = f"No step had been made {when} by {', '.join(idle)}: what is drawn is how it began."
+    return [element("p", text, class_="muted")] if idle else []
 
 
 def _parallel(run: RunFolder, book: Sketchbook, series: Sequence[Series]) -> list[Card]:

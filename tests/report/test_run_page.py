@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mlotool.report import write_report
 from mlotool.report.curves import constant_rates
@@ -11,7 +12,7 @@ from mlotool.report.formats import NONE
 from mlotool.report.series import Series
 from mlotool.report.weights import NUM_INTERVALS, Weighting, _medians
 from tests.report.html_check import read_page
-from tests.report.run_folders import mwn_rows, write_run
+from tests.report.run_folders import mwn_rows, mwn_summary, weight_arrays, write_run
 
 
 def series(key: str, *values: float) -> Series:
@@ -73,3 +74,12 @@ def test_what_upper_problems_learned_is_drawn_one_card_a_problem(tmp_path: Path)
     page = read_page(write_report(write_run(tmp_path / "many", rows=[*mwn_rows(100), *many])))
     assert "reweight: the 32 learned values" in page.text
     assert "value 31" not in page.text
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_weights_of_a_warm_up_are_told_from_learned_ones(tmp_path: Path, steps: int) -> None:
+    summary = mwn_summary()
+    summary["best"]["metrics"] |= {"classifier/step": 800, "reweight/step": steps}
+    run = write_run(tmp_path / "run", rows=[(1, "classifier/loss", 2.3)], summary=summary, arrays=weight_arrays(99))
+    text = "No step had been made at the best checkpoint (tick 800) by reweight: what is drawn is how it began."
+    assert (text in read_page(write_report(run)).text) is (steps == 0)

@@ -15,7 +15,9 @@ from mlotool.report.visible_range import visible_range
         ([0.3, 1e6], (0.3, 1e6, True, False)),
         ([1.0, 1.0, 1.0, 9.0], (1.0, 9.0, False, False)),
         ([2.0], (2.0, 2.0, False, False)),
-        ([1e-320, 1e-5, 1e149], (1e-320, 1e-5, False, True)),
+        ([1e-320, 1e-6, 1e-5, 1e149], (1e-320, 1e-5, False, True)),
+        # Of three, none is the exception.
+        ([0.975, 0.952, 0.177], (0.177, 0.975, False, False)),
     ],
 )
 def test_what_is_shown(values: list[float], expected: tuple[float, float, bool, bool]) -> None:
