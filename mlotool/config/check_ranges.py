@@ -9,6 +9,7 @@ from mlotool.config.own_ranges import MAX_SEED, node_faults
 from mlotool.config.parameter_groups import KEY
 from mlotool.config.ranges import COUNT, POSITIVE, WHOLE, Range, named_faults, numbers
 from mlotool.config.reading import leaves
+from mlotool.config.trusted import is_of_user
 
 Values = Mapping[str, Any]
 MAX_THREADS = MAX_DEVICES = 1_024
@@ -110,10 +111,15 @@ def _nodes(values: Values) -> Iterator[tuple[str, Any]]:
 
 
 def nan_faults(values: Values, known: Sequence[str]) -> Iterator[str]:
-    """Yield where NaN stands, but for the keys that `known` messages name already."""
+    """Yield where NaN stands, but for the keys that `known` messages name already, and settings of the user's code."""
     keys = {message.partition(": ")[0] for message in known}
+    of_user = tuple(
+        f"{key}."
+        for key, node in [("data", values["data"]), *_nodes(values)]
+        if isinstance(node, Mapping) and is_of_user(node.get("_target_"))
+    )
     for key, value in leaves({name: each for name, each in values.items() if name != "sweep"}):
-        if isinstance(value, float) and math.isnan(value) and key not in keys:
+        if isinstance(value, float) and math.isnan(value) and key not in keys and not key.startswith(of_user):
             yield f"{key}: found nan; expected a number. Correct {key}."
 
 

@@ -25,6 +25,7 @@ from mlotool.config.paths import SUFFIX, package_dir
 from mlotool.config.reading import leaves
 from mlotool.config.replacement import TARGET, Dropped, Layer, choice_of, dropped_places
 from mlotool.config.schema import GROUPS, OPTION_GROUPS
+from mlotool.core.errors import ConfigError
 
 
 def install_loader() -> None:
@@ -43,6 +44,7 @@ class ReplacingLoader(ConfigLoaderImpl):
         self._parsed: list[Override] | None = None
         if self._is_ours():
             parsed = OverridesParser.create().parse_overrides(overrides)
+            _check_choices(parsed)
             # What a node with another target holds is new to Hydra, which wants a plus for it.
             overrides = [f"++{word}" if _is_node(each) else word for each, word in zip(parsed, overrides, strict=True)]
             self._parsed = parsed
@@ -126,6 +128,19 @@ def _is_at(source: ConfigSource, folder: Path) -> bool:
 
 def _is_built_in(element: SearchPathElement) -> bool:
     return element.provider == "main" and element.path.removeprefix("file://") == str(package_dir("conf"))
+
+
+def _check_choices(overrides: Sequence[Override]) -> None:
+    """Refuse a list that is no list of options' names: Hydra takes its values for texts without looking."""
+    for override in overrides:
+        choice = None if override.is_sweep_override() else override.value()
+        wrong = [each for each in choice if not isinstance(each, str)] if isinstance(choice, list) else []
+        group = override.key_or_group.lstrip("/")
+        if wrong and (group in GROUPS or "/" in group):
+            raise ConfigError(
+                f"{group}: found {wrong[0]!r} in {override.get_value_element_as_str()}; expected the name of an option "
+                "of that group, as in debug=fast. Correct the override."
+            )
 
 
 def _is_node(override: Override) -> bool:

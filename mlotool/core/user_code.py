@@ -27,9 +27,7 @@ _LIBRARIES = (
 )
 _NOTE = "_mlotool_call"
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-MORE_MEMORY = (
-    "There is no room for it in the memory: lower batch sizes, data.sizes or the model, or end other programs."
-)
+MORE_MEMORY = "Expected room for it in the memory: lower batch sizes, data.sizes or the model, or end other programs."
 _NO_EXIT = "Expected that the code there returns; nothing has finished. Raise an error there that says why."
 _packages: set[str] = set()
 
@@ -108,8 +106,8 @@ def explained(error: BaseException) -> str | None:
             return None
         if isinstance(error, SystemExit):
             return f"{_at(frame)}: {_said(error)}. {_NO_EXIT}"
-        advice = MORE_MEMORY if is_out_of_memory(error) else "Correct it."
-        return f"{_at(frame)}: {_said(error)}. Expected that the code there runs. {advice}"
+        advice = MORE_MEMORY if is_out_of_memory(error) else "Expected that the code there runs. Correct it."
+        return f"{_at(frame)}: {_said(error)}. {advice}"
     return _explained(error, call, frame)
 
 
@@ -142,6 +140,9 @@ def is_users(file: str, module: str = "") -> bool:
     if package in _packages:
         return True
     if package == "mlotool" or file.startswith(_HOME) or package in sys.stdlib_module_names:
+        return False
+    # What Cython has compiled names its source by a path within its library.
+    if file.endswith((".pyx", ".pxd")):
         return False
     return not file.startswith("<frozen") and not any(each in file for each in _LIBRARIES)
 

@@ -27,6 +27,7 @@ from mlotool.runner.run_lock import run_lock
 
 AUTO = "auto"
 NUM_SHOWN = 8
+MAX_FAULTS = 5
 
 
 @dataclass(frozen=True)
@@ -164,16 +165,21 @@ def choose_checkpoint(found: Found) -> Path | None:
         except CheckpointError as error:
             faults.append(str(error).partition(";")[0])
         else:
-            for fault in faults:
+            for fault in _first(faults):
                 warnings.warn(f"{fault}; expected a whole one. The one before is taken.", stacklevel=2)
             return path
     if faults:
         # To begin again would be to lose what metrics.csv holds.
         raise CheckpointError(
-            f"resume: found no checkpoint in {found.folder.checkpoints} that can be read: {'; '.join(faults)}; "
+            f"resume: found no checkpoint in {found.folder.checkpoints} that can be read: {'; '.join(_first(faults))}; "
             "expected one at least. Put a copy of one there; or leave resume out for a new run, in a folder of its own."
         )
     return None
+
+
+def _first(faults: list[str]) -> list[str]:
+    more = len(faults) - MAX_FAULTS
+    return faults if more <= 0 else [*faults[:MAX_FAULTS], f"{more} more cannot be read"]
 
 
 def prepare(found: Found, config: Any, program: Program | None = None) -> tuple[Path | None, int]:

@@ -128,12 +128,13 @@ def test_nothing_outside_is_read_or_written(name: str, folder: Callable[[str], P
             code, out, err = call(*words)
         assert code in (0, 1, 2), words
         assert "not foreseen" not in err, err
-        assert code == 0 or "expected" in err or "Correct" in err, err
+        assert code == 0 or "xpected" in err or "Correct" in err, err
         assert SECRET not in out + err
         assert all(each.isprintable() or each in "\n\t" for each in out + err)
         assert len(out + err) < 20_000
     for file in run.rglob("*"):
-        if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1:
+        # A page or a table; no checkpoint as large as a disk.
+        if file.is_file() and not file.is_symlink() and file.stat().st_nlink == 1 and file.stat().st_size < 10**8:
             assert SECRET.encode() not in file.read_bytes(), file
 
 
@@ -147,7 +148,7 @@ def test_load_and_auto(name: str, folder: Callable[[str], Path], call: Call) -> 
             module = mlotool.load(run, "classifier")
         except MlotoolError as error:
             assert SECRET not in str(error)
-            assert "expected" in str(error) or "Correct" in str(error)
+            assert "xpected" in str(error) or "Correct" in str(error)
         else:
             assert isinstance(module, torch.nn.Module)
     with in_time("auto"):

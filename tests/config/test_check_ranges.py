@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from mlotool.config import check, compose
+from mlotool.config import check, compose, trusted
+from mlotool.config.check_ranges import nan_faults
+from mlotool.config.composition import plain
 from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]
@@ -190,3 +192,12 @@ ROUND_THE_WRONG_WAY: dict[str, tuple[dict[str, Any], str]] = {
 def test_edges_the_wrong_way_round_say_which_way_is_right(name: str, changed: Change) -> None:
     changes, part = ROUND_THE_WRONG_WAY[name]
     assert part in message_of(check, changed(changes))
+
+
+def test_nan_may_be_a_setting_of_the_users_own_code(changed: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = {"_target_": "mine.loss", "missing": math.nan, "roles": {"model": "classifier"}}
+    config = changed({"problems.classifier.loss": loss})
+    [fault] = nan_faults(plain(config), ())
+    assert fault.startswith("problems.classifier.loss.missing: found nan")
+    monkeypatch.setattr(trusted, "_packages", {"mine": None})
+    assert list(nan_faults(plain(config), ())) == []

@@ -230,7 +230,7 @@ def too_large(*given: Any, **roles: Any) -> Any:
 
 @pytest.mark.parametrize("what", [out_of_memory, too_large])
 def test_memory_that_an_analysis_lacks_is_said(tiny_run: Run, tmp_path: Path, what: Any) -> None:
-    with pytest.raises(UserCodeError, match=r"After tick 10: analyses\.a: .*There is no room for it in the memory"):
+    with pytest.raises(UserCodeError, match=r"After tick 10: analyses\.a: .*Expected room for it in the memory"):
         tiny_run(SHORT, analyses={"a": Analysis(what, {"model": "classifier"})})
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == 10
 
@@ -247,6 +247,6 @@ def test_memory_that_an_evaluation_lacks_is_said(tmp_path: Path, monkeypatch: py
     calls: list[bool] = []
     built.program.problems["classifier"].module.register_forward_pre_hook(forward)
     monkeypatch.setattr(running, "build", lambda config: built)
-    with pytest.raises(UserCodeError, match=r"evaluate\.problem: .*There is no room for it in the memory"):
+    with pytest.raises(UserCodeError, match=r"evaluate\.problem: .*Expected room for it in the memory"):
         mlotool.runner.run(make_config(**SHORT), output_dir=tmp_path / "run")
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == 0

@@ -44,7 +44,10 @@ RECIPE = """# @package _global_
 defaults: [mwn, _self_]
 name: killed
 problems:
-  classifier: {module: {_target_: slow.Net}, unroll_steps: 3, warmup_steps: 2}
+  classifier:
+    module: {_target_: slow.Net, image_shape: [1, 8, 8], num_classes: 10, hidden: []}
+    unroll_steps: 3
+    warmup_steps: 2
 """
 MAX_TICKS = 60
 NUM_KILLS = 5

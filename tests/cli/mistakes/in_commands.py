@@ -53,6 +53,8 @@ MISTAKES = {
     "--info of nothing": _run("--info", "everything", says=("invalid choice: 'everything'",)),
     "another program's launcher": _run("-m", "hydra/launcher=joblib", says=("found the group 'hydra'",)),
     "a flag for a group": _run("debug=true", says=("Found a bool as the choice", "debug=fast")),
+    "a list of numbers for a group": _run("runner=[1,2]", says=("runner: found 1 in [1,2]", "as in debug=fast")),
+    "a list of nothing for a group of Hydra's": _run("hydra/job_logging=[null]", says=("found None in [null]",)),
     "ticks below zero": _run("runner.max_ticks=-5", says=("runner.max_ticks: found -5; expected a whole number",)),
     "nan ticks": _run("runner.max_ticks=nan", says=("runner.max_ticks: found nan",)),
     "half precision by a number": _run("runner.precision=16", says=("found '16'", "Did you mean 'fp16'?")),

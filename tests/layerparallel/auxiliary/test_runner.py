@@ -90,8 +90,8 @@ def assert_equal(ours: Any, expected: Any, tolerance: float) -> None:
     ("mode", "words"),
     [
         ("kill", ["Rank 1 of 2 ended with signal 9 (SIGKILL)"]),
-        ("raise", ["Rank 1 of 2 failed: ValueError: nothing to see in this batch"]),
-        ("nan", ["The loss of problem 'classifier' became inf at tick 21"]),
+        ("raise", ["Rank 1 of 2 failed: After tick 19: ", "ValueError: nothing to see in this batch"]),
+        ("nan", ["The loss of problem 'classifier' became inf at tick 20"]),
     ],
 )
 def test_a_stage_whose_process_ends_ends_the_run(tmp_path: Path, mode: str, words: list[str]) -> None:
