@@ -55,7 +55,7 @@ def newton(gradient: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
 
 def matrix(seed: int, size: int = 3) -> Tensor:
-    return torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return _drawn(seed, size, size)
 
 
 def definite(seed: int, size: int = 3) -> Tensor:
@@ -64,7 +64,14 @@ def definite(seed: int, size: int = 3) -> Tensor:
 
 
 def vector(seed: int, size: int = 3) -> Tensor:
-    return torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return _drawn(seed, size)
+
+
+def _drawn(seed: int, *shape: int) -> Tensor:
+    """Return the same numbers on any default device: they are drawn on the CPU."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    drawn = torch.randn(*shape, dtype=torch.float64, generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device())
 
 
 @dataclass

@@ -14,6 +14,7 @@ from mlotool.hypergradient.particles import History
 from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, unflatten
 from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Particle, Vector
+from mlotool.program.trajectory import on_device
 from mlotool.program.update import State
 
 End = tuple[tuple[Tensor, ...], tuple[State, ...]]
@@ -121,6 +122,10 @@ class EvolutionStrategies(AbstractZerothOrder):
         particle = lower_loss.particle
         key = None if particle is None else (lower_loss.problem, lower_loss.reader, particle.number)
         begin = self.ends.get(key) if key is not None and particle is not None and not particle.is_new else None
+        if begin is not None:
+            # Those of a checkpoint are on the CPU.
+            device = lower_loss.theta[0].device
+            begin = tuple(tensor.to(device) for tensor in begin[0]), on_device(begin[1], device)
         theta, state = self._roll_out(lower_loss, inputs, begin)
         if key is not None:
             self.ends[key] = theta, state

@@ -348,8 +348,11 @@ class Evaluation:
         def begin() -> tuple[Vector, Sequence[State]]:
             if not is_reset:
                 return tuple(lower.constants().values()), lower.optimizer_state()
-            theta = start_of(lower, self.problems, {}) if has_start else lower.initial
-            return theta, tuple({} for _ in lower.theta)
+            state: tuple[State, ...] = tuple({} for _ in lower.theta)
+            if has_start:
+                return start_of(lower, self.problems, {}), state
+            # The problem may have been moved since it was made.
+            return tuple(x.to(now.device) for x, now in zip(lower.initial, lower.theta.values(), strict=True)), state
 
         return Unroll(
             records,

@@ -464,7 +464,8 @@ class Problem:
             self.hypergradient.load_state_dict(state["hypergradient"])
         count = sum(len(each["random"]) for each in state["trajectory"]["steps"])
         batches = [None] * count if self.stream is None or not count else self.stream.recent(count)
-        self.trajectory.load_state_dict(copy.deepcopy(state["trajectory"]), batches, streams or {})
+        device = next(iter(self.theta.values())).device
+        self.trajectory.load_state_dict(copy.deepcopy(state["trajectory"]), batches, streams or {}, device)
 
     def _set_gradient(self, gradient: Sequence[Tensor | None]) -> None:
         for parameter, value in zip(self.theta.values(), gradient, strict=True):

@@ -61,14 +61,15 @@ class Reading:
         }
 
     @classmethod
-    def from_state_dict(cls, name: str, state: Mapping[str, Any], streams: Streams) -> "Reading":
-        """Return the reading of problem `name` that was saved."""
+    def from_state_dict(cls, name: str, state: Mapping[str, Any], streams: Streams, device: torch.device) -> "Reading":
+        """Return the reading of problem `name` that was saved, on a device."""
         stream = streams[name]
         there = None if stream is None or state["position"] is None else stream.at(state["position"])
         count = sum(len(step["random"]) for step in state["steps"])
         batches = iter([None] * count if there is None else there.recent(count))
-        steps = tuple(StepRecord.from_state_dict(step, batches, streams) for step in state["steps"])
-        return cls(state["theta"], there, steps, state["has_all"])
+        steps = tuple(StepRecord.from_state_dict(step, batches, streams, device) for step in state["steps"])
+        theta = {key: value.to(device) for key, value in state["theta"].items()}
+        return cls(theta, there, steps, state["has_all"])
 
 
 Readings = Mapping[str, Reading]
@@ -106,11 +107,16 @@ class StepRecord:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any], batches: Iterator[Any], streams: Streams) -> "StepRecord":
-        """Return the record that was saved; its batches are the next ones of `batches`."""
+    def from_state_dict(
+        cls, state: Mapping[str, Any], batches: Iterator[Any], streams: Streams, device: torch.device
+    ) -> "StepRecord":
+        """Return the record that was saved, on a device; its batches are the next ones of `batches`."""
         draws = tuple((next(batches), RandomState.from_state_dict(random)) for random in state["random"])
-        readings = {name: Reading.from_state_dict(name, each, streams) for name, each in state["readings"].items()}
-        return cls(tuple(state["theta"]), tuple(state["state"]), tuple(state["settings"]), draws, readings)
+        readings = {
+            name: Reading.from_state_dict(name, each, streams, device) for name, each in state["readings"].items()
+        }
+        theta = tuple(each.to(device) for each in state["theta"])
+        return cls(theta, on_device(state["state"], device), tuple(state["settings"]), draws, readings)
 
 
 class Trajectory:
@@ -151,19 +157,29 @@ class Trajectory:
         """Return all but the batches, which a stream can fetch again."""
         return {"num_taken": self.num_taken, "steps": [record.state_dict() for record in self._steps]}
 
-    def load_state_dict(self, state: Mapping[str, Any], batches: Sequence[Any], streams: Streams) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], batches: Sequence[Any], streams: Streams, device: torch.device
+    ) -> None:
         """Take the state back.
 
         Args:
-            state: what `state_dict` returned.
+            state: what `state_dict` returned; a checkpoint's is on the CPU.
             batches: those of all the steps, oldest first.
             streams: of the lower problems that they read.
+            device: of the problem's parameters.
         """
         self.clear()
         waiting = iter(batches)
         for each in state["steps"]:
-            self.append(StepRecord.from_state_dict(each, waiting, streams))
+            self.append(StepRecord.from_state_dict(each, waiting, streams, device))
         self.num_taken = state["num_taken"]
+
+
+def on_device(states: Sequence[State], device: torch.device) -> tuple[State, ...]:
+    """Return the optimizer's state of each parameter on a device; counts of steps stay where torch keeps them."""
+    return tuple(
+        {key: value if key == "step" else value.to(device) for key, value in state.items()} for state in states
+    )
 
 
 def copied(state: State) -> State:

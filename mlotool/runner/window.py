@@ -112,5 +112,8 @@ def _numbers(values: list[Tensor], reduce: Reduce) -> list[float]:
     if not values:
         return []
     # Reshaping each of them would cost as much as the rest.
-    stacked = torch.stack([value if value.dim() == 0 else value.reshape(()) for value in values]).double()
+    numbers = [value if value.dim() == 0 else value.reshape(()) for value in values]
+    # A metric may be on the CPU beside a loss on another device.
+    device = numbers[0].device
+    stacked = torch.stack([value if value.device == device else value.to(device) for value in numbers]).double()
     return reduce([stacked])[0].tolist()

@@ -1,0 +1,20 @@
+import os
+
+import pytest
+import torch
+
+# cuBLAS reads it when it starts, which may be before the first run that asks for deterministic algorithms.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the tests compute: MLOTOOL_TEST_DEVICE (`cuda`, `cuda:1`), or the CPU."""
+    found = torch.device(os.environ.get("MLOTOOL_TEST_DEVICE", "cpu"))
+    return torch.device("cuda", 0) if found.type == "cuda" and found.index is None else found
+
+
+@pytest.fixture(scope="session")
+def accelerator(device: torch.device) -> str:
+    """The same for a recipe's `runner.accelerator`, which takes the first GPU."""
+    return "gpu" if device.type == "cuda" else "cpu"

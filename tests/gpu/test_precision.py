@@ -1,0 +1,103 @@
+"""Autocast, loss scales and TF32 on the device."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool import Identity, Implicit, Neumann, Unrolled
+from mlotool.program import Program, Schedule
+from mlotool.runner.surroundings import torch_settings
+from tests.gpu.placed import cosine, follow, parameters, placed, relative_error
+from tests.program.reweighting import reweighting
+from tests.program.small import Mlp
+
+pytestmark = pytest.mark.gpu
+
+ALGORITHMS: dict[str, Any] = {
+    "identity": lambda: Implicit(Identity(0.1)),
+    "neumann": lambda: Implicit(Neumann(3, 0.1)),
+    "finite_difference": lambda: Implicit(Identity(0.1), "finite_difference"),
+    "unrolled": Unrolled,
+}
+
+
+def single(device: torch.device, precision: str, name: str = "identity", **settings: Any) -> Program:
+    """Return a program in float32, both problems of which are evaluated in a precision."""
+    made = reweighting(
+        ALGORITHMS[name], Mlp().float(), Mlp(num_inputs=1, seed=1).float(), precision=precision, **settings
+    )
+    return placed(made, device, torch.float32)
+
+
+def need_fp16(device: torch.device) -> None:
+    """Skip where torch cannot multiply in float16."""
+    try:
+        with torch.autocast(device.type, dtype=torch.float16):
+            torch.nn.functional.linear(torch.ones(2, 2, device=device), torch.ones(2, 2, device=device))
+    except RuntimeError as error:
+        pytest.skip(f"torch has no float16 on {device.type}: {error}")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_bf16_is_near_full_precision(name: str, device: torch.device) -> None:
+    found, expected = (follow(single(device, precision, name), 1).gradient("weigher") for precision in ("bf16", "fp32"))
+    assert all(tensor.dtype == torch.float32 for tensor in found.values())
+    assert cosine(found, expected) > 0.99
+    assert relative_error(found, expected) > 1e-6
+
+
+def test_fp16_is_near_full_precision(device: torch.device) -> None:
+    need_fp16(device)
+    programs = [single(device, precision) for precision in ("fp16", "fp32")]
+    for problem in programs[0].problems.values():
+        assert problem.loss_scale is not None
+        # Small enough for the losses of the first step.
+        problem.loss_scale.value = 2.0**8
+    found, expected = (follow(program, 1).gradient("weigher") for program in programs)
+    assert cosine(found, expected) > 0.999
+
+
+def steep(batch: Tensor, *, model: Any, weigher: Any) -> Tensor:
+    """Its slope overflows in fp16 at a loss scale above about 2^8."""
+    return (1e3 * model(batch)).float().mean() * weigher(batch[:, :1]).float().sigmoid().mean()
+
+
+def test_an_overflow_skips_a_step_and_training_goes_on(device: torch.device) -> None:
+    need_fp16(device)
+    made = single(device, "fp16", "finite_difference", lower=steep)
+    problem, schedule = made.problems["model"], Schedule(made)
+    assert problem.loss_scale is not None
+    before = thetas(problem.theta)
+    schedule.tick()
+    assert problem.loss_scale.value == 2.0**15
+    assert all(torch.equal(before[key], tensor) for key, tensor in thetas(problem.theta).items())
+    for _ in range(11):
+        schedule.tick()
+    after = thetas(problem.theta)
+    assert 1 < problem.loss_scale.value < 2.0**12
+    assert all(bool(tensor.isfinite().all()) for tensor in after.values())
+    assert relative_error(after, before) > 1e-3
+
+
+def thetas(theta: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {key: tensor.detach().clone() for key, tensor in theta.items()}
+
+
+def test_without_tf32_products_have_all_digits(device: torch.device) -> None:
+    """TF32 keeps ten bits of a factor, so that the error would be 3e-4."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    a, b = (torch.randn(256, 256, generator=generator).to(device) for _ in range(2))
+    with torch_settings(num_threads=None, deterministic=True, tf32=False):
+        found = a @ b
+        assert torch.equal(a @ b, found)
+    assert relative_error(found, a.double() @ b.double()) < 2e-6
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_full_precision_is_the_same_bit_by_bit(name: str, device: torch.device) -> None:
+    with torch_settings(num_threads=None, deterministic=True, tf32=False):
+        first, second = (parameters(follow(single(device, "fp32", name), 4)) for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
