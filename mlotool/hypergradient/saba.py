@@ -145,11 +145,12 @@ class _Table:
         """Put a batch's new vector in the place of its old one; return SAGA's estimate of the mean."""
         old, count = self._last.get(key), len(self._last)
         self._last[key] = new = [tensor.detach().clone() for tensor in vector]
+        # Those of a checkpoint are on the CPU.
+        total = [tensor.to(like) for tensor, like in zip(self._sum, new, strict=True)] if count else []
         if old is None:
-            self._sum = add(self._sum, new) if count else [tensor.clone() for tensor in new]
+            self._sum = add(total, new) if count else [tensor.clone() for tensor in new]
             return new
         old = [tensor.to(like) for tensor, like in zip(old, new, strict=True)]
-        total = [tensor.to(like) for tensor, like in zip(self._sum, new, strict=True)]
         change = add(new, old, -1.0)
         self._sum = add(total, change)
         return add(change, total, 1 / count)

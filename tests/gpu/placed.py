@@ -1,9 +1,11 @@
 """Programs on a device, and what they come to, on the CPU to be compared."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from mlotool.program import Program, Schedule
 from mlotool.runner.device import place
@@ -28,6 +30,11 @@ def follow(program: Program, num_ticks: int, seed: int = 0) -> Program:
     for _ in range(num_ticks):
         schedule.tick()
     return program
+
+
+def on_the_cpu(state: Any) -> Any:
+    """Return a state as it comes from a checkpoint: with copies of its tensors on the CPU."""
+    return tree_map(lambda each: each.detach().cpu().clone() if isinstance(each, Tensor) else each, state)
 
 
 def parameters(program: Program) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._triton import has_triton
 
 from mlotool import Identity, Implicit
 from tests.gpu.placed import follow, parameters, placed, relative_error
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.gpu
 def test_a_compiled_module_takes_the_same_steps(
     backend: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if backend == "inductor" and device.type == "cuda" and not torch.utils._triton.has_triton():
+    if backend == "inductor" and device.type == "cuda" and not has_triton():
         pytest.skip("torch.compile needs Triton for this GPU")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()

@@ -1,9 +1,13 @@
 """Every algorithm on the device follows itself on the CPU."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
-from tests.gpu.placed import CPU, follow, parameters, placed, relative_error
+from mlotool import EvolutionStrategies, Schedule
+from tests.gpu.placed import CPU, follow, on_the_cpu, parameters, placed, relative_error
 from tests.hypergradient.every_algorithm import EVERY, program
 
 pytestmark = [
@@ -34,3 +38,27 @@ def test_it_equals_the_cpu(name: str, device: torch.device) -> None:
     (theta, gradient), (expected_theta, expected_gradient) = found[device], found[CPU]
     assert relative_error(theta, expected_theta) < tolerance(name)
     assert relative_error(gradient, expected_gradient) < tolerance(name)
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    **EVERY,
+    "persistent_evolution": lambda: EvolutionStrategies(num_pairs=2, sigma=0.01, persistent=True),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_it_goes_on_from_a_state_on_the_cpu(name: str, device: torch.device) -> None:
+    """In the middle of an unroll, where recorded steps are a part of the state."""
+    if name.startswith("ggn"):
+        pytest.importorskip("curvlinops")
+    whole, first, second = (placed(program(STATES[name]), device) for _ in range(3))
+    schedules = [Schedule(each) for each in (whole, first, second)]
+    for schedule, count in zip(schedules, (6, 3, 1), strict=True):
+        for _ in range(count):
+            schedule.tick()
+    second.load_state_dict(on_the_cpu(first.state_dict()))
+    schedules[2].load_state_dict(on_the_cpu(schedules[1].state_dict()))
+    for _ in range(3):
+        schedules[2].tick()
+    found, expected = parameters(second), parameters(whole)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual, StackedLayers
-from tests.gpu.placed import CPU, follow, parameters, placed, relative_error
+from tests.gpu.placed import CPU, follow, on_the_cpu, parameters, placed, relative_error
 from tests.layerparallel.auxiliary.small import alone, auxiliary, reweighted, stack
 
 pytestmark = pytest.mark.gpu
@@ -97,7 +97,3 @@ def test_its_state_comes_back_to_the_device(kind: str, device: torch.device) -> 
     follow(second, 3)
     found, expected = parameters(second), parameters(whole)
     assert all(torch.equal(found[key], expected[key]) for key in expected)
-
-
-def on_the_cpu(state: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, state)
