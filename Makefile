@@ -9,7 +9,7 @@ BIN = $(VENV)/bin
 # A process a core, up to four, each with one thread; ARGS="-n 0" takes one process, for a debugger.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
-.PHONY: run test test-all lint benchmark clean help
+.PHONY: run test test-all lint gpu-kit benchmark clean help
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -29,6 +29,13 @@ lint: $(VENV)/installed-dev  ## style, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# For a machine with a GPU and no network: the packages that it lacks, of Python alone, and Betty to compare with.
+gpu-kit: $(VENV)/installed  ## what `python -m benchmarks.gpu` needs where no network is: make gpu-kit BETTY=<clone>
+	rm -rf gpu-kit && mkdir -p gpu-kit/wheels
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir gpu-kit/wheels \
+	  $$($(BIN)/python -m pip freeze | grep -E '^(hydra-core|omegaconf|antlr4-python3-runtime)==')
+	if [ -n "$(BETTY)" ]; then cp -r "$(BETTY)" gpu-kit/betty && rm -rf gpu-kit/betty/.git; fi
 
 benchmark: $(VENV)/installed-dev  ## startup times of the command line
 	$(BIN)/python -m benchmarks.cli_startup

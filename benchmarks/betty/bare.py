@@ -75,6 +75,10 @@ def build(task: Task, *, frozen_constants: bool = False) -> Rival:
         return double_backward(batch, vector, _neumann if task.algorithm == "neumann" else _conjugate_gradient)
 
     def cycle() -> None:
+        with task.autocast():
+            one_cycle()
+
+    def one_cycle() -> None:
         batch = train.next()
         losses = sample_losses(classifier(batch["input"]), batch)
         with torch.no_grad():

@@ -29,15 +29,16 @@ from mlotool.hypergradient import ConjugateGradient, Identity, Implicit, Neumann
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 
 
-def build(task: Task, *, with_stop_gradient: bool = False, own_data: bool = False) -> Rival:
+def build(task: Task, *, with_stop_gradient: bool = False, own_data: bool = False, is_compiled: bool = False) -> Rival:
     """Return mlotool's schedule on the task.
 
     Args:
         task: the comparison.
         with_stop_gradient: the lower loss detaches by `stop_gradient`, as mlotool's own losses do; else by `detach`.
         own_data: draw batches by `Stream`; else take those made beforehand.
+        is_compiled: the classifier runs through `torch.compile`.
     """
-    schedule = _schedule(task, stop_gradient if with_stop_gradient else Tensor.detach, own_data)
+    schedule = _schedule(task, stop_gradient if with_stop_gradient else Tensor.detach, own_data, is_compiled)
     problems = schedule.program.problems
 
     def cycle() -> None:
@@ -57,7 +58,7 @@ def solves(task: Task, num_cycles: int) -> Counter[str]:
     return found
 
 
-def _schedule(task: Task, detach: Callable[[Tensor], Tensor], own_data: bool) -> Schedule:
+def _schedule(task: Task, detach: Callable[[Tensor], Tensor], own_data: bool, is_compiled: bool = False) -> Schedule:
     def weighted_loss(batch: Batch, *, classifier: Any, reweight: Any) -> Tensor:
         losses = sample_losses(classifier(batch["input"]), batch)
         loss = (reweight(detach(losses)) * losses).mean()
@@ -75,6 +76,7 @@ def _schedule(task: Task, detach: Callable[[Tensor], Tensor], own_data: bool) ->
             roles={"classifier": "classifier"},
             stream=meta,
             optimizer=partial(torch.optim.Adam, lr=LEARNING_RATE_UPPER),
+            precision=task.precision,
         ),
         Problem(
             "classifier",
@@ -84,6 +86,8 @@ def _schedule(task: Task, detach: Callable[[Tensor], Tensor], own_data: bool) ->
             stream=train,
             optimizer=partial(torch.optim.SGD, lr=LEARNING_RATE_LOWER, momentum=MOMENTUM),
             hypergradient=_algorithm(task),
+            precision=task.precision,
+            compile=is_compiled,
         ),
     ]
     graph = Graph(upper_to_lower={"reweight": ["classifier"]}, lower_to_upper={"classifier": ["reweight"]})

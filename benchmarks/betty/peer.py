@@ -54,14 +54,14 @@ def build(task: Task, *, own_data: bool = False) -> Rival:
     train, meta = _loaders(task, own_data)
     lower = Classifier(
         name="classifier",
-        config=configs.Config(unroll_steps=1, **_algorithm(task)),
+        config=configs.Config(unroll_steps=1, precision=task.precision, **_algorithm(task)),
         module=classifier,
         optimizer=torch.optim.SGD(classifier.parameters(), lr=LEARNING_RATE_LOWER, momentum=MOMENTUM),
         train_data_loader=train,
     )
     upper = Reweight(
         name="reweight",
-        config=configs.Config(),
+        config=configs.Config(precision=task.precision),
         module=weight_net,
         optimizer=torch.optim.Adam(weight_net.parameters(), lr=LEARNING_RATE_UPPER),
         train_data_loader=meta,

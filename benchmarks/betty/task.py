@@ -1,14 +1,18 @@
 """What all rivals share: the data, the models and the settings of Meta-Weight-Net on long-tailed digits."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
+
+from mlotool.models import ResNet, TextTransformer, WideResNet
 
 BATCH_SIZE_LOWER, BATCH_SIZE_UPPER = 64, 50
 LEARNING_RATE_LOWER, MOMENTUM, LEARNING_RATE_UPPER = 0.1, 0.9, 1e-3
@@ -21,6 +25,9 @@ CG_PROXIMAL_WEIGHT = 10.0
 Hessian is indefinite, and mlotool's CG, unlike the others, stops where it meets negative curvature. Plain weight decay
 does not do: it shrinks the weights before a BatchNorm, which raises the curvature."""
 MODELS = ("mlp", "resnet")
+"""On digits."""
+LARGE_MODELS = ("resnet32", "wrn28_10", "transformer")
+"""On images of 32 x 32 pixels and texts of 64 tokens, of noise: for times alone."""
 ALGORITHMS = ("fd", "neumann", "cg")
 
 Batch = dict[str, Tensor]
@@ -31,21 +38,33 @@ class Task:
     """One comparison.
 
     Args:
-        model: one of MODELS.
+        model: one of MODELS or LARGE_MODELS.
         algorithm: one of ALGORITHMS.
         device: where everything lives.
         dtype: of parameters and inputs.
+        precision: in which losses are evaluated, "fp32" or "bf16".
+        is_small: a large model has few layers and batches of 2, to try that it works.
     """
 
     model: str
     algorithm: str
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    precision: str = "fp32"
+    is_small: bool = False
+
+    @property
+    def batch_sizes(self) -> tuple[int, int]:
+        """Samples of a batch of the lower and of the upper problem."""
+        if self.model in LARGE_MODELS:
+            return (2, 2) if self.is_small else (100, 100)
+        return BATCH_SIZE_LOWER, BATCH_SIZE_UPPER
 
     def make_classifier(self) -> nn.Module:
         """Return the lower problem's model, the same at every call."""
         torch.manual_seed(0)
-        return (_Mlp() if self.model == "mlp" else _ResNet()).to(self.device, self.dtype)
+        make = (_SMALL if self.is_small else _CLASSIFIERS).get(self.model, _CLASSIFIERS[self.model])
+        return make().to(self.device, self.dtype)
 
     def make_weight_net(self) -> nn.Module:
         """Return the upper problem's model, the same at every call: a sample's loss (b, 1) in, its weight out."""
@@ -67,8 +86,16 @@ class Task:
 
     def batches(self) -> tuple[list[Batch], list[Batch]]:
         """Return batches made beforehand for the lower and the upper problem: four epochs of the train split."""
+        if self.model in LARGE_MODELS:
+            return _noise(self, 0, self.batch_sizes[0]), _noise(self, 1, self.batch_sizes[1])
         train, meta = self.datasets()
         return _epochs(train, BATCH_SIZE_LOWER, 4), _epochs(meta, BATCH_SIZE_UPPER, 10)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a loss, for those who write it themselves."""
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device, torch.bfloat16, cache_enabled=False)
 
 
 @lru_cache
@@ -169,4 +196,36 @@ def _epochs(dataset: TensorDataset, batch_size: int, num_epochs: int) -> list[Ba
         order = torch.randperm(len(target), generator=torch.Generator().manual_seed(epoch)).to(target.device)
         parts = order.split(batch_size)
         batches += [{"input": inputs[part], "target": target[part]} for part in parts if len(part) == batch_size]
+    return batches
+
+
+VOCABULARY_SIZE, LENGTH = 1_000, 64
+NUM_BATCHES = 4
+_CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": _Mlp,
+    "resnet": _ResNet,
+    "resnet32": partial(ResNet, 32, 10, [3, 32, 32]),
+    "wrn28_10": partial(WideResNet, 28, 10, 10, [3, 32, 32]),
+    "transformer": partial(
+        TextTransformer, VOCABULARY_SIZE, LENGTH, 10, width=256, num_heads=8, num_layers=6, hidden=1024
+    ),
+}
+_SMALL: dict[str, Callable[[], nn.Module]] = {
+    "resnet32": partial(ResNet, 8, 10, [3, 32, 32]),
+    "wrn28_10": partial(WideResNet, 10, 1, 10, [3, 32, 32]),
+    "transformer": partial(TextTransformer, VOCABULARY_SIZE, LENGTH, 10),
+}
+
+
+def _noise(task: Task, seed: int, batch_size: int) -> list[Batch]:
+    """Return batches without content."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for _ in range(NUM_BATCHES):
+        if task.model == "transformer":
+            inputs = torch.randint(1, VOCABULARY_SIZE, (batch_size, LENGTH), generator=generator)
+        else:
+            inputs = torch.randn(batch_size, 3, 32, 32, generator=generator).to(task.dtype)
+        target = torch.randint(10, (batch_size,), generator=generator)
+        batches.append({"input": inputs.to(task.device), "target": target.to(task.device)})
     return batches

@@ -40,10 +40,11 @@ class Task:
 
 def compute() -> list[dict[str, Any]]:
     """Return a row for each task, precision and number of ranks."""
-    return [_row(name, precision, ranks) for name in TASKS for precision in ("fp32", "bf16") for ranks in (1, 2)]
+    return [row_of(name, precision, ranks) for name in TASKS for precision in ("fp32", "bf16") for ranks in (1, 2)]
 
 
-def _row(name: str, precision: str, num_ranks: int) -> dict[str, Any]:
+def row_of(name: str, precision: str, num_ranks: int) -> dict[str, Any]:
+    """Return the bytes of one task, precision and number of ranks."""
     task = TASKS[name]
     with FakeTensorMode():
         model = task.model()

@@ -1,0 +1,86 @@
+"""All figures of a folder on one page."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlotool.report.formats import number
+from mlotool.report.markup import Markup, details, element
+from mlotool.report.write import page, section
+
+SIGNS = {"done": "✓", "failed": "✕", "skipped": "\N{EN DASH}", "unfinished": "❙❙", "begun": "●"}
+CLASSES = {"done": "finished", "failed": "failed", "unfinished": "interrupted"}
+
+
+def write_page(folder: Path) -> Path:
+    """Write index.html from the JSON files of a folder; return it."""
+    found = {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+    parts = [_header(found)]
+    for name, content in found.items():
+        parts.append(section(str(content.get("title", name)), *_check(name, content)))
+    file = folder / "index.html"
+    file.write_text(page("mlotool on a GPU", parts, has_figures=False), encoding="utf-8")
+    return file
+
+
+def _header(found: Mapping[str, Mapping[str, Any]]) -> Markup:
+    calls = [call for content in found.values() for call in content.get("calls", ())]
+    machines = sorted(
+        {f"{call['device']}, torch {call['versions']['torch']}, commit {call['commit']}" for call in calls}
+    )
+    states = [str(content.get("status")) for content in found.values()]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    lines = [element("p", line, class_="muted") for line in (*machines, f"Checks: {counts or 'none'}.")]
+    return element("header", element("div", element("h1", "mlotool on a GPU"), class_="head"), *lines)
+
+
+def _check(name: str, content: Mapping[str, Any]) -> Iterator[Markup]:
+    status = str(content.get("status"))
+    sign = element("span", SIGNS.get(status, "?"), aria_hidden="true")
+    reason = f": {content['reason']}" if content.get("reason") and status != "done" else ""
+    yield element("p", element("span", sign, status, class_=f"badge {CLASSES.get(status, '')}"), f" {name}{reason}")
+    rows: Mapping[str, Any] = content.get("rows", {})
+    rivals = {key: row["rivals"] for key, row in rows.items() if "rivals" in row}
+    if rivals:
+        lines = [
+            [key, rival, each.get("ms"), _ratio(each), each.get("peak_mib")]
+            for key, found in rivals.items()
+            for rival, each in found.items()
+        ]
+        yield _table(["", "program", "ms", "time over the first's (quartiles)", "peak, MiB"], lines)
+    flat = {key: {name: value for name, value in row.items() if name != "rivals"} for key, row in rows.items()}
+    flat = {key: row for key, row in flat.items() if row}
+    heads = list(dict.fromkeys(name for row in flat.values() for name, value in row.items() if _is_short(value)))
+    if flat and heads:
+        yield _table(["", *heads], [[key, *(row.get(name) for name in heads)] for key, row in flat.items()])
+    long = {key: {n: v for n, v in row.items() if not _is_short(v)} for key, row in flat.items()}
+    for key, row in long.items():
+        for label, value in row.items():
+            yield details(
+                f"{key}: {label}", element("pre", value if isinstance(value, str) else json.dumps(value, indent=1))
+            )
+    if content.get("trace"):
+        yield details("Where it failed", element("pre", str(content["trace"])))
+
+
+def _is_short(value: Any) -> bool:
+    return value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 120)
+
+
+def _ratio(row: Mapping[str, Any]) -> str | None:
+    if "ratio" not in row:
+        return None
+    return f"{row['ratio']:.2f} ({row['ratio_quartile_1']:.2f}-{row['ratio_quartile_3']:.2f})"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
+    top = element("tr", *(element("th", head, scope="col") for head in heads))
+    body = [element("tr", *(element("td", _text(cell)) for cell in row)) for row in rows]
+    return element("div", element("table", element("thead", top), element("tbody", *body)), class_="card scroll")
+
+
+def _text(cell: Any) -> str:
+    if isinstance(cell, int | float) and not isinstance(cell, bool):
+        return number(cell)
+    return "" if cell is None else str(cell)

@@ -1,0 +1,89 @@
+"""The kit of GPU checks: one that fails stops no other, and what was begun goes on."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import kit
+from benchmarks.gpu.listing import checks
+
+ROOT = Path(__file__).parents[2]
+
+
+def call(out: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(out)]
+    return subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def read(out: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / f"{name}.json").read_text())
+    return found
+
+
+def test_what_fails_stops_nothing_and_a_second_call_goes_on(tmp_path: Path) -> None:
+    own = ("--checks", "tests.benchmarks.checks", "--minutes", "5", "--page")
+    first = call(tmp_path, *own)
+    assert first.returncode == 1, first.stderr
+    for name, said in {
+        "crashing": "ended with exit code 3",
+        "hanging": "did not end within 5 s, and was killed",
+    }.items():
+        found = read(tmp_path, name)
+        assert (found["status"], found["reason"]) == ("failed", said)
+        assert [row["value"] for row in found["rows"].values()] == [1]
+    raising = read(tmp_path, "raising")
+    assert raising["status"] == "failed"
+    assert "ZeroDivisionError" in raising["rows"]["wrong"]["error"]
+    assert raising["rows"]["right"] == {"value": 2}
+    assert (read(tmp_path, "going_on")["status"], list(read(tmp_path, "going_on")["rows"])) == ("unfinished", ["first"])
+
+    second = call(tmp_path, *own, "--only", "training")
+    assert second.returncode == 0, second.stderr
+    going_on = read(tmp_path, "going_on")
+    assert (going_on["status"], list(going_on["rows"])) == ("done", ["first", "second"])
+    assert [call["versions"].keys() >= {"torch"} for call in going_on["calls"]] == [True, True]
+    assert "going_on: done before" in call(tmp_path, *own, "--only", "going_on").stdout
+    page = (tmp_path / "index.html").read_text()
+    assert "&lt;b&gt;" in page
+    assert "<td><b>" not in page
+
+
+def test_without_time_nothing_is_begun(tmp_path: Path) -> None:
+    found = call(tmp_path, "--minutes", "0", "--only", "speed", "--page")
+    assert found.returncode == 0, found.stderr
+    assert "cycle_mlp: not begun, the time is over" in found.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+
+
+def test_a_gpu_that_is_not_there_is_said(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    found = call(tmp_path, "--device", "cuda")
+    assert found.returncode == 1
+    assert "--device: found cuda, but torch sees no GPU on this machine" in found.stderr
+
+
+def test_the_checks_stand_in_the_order_of_their_worth() -> None:
+    found = checks()
+    assert next(iter(found)) == "correctness"
+    assert [check.order for check in found.values()] == sorted({check.order for check in found.values()})
+    assert {check.kind for check in found.values()} == {"correctness", "speed", "memory", "training", "multi"}
+
+
+def test_wheels_take_the_place_of_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kit, "NEEDED", {"surely_missing": "surely_missing"})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    with pytest.raises(SystemExit, match="found no wheel of surely_missing"):
+        kit.install(tmp_path, tmp_path / "packages")
+    with zipfile.ZipFile(tmp_path / "surely_missing-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("surely_missing/__init__.py", "value = 3\n")
+    assert kit.install(tmp_path, tmp_path / "packages") == ["surely_missing-1.0-py3-none-any.whl"]
+    assert __import__("surely_missing").value == 3
