@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write DIR/index.html in the end")
     parser.add_argument("--wheels", type=Path, default=KIT / "wheels", help="of the packages that are not installed")
     parser.add_argument("--betty", type=Path, help="a clone of Betty; default: gpu-kit/betty where it is")
-    parser.add_argument("--images", type=Path, help="CIFAR-10: train/<class>/*.png and test/.., or a tar file of it")
+    parser.add_argument(
+        "--images", type=Path, help="CIFAR-10: a folder with train/<class>/ and test/<class>/, or a tar file of it"
+    )
     parser.add_argument("--checks", help="a package of checks of your own, in the place of benchmarks.gpu.checks")
     arguments = parser.parse_args()
     began = time.monotonic()
@@ -101,7 +103,7 @@ def _image_root(folder: Path) -> Path:
     """Return the folder that holds train/."""
     found = sorted(folder.rglob("train"), key=lambda path: len(path.parts))
     if not found:
-        raise SystemExit("--images: found no folder train/ in the tar file; expected train/<class>/*.png.")
+        raise SystemExit("--images: found no folder train/ in the tar file; expected train/<class>/.")
     return found[0].parent
 
 

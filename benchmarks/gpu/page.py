@@ -20,19 +20,30 @@ def write_page(folder: Path) -> Path:
     for name, content in found.items():
         parts.append(section(str(content.get("title", name)), *_check(name, content)))
     file = folder / "index.html"
-    file.write_text(page("mlotool on a GPU", parts, has_figures=False), encoding="utf-8")
+    file.write_text(page(_title(found), parts, has_figures=False), encoding="utf-8")
     return file
 
 
+def _title(found: Mapping[str, Mapping[str, Any]]) -> str:
+    devices = {call["device"] for content in found.values() for call in content.get("calls", ())}
+    return "mlotool: the GPU checks, a dry run" if devices == {"cpu"} else "mlotool on a GPU"
+
+
 def _header(found: Mapping[str, Mapping[str, Any]]) -> Markup:
+    title = _title(found)
     calls = [call for content in found.values() for call in content.get("calls", ())]
     machines = sorted(
         {f"{call['device']}, torch {call['versions']['torch']}, commit {call['commit']}" for call in calls}
     )
     states = [str(content.get("status")) for content in found.values()]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    lines = [element("p", line, class_="muted") for line in (*machines, f"Checks: {counts or 'none'}.")]
-    return element("header", element("div", element("h1", "mlotool on a GPU"), class_="head"), *lines)
+    said = [*machines, f"Checks: {counts or 'none'}."]
+    if "dry run" in title:
+        said.append(
+            "On the CPU, with small models and batches: it shows that the checks run, and its figures mean nothing."
+        )
+    lines = [element("p", line, class_="muted") for line in said]
+    return element("header", element("div", element("h1", title), class_="head"), *lines)
 
 
 def _check(name: str, content: Mapping[str, Any]) -> Iterator[Markup]:

@@ -49,6 +49,7 @@ def test_what_fails_stops_nothing_and_a_second_call_goes_on(tmp_path: Path) -> N
     assert [call["versions"].keys() >= {"torch"} for call in going_on["calls"]] == [True, True]
     assert "going_on: done before" in call(tmp_path, *own, "--only", "going_on").stdout
     page = (tmp_path / "index.html").read_text()
+    assert "a dry run" in page
     assert "&lt;b&gt;" in page
     assert "<td><b>" not in page
 
