@@ -35,6 +35,7 @@ gpu-kit: $(VENV)/installed  ## what `python -m benchmarks.gpu` needs where no ne
 	rm -rf gpu-kit && mkdir -p gpu-kit/wheels
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir gpu-kit/wheels \
 	  $$($(BIN)/python -m pip freeze | grep -E '^(hydra-core|omegaconf|antlr4-python3-runtime)==')
+	git describe --always --dirty >gpu-kit/commit
 	if [ -n "$(BETTY)" ]; then cp -r "$(BETTY)" gpu-kit/betty && rm -rf gpu-kit/betty/.git; fi
 
 benchmark: $(VENV)/installed-dev  ## startup times of the command line

@@ -26,19 +26,25 @@ from benchmarks.betty.task import (
 Solver = Callable[[list[Tensor], list[nn.Parameter], Sequence[Tensor]], list[Tensor]]
 
 
-def build(task: Task, *, frozen_constants: bool = False) -> Rival:
+def build(task: Task, *, frozen_constants: bool = False, is_compiled: bool = False) -> Rival:
     """Return the bare loop.
 
     Args:
         task: the comparison.
         frozen_constants: the weight net's inputs in a finite difference are those of the unperturbed classifier,
             as mlotool's `stop_gradient` has it; else the detached losses move with the perturbation.
+        is_compiled: the classifier runs through `torch.compile`.
     """
     classifier, weight_net = task.make_classifier(), task.make_weight_net()
+    model = torch.compile(classifier) if is_compiled else classifier
     theta, phi = list(classifier.parameters()), list(weight_net.parameters())
     lower_optimizer = torch.optim.SGD(theta, lr=LEARNING_RATE_LOWER, momentum=MOMENTUM)
     upper_optimizer = torch.optim.Adam(phi, lr=LEARNING_RATE_UPPER)
     train, meta = (CyclingBatches(batches) for batches in task.batches())
+
+    def losses_of(batch: Batch) -> Tensor:
+        with task.autocast():
+            return sample_losses(model(batch["input"]), batch)
 
     def finite_difference(batch: Batch, vector: Sequence[Tensor]) -> list[Tensor]:
         scale = RADIUS / torch.linalg.vector_norm(torch.stack(torch._foreach_norm(vector)))
@@ -49,8 +55,9 @@ def build(task: Task, *, frozen_constants: bool = False) -> Rival:
                 constants = sample_losses(classifier(batch["input"]), batch)
 
         def gradient() -> Sequence[Tensor]:
+            # Without autocast, as in mlotool: a difference divides rounding errors by a small step.
             with torch.no_grad():
-                losses = sample_losses(classifier(batch["input"]), batch)
+                losses = sample_losses(model(batch["input"]), batch)
             return grad((weight_net(losses if constants is None else constants) * losses).mean(), phi)
 
         data = [parameter.data for parameter in theta]
@@ -62,8 +69,10 @@ def build(task: Task, *, frozen_constants: bool = False) -> Rival:
         return list(torch._foreach_mul(torch._foreach_sub(below, above), 0.5 / scale))
 
     def double_backward(batch: Batch, vector: Sequence[Tensor], solve: Solver) -> list[Tensor]:
-        losses = sample_losses(classifier(batch["input"]), batch)
-        loss = task.regularize((weight_net(losses.detach()) * losses).mean(), theta)
+        losses = losses_of(batch)
+        with task.autocast():
+            weights = weight_net(losses.detach())
+        loss = task.regularize((weights * losses).mean(), theta)
         stationarity = grad(loss, theta, create_graph=True)
         solution = solve(list(stationarity), theta, vector)
         return list(torch._foreach_neg(grad(stationarity, phi, solution)))
@@ -75,17 +84,15 @@ def build(task: Task, *, frozen_constants: bool = False) -> Rival:
         return double_backward(batch, vector, _neumann if task.algorithm == "neumann" else _conjugate_gradient)
 
     def cycle() -> None:
-        with task.autocast():
-            one_cycle()
-
-    def one_cycle() -> None:
         batch = train.next()
-        losses = sample_losses(classifier(batch["input"]), batch)
-        with torch.no_grad():
+        losses = losses_of(batch)
+        with torch.no_grad(), task.autocast():
             weights = weight_net(losses)
         _step(lower_optimizer, theta, grad(task.regularize((weights * losses).mean(), theta), theta))
         batch = meta.next()
-        vector = grad(mean_loss(classifier(batch["input"]), batch), theta)
+        with task.autocast():
+            upper_loss = mean_loss(model(batch["input"]), batch)
+        vector = grad(upper_loss, theta)
         _step(upper_optimizer, phi, hypergradient(vector))
 
     return Rival(cycle, classifier, weight_net)

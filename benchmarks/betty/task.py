@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
+from torchvision.models import resnet50
 
 from mlotool.models import ResNet, TextTransformer, WideResNet
 
@@ -26,7 +27,7 @@ Hessian is indefinite, and mlotool's CG, unlike the others, stops where it meets
 does not do: it shrinks the weights before a BatchNorm, which raises the curvature."""
 MODELS = ("mlp", "resnet")
 """On digits."""
-LARGE_MODELS = ("resnet32", "wrn28_10", "transformer")
+LARGE_MODELS = ("resnet32", "wrn28_10", "transformer", "resnet50")
 """On images of 32 x 32 pixels and texts of 64 tokens, of noise: for times alone."""
 ALGORITHMS = ("fd", "neumann", "cg")
 
@@ -206,6 +207,7 @@ _CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
     "resnet": _ResNet,
     "resnet32": partial(ResNet, 32, 10, [3, 32, 32]),
     "wrn28_10": partial(WideResNet, 28, 10, 10, [3, 32, 32]),
+    "resnet50": partial(resnet50, num_classes=10),
     "transformer": partial(
         TextTransformer, VOCABULARY_SIZE, LENGTH, 10, width=256, num_heads=8, num_layers=6, hidden=1024
     ),

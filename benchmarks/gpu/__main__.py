@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument(
         "--images", type=Path, help="CIFAR-10: a folder with train/<class>/ and test/<class>/, or a tar file of it"
     )
+    parser.add_argument("--state", type=Path, help="a tar file: DIR is read from it, and written to it in the end")
     parser.add_argument("--checks", help="a package of checks of your own, in the place of benchmarks.gpu.checks")
     arguments = parser.parse_args()
     began = time.monotonic()
@@ -54,18 +55,23 @@ def main() -> None:
         _check_device(arguments.device)
         from benchmarks.gpu.listing import PACKAGE, checks
         from benchmarks.gpu.page import write_page
+        from benchmarks.gpu.state import pack_state, unpack_state
 
         chosen = _chosen(checks(arguments.checks or PACKAGE), arguments.only)
-        options = _options(
-            arguments, Path(scratch), needs_images=any(each.kind == "training" for each in chosen.values())
-        )
         arguments.out.mkdir(parents=True, exist_ok=True)
+        if arguments.state is not None:
+            unpack_state(arguments.state, arguments.out)
         states = {}
-        for name, check in chosen.items():
-            left = began + 60.0 * arguments.minutes - time.monotonic()
-            states[name] = _run(name, check, arguments.out, left, options)
-        if arguments.page:
-            print(f"page: {write_page(arguments.out)}")
+        try:
+            # What has failed before comes after what has not been tried.
+            for name in sorted(chosen, key=lambda name: _state(arguments.out / f"{name}.json") == "failed"):
+                left = began + 60.0 * arguments.minutes - time.monotonic()
+                states[name] = _run(name, chosen[name], arguments, left)
+        finally:
+            if arguments.page:
+                print(f"page: {write_page(arguments.out)}")
+            if arguments.state is not None:
+                pack_state(arguments.out, arguments.state)
     sys.exit("failed" in states.values())
 
 
@@ -85,55 +91,71 @@ def _chosen(found: dict[str, Check], only: str | None) -> dict[str, Check]:
     return chosen
 
 
-def _options(arguments: argparse.Namespace, scratch: Path, *, needs_images: bool) -> list[str]:
-    """Return what every check is told."""
+def _options(arguments: argparse.Namespace, check: Check) -> list[str]:
+    """Return what a check is told."""
     betty = arguments.betty or (KIT / "betty" if (KIT / "betty").is_dir() else None)
-    images = arguments.images
-    if images is not None and images.is_file() and needs_images:
-        with tarfile.open(images) as archive:
-            archive.extractall(scratch / "images", filter="data")
-        images = _image_root(scratch / "images")
-    options = ["--device", arguments.device]
+    options = ["--device", arguments.device, "--command", _command()]
     options += [] if arguments.checks is None else ["--checks", arguments.checks]
     options += [] if betty is None else ["--betty", str(betty.absolute())]
-    return options if images is None else [*options, "--images", str(images.absolute())]
+    if arguments.images is None or check.kind != "training":
+        return options
+    return [*options, "--images", str(_images(arguments.images).absolute())]
 
 
-def _image_root(folder: Path) -> Path:
-    """Return the folder that holds train/."""
-    found = sorted(folder.rglob("train"), key=lambda path: len(path.parts))
+def _command() -> str:
+    """Return the command as it was given, but for places, which are the machine's own business."""
+    return " ".join(
+        ["python -m benchmarks.gpu", *("PATH" if Path(each).is_absolute() else each for each in sys.argv[1:])]
+    )
+
+
+def _images(given: Path) -> Path:
+    """Return the folder that holds train/; a tar file is unpacked where the next call finds it again."""
+    if given.is_dir():
+        return given
+    # A run goes on only with the same data.root.
+    place = Path(tempfile.gettempdir()) / f"mlotool_gpu_images_{given.stat().st_size}"
+    if not place.is_dir():
+        part = Path(tempfile.mkdtemp(prefix="mlotool_gpu_images_"))
+        with tarfile.open(given) as archive:
+            archive.extractall(part, filter="data")
+        part.rename(place)
+    found = sorted(place.rglob("train"), key=lambda path: len(path.parts))
     if not found:
         raise SystemExit("--images: found no folder train/ in the tar file; expected train/<class>/.")
     return found[0].parent
 
 
-def _run(name: str, check: Check, out: Path, left: float, options: list[str]) -> str:
+def _run(name: str, check: Check, arguments: argparse.Namespace, left: float) -> str:
     """Run one check, unless it is done, and say how it ended."""
-    file = out / f"{name}.json"
-    before = _state(file)
-    if before == "done":
+    file = arguments.out / f"{name}.json"
+    if _state(file) == "done":
         print(f"{name}: done before", flush=True)
-        return before
+        return "done"
     if left < LEAST_SECONDS:
         print(f"{name}: not begun, the time is over", flush=True)
         return "not begun"
-    seconds, began = min(check.seconds, left), time.monotonic()
-    command = [sys.executable, "-m", "benchmarks.gpu.child", name, "--out", str(out), "--seconds", f"{seconds:.0f}"]
-    process = subprocess.Popen([*command, *options], cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+    options, began = _options(arguments, check), time.monotonic()
+    seconds = min(check.seconds, left)
+    command = [sys.executable, "-m", "benchmarks.gpu.child", name, "--out", str(arguments.out.absolute())]
+    command += ["--until", f"{began + seconds:.1f}", *options]
+    # A group of its own, which ends as a whole, and with this process.
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0)
     try:
         code = process.wait(seconds + SECONDS_TO_END)
     except subprocess.TimeoutExpired:
         _end(process)
         code = None
+    except BaseException:
+        _end(process)
+        raise
     state = _state(file)
-    if code != 0 or state == "begun":
+    if code != 0 or state in ("", "begun"):
         # It crashed, or did not listen: its file is as it was at the last figure.
         state = "failed"
-        why = (
-            f"ended with exit code {code}"
-            if code is not None
-            else f"did not end within {seconds:.0f} s, and was killed"
-        )
+        why = f"ended with exit code {code}"
+        if code is None:
+            why = f"did not end within {seconds:.0f} s, and was killed"
         _note(file, check, {"status": state, "reason": why})
     print(f"{name}: {state} after {time.monotonic() - began:.0f} s", flush=True)
     return state

@@ -1,5 +1,6 @@
 """What a check of the kit is: one file in checks/, with a `CHECK` and a `run(job)` that fills in its rows."""
 
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class Job:
     """One check as it runs: where, for how long, and what has been found so far.
 
     Args:
-        device: `cuda` or `cpu`; on the CPU everything is made small, for only that it works is of interest.
+        device: `cuda`, or `cpu` for a dry run.
         folder: for what is more than figures, such as run folders.
         file: takes the figures.
         deadline: by `time.monotonic`.
@@ -63,7 +64,7 @@ class Job:
 
     @property
     def is_small(self) -> bool:
-        """Whether it only tries that all works."""
+        """Whether it is a dry run: of tiny sizes, with figures that mean nothing."""
         return self.device.type == "cpu"
 
     @property
@@ -77,7 +78,7 @@ class Job:
         rows: dict[str, Any] = self.content.setdefault("rows", {})
         return rows
 
-    def row(self, name: str, measure: Callable[[], dict[str, Any]], seconds: float = 1.0) -> None:
+    def row(self, name: str, measure: Callable[[], dict[str, Any]], seconds: float) -> None:
         """Measure a row and write the file, unless an earlier call has it.
 
         A row that fails says so, and the next one is tried.
@@ -93,9 +94,12 @@ class Job:
             raise LaterError(f"row '{name}' and what follows it")
         try:
             found = measure()
-        except (SkippedError, LaterError):
+        except (SkippedError, LaterError, TimeoutError):
             raise
         except Exception as error:
+            if self.seconds_left <= 0:
+                # The end of the time, as whatever it has interrupted tells it.
+                raise LaterError(f"row '{name}' and what follows it") from error
             found = {"error": f"{type(error).__name__}: {error}"[:2_000]}
         finally:
             _release(self.device)
@@ -111,6 +115,7 @@ class Job:
 
 
 def _release(device: torch.device) -> None:
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

@@ -1,7 +1,8 @@
-"""One check in a process of its own: `python -m benchmarks.gpu.child NAME --out DIR --seconds N ...`."""
+"""One check in a process of its own: `python -m benchmarks.gpu.child NAME --out DIR --until T ...`."""
 
 import argparse
 import json
+import os
 import signal
 import time
 import traceback
@@ -12,9 +13,13 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.check import Job, LaterError, SkippedError
-from benchmarks.gpu.listing import PACKAGE, checks
+from benchmarks.gpu.listing import PACKAGE, load
 
-SECONDS_TO_WRITE = 3.0
+SECONDS_BEFORE_THE_END = 3.0
+"""For the last words."""
+
+SECONDS_BETWEEN_ALARMS = 5.0
+"""One may be swallowed, by a compiler or a finalizer."""
 
 
 def main() -> None:
@@ -22,7 +27,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--until", type=float, required=True, help="by time.monotonic, which processes share")
+    parser.add_argument("--command", default="", help="of the kit, for the file")
     parser.add_argument("--device", required=True)
     parser.add_argument("--checks", default=PACKAGE)
     parser.add_argument("--images", type=Path)
@@ -30,21 +36,24 @@ def main() -> None:
     arguments = parser.parse_args()
     file = arguments.out / f"{arguments.name}.json"
     before = json.loads(file.read_text()) if file.is_file() else {}
-    check = checks(arguments.checks)[arguments.name]
+    deadline = arguments.until - SECONDS_BEFORE_THE_END
+    check = load(arguments.name, arguments.checks)
+    # Lightning sets it when it is imported, and every optimizer step would ask NVML for a GPU.
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     content: dict[str, Any] = {"title": check.title, "kind": check.kind, "status": "begun"}
     content |= {"rows": before.get("rows", {}), "calls": [*before.get("calls", []), _surroundings(arguments)]}
     job = Job(
         torch.device(arguments.device),
         arguments.out / arguments.name,
         file,
-        time.monotonic() + arguments.seconds - SECONDS_TO_WRITE,
+        deadline,
         content,
         arguments.images,
         arguments.betty,
     )
     job.save()
-    signal.signal(signal.SIGALRM, _over)
-    signal.setitimer(signal.ITIMER_REAL, max(1.0, arguments.seconds - SECONDS_TO_WRITE))
+    signal.signal(signal.SIGALRM, _raise_timeout)
+    signal.setitimer(signal.ITIMER_REAL, max(0.1, job.seconds_left), SECONDS_BETWEEN_ALARMS)
     began = time.monotonic()
     try:
         check.run(job)
@@ -66,7 +75,7 @@ def _surroundings(arguments: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.harness.record import surroundings
 
     found = surroundings(("torch", "torchvision", "pytorch-lightning", "numpy"))
-    found["command"] = f"python -m benchmarks.gpu --only {arguments.name} --device {arguments.device}"
+    found["command"] = arguments.command
     if arguments.device != "cuda":
         found["device"] = "cpu"
     elif torch.cuda.is_available():
@@ -75,7 +84,7 @@ def _surroundings(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def _over(number: int, frame: FrameType | None) -> None:
+def _raise_timeout(number: int, frame: FrameType | None) -> None:
     raise TimeoutError("the time was over")
 
 

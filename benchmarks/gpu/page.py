@@ -55,11 +55,11 @@ def _check(name: str, content: Mapping[str, Any]) -> Iterator[Markup]:
     rivals = {key: row["rivals"] for key, row in rows.items() if "rivals" in row}
     if rivals:
         lines = [
-            [key, rival, each.get("ms"), _ratio(each), each.get("peak_mib")]
+            [key, rival, each.get("ms"), _ratio(each), each.get("peak_mib"), each.get("error")]
             for key, found in rivals.items()
             for rival, each in found.items()
         ]
-        yield _table(["", "program", "ms", "time over the first's (quartiles)", "peak, MiB"], lines)
+        yield _table(["", "program", "ms", "time over that of `base` below (quartiles)", "peak, MiB", "error"], lines)
     flat = {key: {name: value for name, value in row.items() if name != "rivals"} for key, row in rows.items()}
     flat = {key: row for key, row in flat.items() if row}
     heads = list(dict.fromkeys(name for row in flat.values() for name, value in row.items() if _is_short(value)))

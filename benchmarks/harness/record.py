@@ -61,7 +61,13 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str | None:
-    result = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip() or None
+    try:
+        result = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
+        )
+        found = result.stdout.strip()
+    except OSError:
+        found = ""
+    # A copy of the tree without its repository: `make gpu-kit` has noted it.
+    noted = RESULTS.parent.parent / "gpu-kit" / "commit"
+    return found or (noted.read_text().strip() if noted.is_file() else None)

@@ -24,7 +24,7 @@ ONE_STREAM, STREAMS = "stages on one stream", "stages on a stream each"
 NUM_STAGES = 4
 
 
-def compare(device: torch.device, num_layers: int, num_rounds: int) -> dict[str, Any]:
+def compare(device: torch.device, num_layers: int, num_rounds: int, num_cycles: int = NUM_CYCLES) -> dict[str, Any]:
     """Return the times of one gradient of a network of dense layers, and how far multigrid's is from it."""
     layers = _layers(device, num_layers)
     samples = torch.randn(NUM_SAMPLES, WIDTH, generator=torch.Generator().manual_seed(1)).to(device)
@@ -40,9 +40,9 @@ def compare(device: torch.device, num_layers: int, num_rounds: int) -> dict[str,
             rivals[GRAPHED.format(name)] = _captured(rivals[name])
         except RuntimeError as reason:
             # Whatever waits for the device cannot be captured; the row says so.
-            refused[name] = str(reason).splitlines()[0]
+            refused[name] = str(reason.__context__ or reason).splitlines()[0]
     built = {name: _built(rival) for name, rival in rivals.items()}
-    found = interleave(built, num_rounds=num_rounds, num_cycles=NUM_CYCLES)
+    found = interleave(built, num_rounds=num_rounds, num_cycles=num_cycles)
     base = GRAPHED.format(SERIAL)
     return {
         "num_layers": num_layers,
@@ -62,14 +62,14 @@ def compare_streams(device: torch.device, workload: Workload, num_rounds: int) -
 
     def on_one() -> None:
         for stage, given in zip(stages, inputs, strict=True):
-            stage(given).square().mean().backward()
+            torch.autograd.grad(stage(given).square().mean(), list(stage.parameters()))
 
     def on_several() -> None:
         current = torch.cuda.current_stream(device)
         for stream, stage, given in zip(streams, stages, inputs, strict=True):
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                stage(given).square().mean().backward()
+                torch.autograd.grad(stage(given).square().mean(), list(stage.parameters()))
         for stream in streams:
             current.wait_stream(stream)
 
@@ -102,9 +102,13 @@ def _captured(gradient: Callable[[], object]) -> Callable[[], object]:
         for _ in range(3):
             gradient()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        gradient()
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph):
+            gradient()
+    finally:
+        # A capture that fails leaves its own stream in place.
+        torch.cuda.set_stream(current)
     return graph.replay
 
 

@@ -67,7 +67,9 @@ def program(workload: Workload) -> Program:
         if not start:
             return loss
         pairs = zip(classifier.parameters(), start, strict=True)
-        return loss + 0.5 * CG_PROXIMAL_WEIGHT * torch.stack([(a - b).square().sum() for a, b in pairs]).sum()
+        return (
+            loss + 0.5 * CG_PROXIMAL_WEIGHT * torch.stack([(a - b.to(a.device)).square().sum() for a, b in pairs]).sum()
+        )
 
     def meta_loss(batch: Batch, *, classifier: Any) -> Tensor:
         return mean_loss(classifier(batch["input"]), batch)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import mlotool
 from benchmarks.gpu import kit
+from benchmarks.gpu.checks import training
 from benchmarks.gpu.listing import checks
 
 ROOT = Path(__file__).parents[2]
@@ -27,28 +29,31 @@ def read(out: Path, name: str) -> dict[str, Any]:
 
 def test_what_fails_stops_nothing_and_a_second_call_goes_on(tmp_path: Path) -> None:
     own = ("--checks", "tests.benchmarks.checks", "--minutes", "5", "--page")
-    first = call(tmp_path, *own)
+    first = call(tmp_path, *own, "--state", str(tmp_path / "state.tar"))
     assert first.returncode == 1, first.stderr
     for name, said in {
         "crashing": "ended with exit code 3",
-        "hanging": "did not end within 5 s, and was killed",
+        "hanging": "did not end within 20 s, and was killed",
     }.items():
         found = read(tmp_path, name)
         assert (found["status"], found["reason"]) == ("failed", said)
         assert [row["value"] for row in found["rows"].values()] == [1]
+    assert read(tmp_path, "broken")["reason"] == "ended with exit code 1"
     raising = read(tmp_path, "raising")
     assert raising["status"] == "failed"
     assert "ZeroDivisionError" in raising["rows"]["wrong"]["error"]
     assert raising["rows"]["right"] == {"value": 2}
     assert (read(tmp_path, "going_on")["status"], list(read(tmp_path, "going_on")["rows"])) == ("unfinished", ["first"])
 
-    second = call(tmp_path, *own, "--only", "training")
+    # As another machine has it, where only the state arrives.
+    other = tmp_path / "other"
+    second = call(other, *own, "--only", "training", "--state", str(tmp_path / "state.tar"))
     assert second.returncode == 0, second.stderr
-    going_on = read(tmp_path, "going_on")
+    going_on = read(other, "going_on")
     assert (going_on["status"], list(going_on["rows"])) == ("done", ["first", "second"])
     assert [call["versions"].keys() >= {"torch"} for call in going_on["calls"]] == [True, True]
-    assert "going_on: done before" in call(tmp_path, *own, "--only", "going_on").stdout
-    page = (tmp_path / "index.html").read_text()
+    assert "going_on: done before" in call(other, *own, "--only", "going_on").stdout
+    page = (other / "index.html").read_text()
     assert "a dry run" in page
     assert "&lt;b&gt;" in page
     assert "<td><b>" not in page
@@ -88,3 +93,22 @@ def test_wheels_take_the_place_of_what_is_missing(tmp_path: Path, monkeypatch: p
         wheel.writestr("surely_missing/__init__.py", "value = 3\n")
     assert kit.install(tmp_path, tmp_path / "packages") == ["surely_missing-1.0-py3-none-any.whl"]
     assert __import__("surely_missing").value == 3
+
+
+def test_the_trainings_compose() -> None:
+    words = ["data.root=images", "logger=csv"]
+    for recipe, *more in training.RUNS.values():
+        config = mlotool.compose(recipe, [*more, *training.LARGE, *words])
+        assert (config.runner.max_ticks, config.problems.classifier.optimizer.lr) == (10_000, 0.1)
+        assert config.problems.classifier.module.depth == 32
+
+
+@pytest.mark.slow
+def test_every_check_runs_on_the_cpu(tmp_path: Path) -> None:
+    found = call(tmp_path, "--minutes", "20")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert {path.stem: read(tmp_path, path.stem)["status"] for path in tmp_path.glob("*.json")} == dict.fromkeys(
+        checks(), "done"
+    )
+    again = call(tmp_path, "--minutes", "1")
+    assert again.stdout.splitlines() == [f"{name}: done before" for name in checks()]

@@ -12,6 +12,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"))
+            # What a compiler says of TF32, which is off on purpose.
+            item.add_marker(pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"))
 
 
 @pytest.fixture(scope="session")

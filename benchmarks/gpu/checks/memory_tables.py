@@ -1,11 +1,16 @@
-"""Tables 8 and 9 of Betty's paper (arXiv 2207.02849): memory of a lower step, measured and computed."""
+"""Tables 8 and 9 of Betty's paper (arXiv 2207.02849): memory of Meta-Weight-Net and DARTS, in fp32 and bf16.
+
+The paper has, in MiB: MWN with ResNet-50 6817, in mixed precision 4397; DARTS 9867 and 5759.
+"""
 
 from functools import partial
 from typing import Any
 
 import torch
 
+from benchmarks.betty.task import Task
 from benchmarks.gpu.check import Check, Job
+from benchmarks.gpu.cycles import compared, rivals_of
 from benchmarks.harness.memory import peak_bytes
 from benchmarks.harness.rounds import Cycle
 from benchmarks.scaling.memory import IMAGE_SIZE, NUM_CLASSES, TASKS, row_of
@@ -13,10 +18,14 @@ from mlotool.core.precision import autocast
 
 
 def run(job: Job) -> None:
-    """Measure the peak of a training step of each network at the paper's batch size."""
+    """Measure the peak of whole cycles of Meta-Weight-Net, and of lower steps beside what is computed for them."""
+    for precision in ("fp32", "bf16"):
+        task = Task("resnet50", "fd", job.device.type, precision=precision, is_small=job.is_small)
+        measure = partial(compared, job, task, rivals_of(job, task), is_timed=False)
+        job.row(f"a cycle of MWN, ResNet-50, {precision}", measure, seconds=20.0)
     for name in TASKS:
         for precision in ("fp32", "bf16"):
-            job.row(f"{name}, {precision}", partial(_measured, job, name, precision), seconds=15.0)
+            job.row(f"a lower step of {name}, {precision}", partial(_measured, job, name, precision), seconds=15.0)
 
 
 def _measured(job: Job, name: str, precision: str) -> dict[str, Any]:
@@ -47,4 +56,4 @@ def _step(job: Job, name: str, precision: str, batch_size: int) -> Cycle:
     return step
 
 
-CHECK = Check("Memory of a lower step (Betty's Tables 8 and 9)", "memory", 30, 90.0, run)
+CHECK = Check("Memory (Betty's Tables 8 and 9)", "memory", 30, 120.0, run)

@@ -24,7 +24,9 @@ RUNS = {
         f"problems.classifier.scheduler={SCHEDULER}",
     ),
 }
-SECONDS_TO_WRITE = 15.0
+SECONDS_FOR_A_CHECKPOINT = 15.0
+SECONDS_OF_A_ROW = 120.0
+"""Reading the images takes the first ones."""
 
 
 def run(job: Job) -> None:
@@ -32,9 +34,11 @@ def run(job: Job) -> None:
     if job.images is None and not job.is_small:
         raise SkippedError("it wants CIFAR-10 as folders of images: --images FOLDER_OR_TAR")
     for number, name in enumerate(RUNS):
-        job.rows.pop(name, None) if not job.rows.get(name, {}).get("is_finished") else None
+        if not job.rows.get(name, {}).get("is_finished"):
+            job.rows.pop(name, None)
         share = job.seconds_left / (len(RUNS) - number)
-        job.row(name, partial(_trained, job, name, share), seconds=20.0)
+        needed = 20.0 if job.is_small else SECONDS_OF_A_ROW * (len(RUNS) - number)
+        job.row(name, partial(_trained, job, name, share), seconds=needed)
     if not all(row.get("is_finished") for row in job.rows.values()):
         raise LaterError("trained as far as the rows say")
 
@@ -48,14 +52,18 @@ def _trained(job: Job, name: str, seconds: float) -> dict[str, Any]:
     folder = job.folder / name.replace(" ", "_")
     config = mlotool.compose(recipe, words)
     # As Ctrl-C would: the run leaves a checkpoint, from which the next call goes on.
-    timer = threading.Timer(max(5.0, seconds - SECONDS_TO_WRITE), os.kill, (os.getpid(), signal.SIGTERM))
+    timer = threading.Timer(max(5.0, seconds - SECONDS_FOR_A_CHECKPOINT), os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
+    # Where the run has not begun to listen yet, or has ended, the signal means nothing.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         mlotool.run(config, output_dir=folder, resume=folder if (folder / "config.yaml").is_file() else None)
     except Interrupted:
         pass
     finally:
         timer.cancel()
+    if not (folder / "summary.json").is_file():
+        raise LaterError(f"'{name}' had not begun")
     summary = json.loads((folder / "summary.json").read_text())
     metrics = {key: value for key, value in summary["metrics"].items() if key.startswith(("val/", "test/"))}
     return {

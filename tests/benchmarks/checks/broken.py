@@ -1,0 +1,1 @@
+raise ImportError("a library that is not there")
