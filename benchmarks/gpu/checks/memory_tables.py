@@ -56,4 +56,4 @@ def _step(job: Job, name: str, precision: str, batch_size: int) -> Cycle:
     return step
 
 
-CHECK = Check("Memory (Betty's Tables 8 and 9)", "memory", 30, 120.0, run)
+CHECK = Check("Memory (Betty's Tables 8 and 9)", "memory", 30, 240.0, run)
