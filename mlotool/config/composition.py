@@ -1,5 +1,6 @@
 """From a recipe's name and overrides to one config."""
 
+import os
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -32,7 +33,9 @@ VERSION_KEYWORDS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.
 _origins: dict[int, Origin] = {}
 
 
-def compose(recipe: str | None, overrides: Sequence[str] = (), *, trust: Sequence[str] = ()) -> DictConfig:
+def compose(
+    recipe: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, trust: Sequence[str] = ()
+) -> DictConfig:
     """Compose a config with Hydra: built-in defaults, then the recipe, then the overrides.
 
     Args:
@@ -52,6 +55,8 @@ def compose(recipe: str | None, overrides: Sequence[str] = (), *, trust: Sequenc
         >>> compose("mwn", ["hypergradient=cg", "seed=1"]).seed
         1
     """
+    recipe = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
+    _check_kinds(recipe, overrides)
     trust_all(trust)
     check_overrides(overrides)
     argument, folders = recipe_argument(recipe)
@@ -70,6 +75,17 @@ def compose(recipe: str | None, overrides: Sequence[str] = (), *, trust: Sequenc
             raise _all_faults(first, argument, overrides)
     _keep_origin(config, Origin(_call(recipe, overrides, trust), tuple(overrides), path))
     return config
+
+
+def _check_kinds(recipe: Any, overrides: Any) -> None:
+    if not isinstance(recipe, str | None):
+        raise ConfigError(
+            f"compose: found {recipe!r} as recipe; expected a name, such as 'mwn', or the path of a file. Correct it."
+        )
+    if not isinstance(overrides, list | tuple) or not all(isinstance(each, str) for each in overrides):
+        raise ConfigError(
+            f"compose: found {overrides!r} as overrides; expected a list of texts, such as ['seed=1']. Correct it."
+        )
 
 
 def _composed(argument: Sequence[str], overrides: Sequence[str]) -> DictConfig:
@@ -136,7 +152,8 @@ def config_errors(path: Path | None = None) -> Iterator[None]:
     """Turn the errors of Hydra, OmegaConf and YAML into ConfigErrors, without their tracebacks."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+    # OmegaConf asserts that what a key is set in is a mapping.
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, AssertionError) as error:
         if isinstance(error, ConfigError):
             raise
         translated = translate(error)

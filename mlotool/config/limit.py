@@ -70,7 +70,11 @@ class LimitedBatchDataset(LimitedDataset):
 
 
 def limited(dataset: Any, limit: int) -> Any:
-    """Return a dataset cut down to `limit` samples; as it is where it has no more."""
-    if len(dataset) <= limit:
+    """Return a dataset cut down to `limit` samples; as it is where it has no more, or no length, which others tell."""
+    try:
+        size = len(dataset)
+    except (TypeError, ValueError):
+        return dataset
+    if size <= limit:
         return dataset
     return (LimitedBatchDataset if hasattr(dataset, "__getitems__") else LimitedDataset)(dataset, limit)

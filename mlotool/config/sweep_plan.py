@@ -19,6 +19,13 @@ from mlotool.config.length import max_ticks
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.paths import package_dir
 from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+
+MAX_CHOICES, MAX_COMPARED = 100_000, 2_000
+"""Values of a key, and of how many it is seen whether one is there twice."""
+
+TAGS = ("log", "int")
+"""Of an interval: drawn by its logarithm, and whole numbers."""
 
 _LENGTH = ("runner", "runner.max_ticks", "debug", "debug.limit_ticks", "recipe")
 """Of what the last tick of a job depends on."""
@@ -159,6 +166,12 @@ def _dimension(override: Override, method: str) -> Dimension:
         # `seed: 3` in a recipe's params: one choice.
         return Dimension(key, (override.get_value_element_as_str(),))
     value = override.value()
+    unknown = sorted(map(str, set(getattr(value, "tags", ())) - set(TAGS)))
+    if unknown:
+        raise ConfigError(
+            f"{key}: found the tag '{unknown[0]}' in {override.input_line}; expected log or int."
+            f"{did_you_mean(unknown[0], TAGS)} Correct it."
+        )
     if isinstance(value, IntervalSweep):
         if method == "grid":
             raise ConfigError(
@@ -166,12 +179,37 @@ def _dimension(override: Override, method: str) -> Dimension:
                 f"{key}=0.01,0.1 or a range. Write them, or add sweep=optuna, which draws from intervals."
             )
         return _interval(key, override, value)
-    choices = tuple(override.sweep_string_iterator())
+    if key == "name":
+        raise ConfigError(
+            f"name: found {override.input_line}; expected one name, as a sweep has one folder, named by it. Sweep over "
+            "recipes instead, or start two sweeps."
+        )
+    choices = _choices(key, override, value)
     if isinstance(value, RangeSweep) and not value.shuffle and "log" not in value.tags and len(choices) > 1:
         first, second, *_ = numbers = sorted(float(each) for each in choices)
         whole = all(isinstance(each, int) for each in (value.start, value.stop, value.step))
         return Dimension(key, choices, first, numbers[-1], second - first, whole=whole)
     return Dimension(key, choices)
+
+
+def _choices(key: str, override: Override, value: Any) -> tuple[str, ...]:
+    """Return the values of a key, which are at least one and not without end, each once."""
+    if isinstance(value, RangeSweep) and value.start is not None and value.stop is not None and value.step:
+        size = (float(value.stop) - float(value.start)) / float(value.step)
+        if size > MAX_CHOICES:
+            raise ConfigError(
+                f"{key}: found {override.input_line}, which has {size:.0f} values; expected at most {MAX_CHOICES}, as "
+                "each is a job. Write a smaller range."
+            )
+    choices = tuple(override.sweep_string_iterator())
+    twice = next((each for each in choices if choices.count(each) > 1), None) if len(choices) < MAX_COMPARED else None
+    if not choices or twice is not None:
+        found = "no value" if not choices else f"{twice} twice"
+        raise ConfigError(
+            f"{key}: found {found} in {override.input_line}; expected at least one, each once, as each is a job. "
+            "Correct it."
+        )
+    return choices
 
 
 def _interval(key: str, override: Override, value: IntervalSweep) -> Dimension:

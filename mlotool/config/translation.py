@@ -216,6 +216,13 @@ def _unknown_group(match: re.Match[str]) -> str:
 
 
 _PATTERNS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+    (
+        r"^Unexpected type for root",
+        lambda match: (
+            "Found a key to set inside a node that another override has made null, such as evaluate=null "
+            "evaluate.batch_size=3; expected one of the two. Remove the other."
+        ),
+    ),
     (r"^Could not override '(?P<key>[^']*)'", _not_in_defaults),
     (
         r"^Config group override must be a string or a list\. Got (?P<kind>\w+)",

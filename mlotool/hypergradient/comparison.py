@@ -139,7 +139,7 @@ def compare(
         with warnings.catch_warnings():
             # Its note says how a solve ended; without the row's name a warning would seem to be of the recipe's own.
             warnings.filterwarnings("ignore", r"The \w+ solve at problem", UserWarning)
-            yield _measured(name, other, upper, batches, exact)[1]
+            yield _measured(name, other, upper, _batches_of(other, program, batches), exact)[1]
 
 
 def solved_slope(program: Program, upper: str, batches: Batches, max_parameters: int = 3000) -> Slope:
@@ -216,6 +216,14 @@ def _unrolled_slope(program: Program, upper: str, below: Sequence[str], batches:
 def _sees_steps(program: Program, name: str) -> bool:
     algorithm = program.problems[name].hypergradient
     return algorithm is not None and algorithm.sees_steps
+
+
+def _batches_of(other: Program, program: Program, batches: Batches) -> Batches:
+    """Return the batches in the form that other algorithms take: one, where the program's own has one a step."""
+    return {
+        name: batch[-1] if _sees_steps(program, name) and not _sees_steps(other, name) else batch
+        for name, batch in batches.items()
+    }
 
 
 def _measured(

@@ -89,7 +89,7 @@ class SlurmLauncher(AbstractLauncher):
             reason = " ".join(str(error).split()).rstrip(".")
             raise ConfigError(
                 f"sweep.launcher_options: found {dict(options)} ({reason}); expected SLURM on this machine and "
-                "submitit's parameters. Correct them, or try it here with 'sweep.launcher_options={{cluster: local}}'."
+                "submitit's parameters. Correct them, or try it here with 'sweep.launcher_options={cluster: local}'."
             ) from error
 
     def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:

@@ -282,6 +282,9 @@ def option_faults(settings: Mapping[str, Any]) -> list[str]:
 def _make(
     module: Any, classes: Mapping[str, str], key: str, name: str, options: Mapping[str, Any], **given: Any
 ) -> Any:
+    if name == "cmaes":
+        # Optuna asks for it at its first own point, when jobs have been trained.
+        import_extra("cmaes", "sweep.sampler=cmaes", "optuna")
     kind = getattr(module, classes[name])
     known = [each for each in inspect.signature(kind).parameters if each != "args"]
     given = {each: value for each, value in given.items() if each in known}

@@ -255,3 +255,13 @@ def test_an_own_data_object_is_limited_as_well(tmp_path: Path) -> None:
     built = build(compose("plain", ["debug.limit_samples=20", "problems.classifier.stream.batch_size=7"]))
     assert built.program.problems["classifier"].stream.batch_size == 7  # type: ignore[union-attr]
     assert len(built.data.split("test")) == 20
+
+
+@pytest.mark.parametrize("length", [None, -3, 3.5])
+def test_a_limit_leaves_a_data_set_without_a_length_to_the_check_of_it(length: object) -> None:
+    class Odd:
+        def __len__(self) -> int:
+            return length  # type: ignore[return-value]
+
+    odd = Odd()
+    assert limited(odd, 100) is odd

@@ -1,12 +1,14 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from mlotool.config import check, compose, find_recipe, list_recipes, load_run_config, package_dir, sources
+from mlotool.core.errors import ConfigError
 from tests.config.conftest import message_of
 
 BUILT_IN = sorted(path.stem for path in package_dir("recipes").glob("*.yaml"))
@@ -114,3 +116,15 @@ def test_a_run_folder_gives_its_config_back(folder: Path) -> None:
     (folder / "config.yaml").write_text("trianer: 1")
     assert "Did you mean 'runner'?" in message_of(load_run_config, folder)
     assert "config.yaml" in message_of(load_run_config, folder / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"), [(3, []), ("mwn", "seed=1"), ("mwn", None), ("mwn", [1]), ("mwn", {"seed": 1})]
+)
+def test_what_is_no_recipe_or_no_list_of_overrides_is_told(recipe: Any, overrides: Any) -> None:
+    with pytest.raises(ConfigError, match=r"compose: found .*; expected a"):
+        compose(recipe, overrides)
+
+
+def test_a_recipe_may_be_a_path(write_recipe: Callable[..., Path]) -> None:
+    assert compose(write_recipe("defaults: [plain, _self_]\nseed: 3\n")).seed == 3

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Identity, Implicit, Unrolled
 from mlotool.hypergradient.comparison import compare, solved_slope
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
+from tests.hypergradient import every_algorithm
 from tests.program.small import assert_identical, numbers, pair, parameters
 from tests.programs import Point
 
@@ -123,3 +124,17 @@ def test_the_slope_of_an_unrolled_program() -> None:
     assert slope.own is not None
     assert slope.exact is not None
     assert slope.own < 0.7 * slope.exact
+
+
+def test_an_unrolled_recipe_is_compared_with_what_takes_one_batch() -> None:
+    """`mlotool check mwn hypergradient=unrolled` gave the list of the unrolled steps' batches to a loss."""
+    program = every_algorithm.program(Unrolled)
+    for _ in range(3):
+        Schedule(program).tick()
+    lower, upper = program.problems["model"].stream, program.problems["weigher"].stream
+    assert lower is not None
+    assert upper is not None
+    batches = {"model": [lower.last()] * 2, "weigher": upper.last()}
+    *_, row = compare(program, "weigher", batches, {"fd": lambda: Implicit(Identity(), "finite_difference")})
+    assert row.note == ""
+    assert row.cosine is not None
