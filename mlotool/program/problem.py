@@ -27,6 +27,7 @@ from mlotool.program.stream import Stream
 from mlotool.program.tasks import stack_parameters
 from mlotool.program.trajectory import Streams, Trajectory, copied
 from mlotool.program.update import Settings, State, clipped, find_update
+from mlotool.program.usable import check_module
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -123,6 +124,7 @@ class Problem:
         parallel: AbstractParallel | None = None,
         shard: bool = False,
     ) -> None:
+        check_module(name, module)
         self.name = name
         self.module = module
         self.parallel = parallel
@@ -149,11 +151,6 @@ class Problem:
         self.roles = {role: _role(name, role, value) for role, value in (roles or {}).items()}
         self.stream = stream
         self.theta = {key: tensor for key, tensor in module.named_parameters() if tensor.requires_grad}
-        if any(tensor.is_meta for tensor in module.parameters()):
-            raise ConfigError(
-                f"problems.{name}.module: {type(module).__name__} has parameters on the device 'meta', which have no "
-                "values; expected parameters with their values. Make the module without that device."
-            )
         if not self.theta:
             raise ConfigError(
                 f"problems.{name}.module: {type(module).__name__} has no parameter that requires a gradient; expected "

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
+from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import Call, named, note
 
 
@@ -19,6 +20,11 @@ def read_sample(dataset: Any, index: int) -> Any:
 
 def collated(dataset: Any, samples: Sequence[Any]) -> Any:
     """Return samples as one batch."""
+    if not samples:
+        raise ConfigError(
+            f"data: {named(whole(dataset))} gave no samples for a batch, where it had some before; expected a length "
+            "that stays. Correct __len__."
+        )
     try:
         return default_collate(list(samples))
     except Exception as error:

@@ -1,6 +1,8 @@
 """Metrics of a problem's module over a whole split."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,6 +79,8 @@ class Evaluator:
         num_classes = getattr(data, "num_classes", None)
         self._metrics = {name: build_metric(name, num_classes).to(self._device) for name in metrics}
         self._losses = {name: MEAN_LOSSES[name] for name in metrics if name in MEAN_LOSSES}
+        self._num_classes = num_classes
+        self._has_nan: Tensor | None = None
         self._functions = [FunctionMetric(key, function) for key, function in (functions or {}).items()]
 
     def model(self) -> BoundModule:
@@ -96,6 +100,9 @@ class Evaluator:
         for size, batch in _sized_batches(find_split(self._data, split), self._batch_size, self._device):
             self._update(model, batch, size)
         values = {name: float(metric.compute()) for name, metric in self._metrics.items()}
+        if self._has_nan is not None and bool(self._has_nan):
+            # The largest of logits that are NaN would be the first class.
+            values |= {name: math.nan for name in values if name in CLASSIFICATION_METRICS}
         for metric in self._functions:
             values.update(metric.compute(taken=values))
         return {f"{split}/{name}": value for name, value in values.items()}
@@ -115,7 +122,10 @@ class Evaluator:
                 f"sizes, or remove evaluate.splits.{split}."
             )
         self._reset()
-        self._update(self.model(), _batch(dataset, range(size), self._device), size)
+        batch = _batch(dataset, range(size), self._device)
+        self._update(self.model(), batch, size)
+        if any(name in CLASSIFICATION_METRICS for name in self._metrics):
+            self._check_targets(split, batch["target"])
         names = list(self._metrics)
         for metric in self._functions:
             names += metric.compute(taken=names)
@@ -123,6 +133,7 @@ class Evaluator:
         return [f"{split}/{name}" for name in names]
 
     def _reset(self) -> None:
+        self._has_nan = None
         for metric in self._metrics.values():
             metric.reset()
         for function in self._functions:
@@ -136,12 +147,22 @@ class Evaluator:
                 with noted(lambda: self._call("evaluate.metrics", name, {"output": output, "target": target})):  # noqa: B023
                     if name in CLASSIFICATION_METRICS:
                         _check_classes(output, target)
+                        has_nan = output.isnan().any()
+                        self._has_nan = has_nan if self._has_nan is None else self._has_nan | has_nan
                     if name in self._losses:
                         metric.update(self._losses[name](output, target), len(target))
                     else:
                         metric.update(output, target)
         for function in self._functions:
             function.update(model, batch, size)
+
+    def _check_targets(self, split: str, target: Tensor) -> None:
+        lowest, highest = int(target.min()), int(target.max())
+        if lowest < 0 or highest >= int(self._num_classes or 0):
+            raise ConfigError(
+                f"data.num_classes: found {self._num_classes}, while the split '{split}' has targets from {lowest} to "
+                f"{highest}; expected targets from 0 to num_classes - 1. Correct one of them."
+            )
 
     def _call(self, key: str, what: Any, given: Any) -> Call:
         if isinstance(what, str):
@@ -191,6 +212,11 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
         raise ConfigError(
             f"evaluate.metrics: found '{name}', which needs classes; the data has num_classes={num_classes}. "
             f"Use one of {', '.join(REGRESSION_METRICS)}, or data with classes."
+        )
+    if not isinstance(num_classes, Integral) or isinstance(num_classes, bool) or num_classes < 2:
+        raise ConfigError(
+            f"data.num_classes: found {num_classes!r}, which '{name}' cannot count; expected a whole number of at "
+            "least 2. Correct it."
         )
     kind, settings = CLASSIFICATION_METRICS[name]
     # The checks of the arguments' values cost as much as the metric itself; with several ranks one evaluates alone.

@@ -1,5 +1,7 @@
 """Metrics against their definitions."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -61,3 +63,30 @@ def test_every_metric_can_be_built(name: str) -> None:
 def test_a_classification_metric_needs_classes() -> None:
     with pytest.raises(ConfigError, match="needs classes"):
         build_metric("accuracy", None)
+
+
+def test_logits_that_are_nan_count_as_no_class() -> None:
+    module = nn.Linear(NUM_FEATURES, NUM_CLASSES)
+    evaluator = Evaluator(module, Data(), ["accuracy", "f1"], batch_size=7)
+    before = evaluator.evaluate("test")
+    with torch.no_grad():
+        module.bias[0] = math.nan
+    assert [math.isnan(value) for value in evaluator.evaluate("test").values()] == [True, True]
+    with torch.no_grad():
+        module.bias[0] = 0.0
+    assert set(before) == set(evaluator.evaluate("test"))
+    assert not any(map(math.isnan, evaluator.evaluate("test").values()))
+
+
+@pytest.mark.parametrize("num_classes", [1, 2.0, "3", -2, True])
+def test_a_number_of_classes_that_is_none_is_told(num_classes: object) -> None:
+    with pytest.raises(ConfigError, match=r"data\.num_classes: found .*; expected a whole number of at least 2"):
+        build_metric("f1", num_classes)  # type: ignore[arg-type]
+
+
+def test_targets_have_to_fit_the_number_of_classes() -> None:
+    data = Data()
+    data.num_classes = 2  # type: ignore[misc]
+    evaluator = Evaluator(nn.Linear(NUM_FEATURES, NUM_CLASSES), data, ["accuracy"], batch_size=16)
+    with pytest.raises(ConfigError, match=r"found 2, while the split 'val' has targets from 0 to 2"):
+        evaluator.rehearse("val")

@@ -1,0 +1,69 @@
+"""Which modules a problem can train."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from mlotool.core.errors import ConfigError
+
+
+def check_module(problem: str, module: Any) -> None:
+    """Refuse what is no module, and a module whose parameters cannot be trained, moved or saved.
+
+    Args:
+        problem: the problem's name.
+        module: of the problem.
+
+    Raises:
+        ConfigError: it is no nn.Module, holds itself, or has a parameter that is sparse, without values, or whose
+            elements share memory.
+    """
+    key = f"problems.{problem}.module"
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{key}: found {module!r}; expected an nn.Module, built. Give one, such as nn.Linear(3, 1).")
+    name = type(module).__name__
+    inside = _holds_itself(module, [])
+    if inside is not None:
+        raise ConfigError(
+            f"{key}: {name} holds itself, as '{inside}'; expected modules that hold others. Remove that attribute, or "
+            "keep it where nn.Module does not look: in a list of one."
+        )
+    for path, parameter in module.named_parameters():
+        fault = _fault(parameter)
+        if fault is not None:
+            found, expected, advice = fault
+            raise ConfigError(f"{key}: the parameter '{path}' of {name} {found}; expected {expected}. {advice}")
+
+
+def _holds_itself(module: nn.Module, above: list[nn.Module]) -> str | None:
+    """Return the path at which a module stands below itself."""
+    if any(module is each for each in above):
+        return ""
+    for name, child in module.named_children():
+        path = _holds_itself(child, [*above, module])
+        if path is not None:
+            return f"{name}.{path}".rstrip(".")
+    return None
+
+
+def _fault(parameter: Tensor) -> tuple[str, str, str] | None:
+    """Return what was found, what was expected and what to do."""
+    if is_lazy(parameter):
+        return None
+    if parameter.is_meta:
+        return (
+            "is on the device 'meta', which has no values",
+            "parameters with their values",
+            "Make the module without that device.",
+        )
+    if parameter.layout != torch.strided:
+        return "is sparse", "dense parameters", "Make it dense: .to_dense()."
+    if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
+        return (
+            "has elements that share memory, as expand() makes them",
+            "a number for each element",
+            "Make it nn.Parameter(tensor.clone()), or expand it in forward.",
+        )
+    return None
