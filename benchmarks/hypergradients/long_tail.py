@@ -80,7 +80,7 @@ def task(factor: float, seed: int) -> tasks.Bilevel:
         tasks.reweighting("mlp"),
         make_lower=lambda: seeded(settings.make_classifier),
         make_upper=lambda: seeded(settings.make_weight_net),
-        lower_loss=lower_loss,
+        view=lower_loss,
         lower_batches=_numbered(train, digits.BATCH_SIZE_LOWER, seed),
         upper_batches=_numbered(meta, digits.BATCH_SIZE_UPPER, seed),
         learning_rate=SERIES_STEP,

@@ -1,12 +1,14 @@
 """A module with the parameters that it plays with in one evaluation: what a loss sees of a problem."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from mlotool.core.slots import Slots
 
 
 class BoundModule:
@@ -21,9 +23,9 @@ class BoundModule:
         parameters: tensors by parameter name, or None for the module's own. Names that are left out
             (frozen parameters) keep the module's.
         training: train or eval mode for this role; None leaves the module's mode.
-        places: of the module, where they are at hand; None looks them up.
-        moves_buffers: whether its buffers move although parameters are given.
-        compiled: what to call in the module's place.
+
+    Raises:
+        KeyError: the module has no parameter of such a name.
 
     Example:
         >>> import torch
@@ -32,46 +34,63 @@ class BoundModule:
         tensor([3., 3.])
     """
 
-    __slots__ = ("_buffers", "_call", "_module", "_parameters", "_places", "_training")
+    __slots__ = ("_buffers", "_call", "_module", "_slots", "_tensors", "_training")
 
     def __init__(
-        self,
-        module: nn.Module,
-        parameters: Mapping[str, Tensor] | None = None,
-        *,
-        training: bool | None = None,
-        places: "Places | None" = None,
-        moves_buffers: bool = False,
-        compiled: Callable[..., Any] | None = None,
+        self, module: nn.Module, parameters: Mapping[str, Tensor] | None = None, *, training: bool | None = None
     ) -> None:
         self._module = module
-        self._call = compiled or module
-        self._parameters = parameters
-        self._training = None if training is module.training else training
-        self._places = places
-        self._buffers: dict[str, Tensor] | None = {} if moves_buffers else None
+        self._call: Callable[..., Any] = module
+        self._training = training
+        self._slots = None if parameters is None else Slots(module, tuple(parameters))
+        self._tensors: Sequence[Tensor] | None = None if parameters is None else tuple(parameters.values())
+        self._buffers: list[Tensor] | None = None
+
+    @classmethod
+    def in_slots(
+        cls,
+        slots: Slots,
+        tensors: Sequence[Tensor] | None,
+        training: bool | None,
+        call: Callable[..., Any],
+        buffers: list[Tensor] | None = None,
+    ) -> "BoundModule":
+        """Return a module whose slots are at hand.
+
+        Args:
+            slots: of the module.
+            tensors: one a slot; None for the module's own.
+            training: as above.
+            call: the module, or what is called in its place.
+            buffers: what to put into the buffers' places; empty leaves those there, which then move; None copies them.
+        """
+        bound = cls.__new__(cls)
+        bound._module = slots.module
+        bound._call = call
+        bound._training = training
+        bound._slots = slots
+        bound._tensors = tensors
+        bound._buffers = buffers
+        return bound
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
-        if self._training is None:
-            return self._forward(args, kwargs)
-        with _mode(self._module, self._training):
-            return self._forward(args, kwargs)
+        return self._run(self._call, args, kwargs)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run another method of the module, `name`, with the bound parameters."""
-        return BoundModule(_Method(self._module, name), self._prefixed(), training=self._training)(*args, **kwargs)
+        return self._run(getattr(self._module, name), args, kwargs)
 
     def at(self, parameters: Mapping[str, Tensor]) -> "BoundModule":
         """Return the same module at other parameters, by name; those left out stay as they are."""
-        bound = {**(self._parameters or {}), **parameters}
-        return BoundModule(self._module, bound, training=self._training, places=self._places)
+        bound = dict(zip(self._slots.names, self._tensors, strict=True)) if self._slots and self._tensors else {}
+        return BoundModule(self._module, {**bound, **parameters}, training=self._training)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""
-        given = self._parameters or {}
-        for name, parameter in self._module.named_parameters():
-            yield name, given.get(name, parameter)
+        if self._slots is None or self._tensors is None:
+            return self._module.named_parameters()
+        return self._slots.named_tensors(self._tensors)
 
     def parameters(self) -> Iterator[Tensor]:
         """Yield the current tensors of all parameters."""
@@ -86,24 +105,42 @@ class BoundModule:
             "parameters() and named_parameters()"
         )
 
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._parameters is None:
-            return self._call(*args, **kwargs)
-        if self._places is None:
-            self._places = Places(self._module)
+    def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._training is not None and self._training is not self._module.training:
+            with _mode(self._module, self._training):
+                return self._run_in_mode(call, args, kwargs)
+        return self._run_in_mode(call, args, kwargs)
+
+    def _run_in_mode(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        slots, tensors = self._slots, self._tensors
+        if slots is None or tensors is None:
+            return call(*args, **kwargs)
+        own = slots.put(tensors)
+        try:
+            if slots.has_buffers:
+                return self._with_buffers(slots, call, args, kwargs)
+            return call(*args, **kwargs)
+        finally:
+            slots.put_back(own)
+
+    def _with_buffers(self, slots: Slots, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._buffers is None:
             # One copy for the whole evaluation: a module that is called twice sees its own update of a buffer.
-            self._buffers = self._places.copy_buffers()
-        restore = self._places.fill(self._parameters, self._buffers)
+            self._buffers = [buffer.clone() for buffer in slots.buffers()]
+        if not self._buffers:
+            return call(*args, **kwargs)
+        own = slots.buffers()
+        slots.put_buffers(self._buffers)
         try:
-            return self._call(*args, **kwargs)
+            return call(*args, **kwargs)
         finally:
-            restore()
+            # A module may have assigned a new tensor.
+            self._buffers = slots.buffers()
+            slots.put_buffers(own)
 
-    def _prefixed(self) -> dict[str, Tensor] | None:
-        if self._parameters is None:
-            return None
-        return {f"target.{name}": tensor for name, tensor in self._parameters.items()}
+
+MOVING_BUFFERS: list[Tensor] = []
+"""For `BoundModule.in_slots`: the module's own buffers stay in their places, and move."""
 
 
 def compile_module(module: nn.Module) -> Callable[..., Any]:
@@ -120,73 +157,6 @@ def compile_module(module: nn.Module) -> Callable[..., Any]:
             return compiled(*args, **kwargs)
 
     return run
-
-
-class Places:
-    """Where a module keeps its parameters and buffers, so that other tensors can take their places for a call.
-
-    `torch.func.functional_call` does the same by name, and looks the names up in each call; with small modules that
-    look-up costs as much as a layer. A tensor with several names (tied weights) has several places.
-
-    Args:
-        module: its structure must stay as it is.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._parameters = _places_of(module, dict(module.named_parameters()), "_parameters")
-        self._buffers = _places_of(module, dict(module.named_buffers()), "_buffers")
-
-    def copy_buffers(self) -> dict[str, Tensor]:
-        """Return copies of the current buffers by name."""
-        return {name: places[0][0][places[0][1]].clone() for name, places in self._buffers.items()}
-
-    def fill(self, parameters: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> Callable[[], None]:
-        """Put tensors into the places of those names; return what puts all back as it was.
-
-        A module may assign a new tensor to a buffer; once all is put back, `buffers` holds that one.
-
-        Raises:
-            KeyError: the module has no parameter or buffer of such a name; nothing has changed.
-        """
-        moves = [(place, tensor) for name, tensor in parameters.items() for place in self._parameters[name]]
-        moves += [(place, tensor) for name, tensor in buffers.items() for place in self._buffers[name]]
-        saved = [(holder, attribute, holder[attribute]) for (holder, attribute), _ in moves]
-        for (holder, attribute), tensor in moves:
-            holder[attribute] = tensor
-
-        def restore() -> None:
-            for name in buffers:
-                holder, attribute = self._buffers[name][0]
-                buffers[name] = holder[attribute]
-            for holder, attribute, tensor in saved:
-                holder[attribute] = tensor
-
-        return restore
-
-
-def _places_of(module: nn.Module, tensors: dict[str, Tensor], kind: str) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    names = {id(tensor): name for name, tensor in tensors.items()}
-    places: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name in tensors}
-    for child in module.modules():
-        holder = getattr(child, kind)
-        for attribute, tensor in holder.items():
-            if id(tensor) in names:
-                places[names[id(tensor)]].append((holder, attribute))
-    return places
-
-
-class _Method(nn.Module):
-    """A module whose forward is another module's method: the public way to bind one functionally."""
-
-    def __init__(self, target: nn.Module, name: str) -> None:
-        super().__init__()
-        self.target = target
-        self.name = name
-        self.training = target.training
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method."""
-        return getattr(self.target, self.name)(*args, **kwargs)
 
 
 @contextmanager

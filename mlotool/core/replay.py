@@ -148,20 +148,20 @@ class RandomState:
         return found
 
 
-class Habit:
-    """What a loss did before: how often it met `stop_gradient`, so that the next replay records at once.
+class LossTraits:
+    """What was found out about a loss: how often it met `stop_gradient`, so that the next replay records at once.
 
     Attributes:
         num_constants: calls of `stop_gradient` in one evaluation.
-        looked_at: problems whose loss has been searched for values that only finite differences see.
-        measured: problems whose finite differences have been taken at two radii.
+        has_searched_hidden_values: whether it has been searched for values that only finite differences see.
+        has_measured_radius: whether its finite differences have been taken at two radii.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
     """
 
     def __init__(self) -> None:
         self.num_constants = 0
-        self.looked_at: set[str] = set()
-        self.measured: set[str] = set()
+        self.has_searched_hidden_values = False
+        self.has_measured_radius = False
         self.is_twice_differentiable = False
 
 
@@ -172,13 +172,13 @@ class Replay:
         base: the unperturbed evaluation; it is run, without gradients, only if a perturbed one meets
             `stop_gradient`.
         devices: CUDA devices whose generators are used.
-        habit: of the loss; kept from one replay to the next, it saves the evaluation that would find out.
+        traits: of the loss; kept from one replay to the next, it saves the evaluation that would find out.
     """
 
-    def __init__(self, base: Evaluation, devices: tuple[torch.device, ...] = (), habit: Habit | None = None) -> None:
+    def __init__(self, base: Evaluation, devices: tuple[torch.device, ...] = (), traits: LossTraits | None = None) -> None:
         self._base = base
         self._random = RandomState(devices)
-        self._habit = habit or Habit()
+        self._traits = traits or LossTraits()
         self._constants: list[Tensor] | None = None
         self._has_result = False
 
@@ -188,11 +188,11 @@ class Replay:
         Raises:
             ConfigError: the loss calls `stop_gradient` more or less often than at the unperturbed parameters.
         """
-        if self._habit.num_constants and self._constants is None:
-            self._record(self._habit.num_constants)
+        if self._traits.num_constants and self._constants is None:
+            self._record(self._traits.num_constants)
         result = self._run(evaluation)
         if result is None and not self._has_result:
-            # Its habit is not known yet, or the loss has changed it: record all there is.
+            # They are not known yet, or the loss has changed it: record all there is.
             self._record(0)
             result = self._run(evaluation)
         if result is None:
@@ -215,4 +215,4 @@ class Replay:
         with torch.no_grad(), suppress(_RecordedAllError), _using(_Tape(None, num_expected)) as tape:
             self._base()
         self._constants = tape.recorded
-        self._habit.num_constants = len(tape.recorded)
+        self._traits.num_constants = len(tape.recorded)

@@ -20,7 +20,7 @@ from mlotool.hypergradient.solvers import AbstractSolver, ConjugateGradient, Exa
 from mlotool.hypergradient.solvers.base import Matvec
 from mlotool.hypergradient.unrolled import Unrolled
 from mlotool.program import AbstractHypergradient, Program
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 Batches = Mapping[str, Any]
 STEP = 1e-3
@@ -100,11 +100,11 @@ class Converged(AbstractSolver):
     failures: ClassVar[Mapping[Status, str]] = {**ConjugateGradient.failures, **Exact.failures}
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution, and how it ended."""
-        assert lower_loss is not None
-        return converged(matvec, vector, lower_loss)
+        assert view is not None
+        return converged(matvec, vector, view)
 
 
 def most_exact(program: Program) -> Program:
@@ -207,7 +207,7 @@ def _unrolled_slope(program: Program, upper: str, below: Sequence[str], batches:
         for sign in (1.0, -1.0):
             _put(program, upper, saved, sign * step * direction)
             with _same_numbers(program):
-                values.append(float(program.unrolled_loss(upper, batches).loss))
+                values.append(float(program.unrolled_loss(upper, batches)))
         return Slope(None, (values[0] - values[1]) / (2 * step), length, float(own @ direction))
     finally:
         _put(program, upper, saved, None)

@@ -13,7 +13,7 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.particles import History
 from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, unflatten
-from mlotool.program.differentiation import AbstractZerothOrder, LowerLoss, Particle, Vector
+from mlotool.program.differentiation import AbstractZerothOrder, LowerView, Particle, Vector
 from mlotool.program.trajectory import on_device
 from mlotool.program.update import State
 
@@ -113,31 +113,31 @@ class EvolutionStrategies(AbstractZerothOrder):
         """Whether rollouts go on where the last ones ended."""
         return self.persistent
 
-    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
-        """Return the current parameters as constants: no node carries this gradient."""
-        return lower_loss.theta
+    def pullback(self, view: LowerView, inputs: Vector) -> None:
+        """Take the current parameters for constants: the gradient is estimated as a whole."""
+        return
 
-    def rollout(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
+    def rollout(self, view: LowerView, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the parameters after the steps, had the inputs been these."""
-        particle = lower_loss.particle
-        key = None if particle is None else (lower_loss.problem, lower_loss.reader, particle.number)
+        particle = view.particle
+        key = None if particle is None else (view.problem.name, view.problem.reader, particle.number)
         begin = self.ends.get(key) if key is not None and particle is not None and not particle.is_new else None
         if begin is not None:
             # Those of a checkpoint are on the CPU.
-            device = lower_loss.theta[0].device
+            device = view.theta[0].device
             begin = tuple(tensor.to(device) for tensor in begin[0]), on_device(begin[1], device)
-        theta, state = self._roll_out(lower_loss, inputs, begin)
+        theta, state = self._roll_out(view, inputs, begin)
         if key is not None:
             self.ends[key] = theta, state
         return theta
 
     def _roll_out(
-        self, lower_loss: LowerLoss, inputs: Vector, begin: End | None
+        self, view: LowerView, inputs: Vector, begin: End | None
     ) -> tuple[tuple[Tensor, ...], tuple[State, ...]]:
-        unroll = lower_loss.unroll
+        unroll = view.unroll
         assert unroll is not None
         if not unroll.records:
-            return simulate(unroll, inputs, lower_loss, begin)[1:]
+            return simulate(unroll, inputs, view, begin)[1:]
         theta: Vector = unroll.records[0].theta
         state: Sequence[State] = unroll.records[0].state
         if begin is not None:
@@ -147,7 +147,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         for record in unroll.records:
             # A recorded reading would hide what the inputs do to the solutions that this problem reads.
             present = replace(record, readings={})
-            _, gradient = step_gradients(unroll, present, leaves(theta), inputs, lower_loss, create_graph=False)
+            _, gradient = step_gradients(unroll, present, leaves(theta), inputs, view, create_graph=False)
             with torch.no_grad():
                 theta, state = unroll.step(theta, gradient, state, record.settings, inputs)
         return tuple(theta), tuple(state)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mlotool.hypergradient.vector import zeros
-from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
+from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
 
 
 @dataclass
@@ -22,10 +22,10 @@ class FirstOrder(AbstractHypergradient):
     can_push = True
     is_constant = True
 
-    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
-        """Return the current parameters as constants."""
-        return lower_loss.theta
+    def pullback(self, view: LowerView, inputs: Vector) -> None:
+        """Take the current parameters for constants."""
+        return
 
-    def push(self, lower_loss: LowerLoss, inputs: Vector, directions: Vector) -> list[Tensor]:
+    def push(self, view: LowerView, inputs: Vector, directions: Vector) -> list[Tensor]:
         """Return zeros: it stays where it is."""
-        return zeros(lower_loss.theta)
+        return zeros(view.theta)

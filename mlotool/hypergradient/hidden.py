@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mlotool.core.replay import Habit, RandomState, outside_replay
+from mlotool.core.replay import LossTraits, RandomState, outside_replay
 from mlotool.hypergradient.products import FiniteDifferenceProduct
 from mlotool.hypergradient.vector import apart, leaves, norm
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 TOLERANCE = 0.1
 """Share of a product that may come from hidden values before there is a warning."""
@@ -36,12 +36,11 @@ _WARNING = (
 
 
 def warn_of_hidden_values(
-    lower_loss: LowerLoss,
+    view: LowerView,
     theta: Vector,
     inputs: Vector,
     wanted: Sequence[bool],
     direction: Vector,
-    habit: Habit,
     *,
     radius: float | None = None,
     with_hessian: bool = False,
@@ -51,26 +50,26 @@ def warn_of_hidden_values(
     Random numbers go on as if nothing had been. Losses evaluated by `torch.vmap` (tasks) are not judged.
 
     Args:
-        lower_loss: the loss.
+        view: the loss.
         theta: the point.
         inputs: what theta*_l depends on.
         wanted: which of the inputs want a cotangent.
         direction: of the products; nothing is learned from zero, so the next call tries again.
-        habit: of the loss; it keeps which problems have been looked at.
         radius: of the finite differences.
         with_hessian: whether the pullback takes products with H, beside those with M.
     """
     # The solutions inside a loss are detached by the program itself.
-    if lower_loss.is_nested or lower_loss.problem in habit.looked_at or not bool(norm(direction) > 0):
+    traits = view.problem.traits
+    if view.problem.is_nested or traits.has_searched_hidden_values or not bool(norm(direction) > 0):
         return
-    habit.looked_at.add(lower_loss.problem)
-    share = _hidden_share(lower_loss, theta, inputs, wanted, direction, radius, with_hessian)
+    traits.has_searched_hidden_values = True
+    share = _hidden_share(view, theta, inputs, wanted, direction, radius, with_hessian)
     if share > TOLERANCE:
-        warnings.warn(_WARNING.format(problem=lower_loss.problem, share=share), stacklevel=2)
+        warnings.warn(_WARNING.format(problem=view.problem.name, share=share), stacklevel=2)
 
 
 def _hidden_share(
-    lower_loss: LowerLoss,
+    view: LowerView,
     theta: Vector,
     inputs: Vector,
     wanted: Sequence[bool],
@@ -78,11 +77,12 @@ def _hidden_share(
     radius: float | None,
     with_hessian: bool,
 ) -> float:
-    held, random = _Held(lower_loss), RandomState(lower_loss.devices)
+    held, random = _Held(view), RandomState(view.devices)
 
     def products(function: Callable[[Vector, Vector], Tensor]) -> list[list[Tensor]]:
         random.restore()
-        loss = replace(lower_loss, function=function)
+        # What is found out about a loss with held values says nothing of the loss itself.
+        loss = replace(view, function=function, problem=replace(view.problem, traits=LossTraits()))
         product = FiniteDifferenceProduct(loss, theta, inputs, wanted, radius)
         curved = [product.hessian(direction)] if with_hessian else []
         return [*curved, product.cross(direction)]
@@ -93,7 +93,7 @@ def _hidden_share(
         if not held.values:
             return 0.0
         try:
-            return max(map(apart, products(lower_loss.function), products(held)))
+            return max(map(apart, products(view.function), products(held)))
         except _OtherValuesError:
             return 0.0
 
@@ -106,11 +106,11 @@ class _Held:
     """A loss whose hidden values are those of one evaluation.
 
     Args:
-        lower_loss: the loss.
+        view: the loss.
     """
 
-    def __init__(self, lower_loss: LowerLoss) -> None:
-        self._loss = lower_loss
+    def __init__(self, view: LowerView) -> None:
+        self._loss = view
         self.values: list[Any] = []
 
     def record(self, theta: Vector, inputs: Vector) -> None:

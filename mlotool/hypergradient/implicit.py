@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.replay import Habit, RandomState
+from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.hidden import warn_of_hidden_values
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
 from mlotool.hypergradient.quality import Quality, assess
 from mlotool.hypergradient.radius import warn_of_radius
-from mlotool.hypergradient.solution import Solution, differentiable_pullback
+from mlotool.hypergradient.solution import differentiable_pullback
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
 from mlotool.hypergradient.vector import norm
-from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
+from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
 
 
 @dataclass
@@ -69,7 +69,6 @@ class Implicit(AbstractHypergradient):
     report_every: int = 0
     can_push = True
     last: SolveResult | None = field(default=None, init=False, repr=False)
-    habit: Habit = field(default_factory=Habit, init=False, repr=False, compare=False)
     quality: Quality | None = field(default=None, init=False, repr=False, compare=False)
     num_pullbacks: int = field(default=0, init=False, repr=False, compare=False)
     _starts: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -110,10 +109,9 @@ class Implicit(AbstractHypergradient):
         """Products by reverse mode do; so do solvers that look at the loss themselves."""
         return self.product == "reverse" or self.solver.uses_loss or self.report_every > 0
 
-    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
-        """Return theta*_l with the pullback as its backward."""
-        outputs: tuple[Tensor, ...] = Solution.apply(_ImplicitPullback(self, lower_loss), *inputs)
-        return outputs
+    def pullback(self, view: LowerView, inputs: Vector) -> "_ImplicitPullback":
+        """Return the pullback by the implicit function theorem."""
+        return _ImplicitPullback(self, view)
 
     def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
         """Refuse finite differences where the pullback is differentiated.
@@ -147,9 +145,9 @@ class Implicit(AbstractHypergradient):
         """Whether products are finite differences."""
         return self.product == "finite_difference"
 
-    def push(self, lower_loss: LowerLoss, inputs: Vector, directions: Vector) -> list[Tensor]:
+    def push(self, view: LowerView, inputs: Vector, directions: Vector) -> list[Tensor]:
         """Return `-H^-1 M d`, how theta*_l moves with its inputs."""
-        return _ImplicitPullback(self, lower_loss).push(lower_loss.theta, inputs, directions)
+        return _ImplicitPullback(self, view).push(view.theta, inputs, directions)
 
     def statistics(self) -> dict[str, float]:
         """Return the last solve's residual and number of products, where the solver knows them.
@@ -221,15 +219,15 @@ class Implicit(AbstractHypergradient):
 class _ImplicitPullback:
     """The pullback of one solution node; its evaluations share their random numbers."""
 
-    def __init__(self, settings: Implicit, lower_loss: LowerLoss) -> None:
+    def __init__(self, settings: Implicit, view: LowerView) -> None:
         self.settings = settings
         self.solver = settings.solver
-        self._unpaired = lower_loss
-        self._paired = _Paired(lower_loss)
-        self.outputs = lower_loss.theta
+        self._unpaired = view
+        self._paired = _Paired(view)
+        self.outputs = view.theta
 
     @cached_property
-    def lower_loss(self) -> LowerLoss:
+    def view(self) -> LowerView:
         """The loss, with the same random numbers in all evaluations."""
         return replace(self._unpaired, function=self._paired)
 
@@ -237,12 +235,12 @@ class _ImplicitPullback:
         """Return `-M^T H^-1 v` for the wanted inputs."""
         # Without a differentiated pullback before it there is one evaluation, or a difference that pairs its own.
         settings = self.settings
-        loss = self.lower_loss if self._paired.is_used or self.solver.uses_loss else self._unpaired
+        loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
         settings.num_pullbacks += 1
         is_reported = settings.report_every > 0 and settings.num_pullbacks % settings.report_every == 0
         before = RandomState(loss.devices) if is_reported else None
-        product, vector = self._product(loss, theta, inputs, wanted), self._unpaired.reduce(cotangent)
-        key = f"{loss.problem} for {loss.reader}"
+        product, vector = self._product(loss, theta, inputs, wanted), self._unpaired.problem.reduce(cotangent)
+        key = f"{loss.problem.name} for {loss.problem.reader}"
         start = settings.start(key, vector) if settings.warm_start else None
         solution = self._solve(product, vector, theta, inputs, start)
         settings.keep(key, solution)
@@ -254,11 +252,10 @@ class _ImplicitPullback:
                 inputs,
                 wanted,
                 solution,
-                settings.habit,
                 radius=settings.radius,
                 with_hessian=self.solver.needs_products,
             )
-            warn_of_radius(self._unpaired, theta, inputs, wanted, solution, settings.habit, settings.radius)
+            warn_of_radius(self._unpaired, theta, inputs, wanted, solution, settings.radius)
         if before is not None:
             # On the same random numbers; afterwards the generators go on as if nothing had been.
             with before.replayed():
@@ -271,36 +268,36 @@ class _ImplicitPullback:
 
     def push(self, theta: Vector, inputs: Vector, directions: Vector) -> list[Tensor]:
         """Return `-H^-1 M d`."""
-        product = self._product(self.lower_loss, theta, inputs, [True] * len(inputs))
-        vector = self.lower_loss.reduce(product.push(directions))
+        product = self._product(self.view, theta, inputs, [True] * len(inputs))
+        vector = self.view.problem.reduce(product.push(directions))
         return list(torch._foreach_neg(self._solve(product, vector, theta, inputs, None)))
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
         """Return `H^-1 v`."""
-        product = self._product(self.lower_loss, theta, inputs, [False] * len(inputs))
-        return self._solve(product, self.lower_loss.reduce(vector), theta, inputs, None)
+        product = self._product(self.view, theta, inputs, [False] * len(inputs))
+        return self._solve(product, self.view.problem.reduce(vector), theta, inputs, None)
 
     def record(self, result: SolveResult) -> None:
         """Keep how a solve ended, and warn of a failure."""
         # Without a graph: what is kept outlives the step.
-        self.settings.record(self._unpaired.problem, replace(result, solution=[q.detach() for q in result.solution]))
+        constant = replace(result, solution=[q.detach() for q in result.solution])
+        self.settings.record(self._unpaired.problem.name, constant)
 
-    def _product(self, lower_loss: LowerLoss, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
+    def _product(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
-            settings = self.settings
-            return FiniteDifferenceProduct(lower_loss, theta, inputs, wanted, settings.radius, settings.habit)
-        return ReverseProduct(lower_loss, theta, inputs, wanted)
+            return FiniteDifferenceProduct(view, theta, inputs, wanted, self.settings.radius)
+        return ReverseProduct(view, theta, inputs, wanted)
 
     def _solve(
         self, product: AbstractProduct, vector: Vector, theta: Vector, inputs: Vector, start: Vector | None
     ) -> list[Tensor]:
-        reduce, loss = self._unpaired.reduce, self._unpaired
+        reduce, loss = self._unpaired.problem.reduce, self._unpaired
         if self.solver.uses_loss:
-            paired, constants = self.lower_loss, [tensor.detach() for tensor in inputs]
+            paired, constants = self.view, [tensor.detach() for tensor in inputs]
             point = tuple(tensor.detach() for tensor in theta)
             loss = replace(paired, theta=point, function=lambda moved, _: paired(moved, constants))
         result = self.solver.solve(
-            lambda direction: reduce(product.hessian(direction)), vector, start=start, lower_loss=loss
+            lambda direction: reduce(product.hessian(direction)), vector, start=start, view=loss
         )
         self.record(result)
         return result.solution
@@ -309,8 +306,8 @@ class _ImplicitPullback:
 class _Paired:
     """A loss that draws the same random numbers each time."""
 
-    def __init__(self, lower_loss: LowerLoss) -> None:
-        self._loss = lower_loss
+    def __init__(self, view: LowerView) -> None:
+        self._loss = view
         self._random: RandomState | None = None
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mlotool.core.errors import ConfigError
-from mlotool.program.differentiation import LowerLoss
+from mlotool.program.differentiation import LowerView
 
 # All functions that the decorator makes share their code.
 _MARK = once_differentiable(lambda ctx: None).__code__
@@ -21,7 +21,7 @@ _REFUSAL = (
 )
 
 
-def check_twice_differentiable(lower_loss: LowerLoss, loss: Tensor) -> None:
+def check_twice_differentiable(view: LowerView, loss: Tensor) -> None:
     """Refuse a value of the loss that depends on the parameters through a function that is differentiable once.
 
     The graph is searched once a problem.
@@ -29,7 +29,7 @@ def check_twice_differentiable(lower_loss: LowerLoss, loss: Tensor) -> None:
     Raises:
         ConfigError: it does.
     """
-    if lower_loss.habit.is_twice_differentiable:
+    if view.problem.traits.is_twice_differentiable:
         return
     seen, waiting = set(), [loss.grad_fn]
     while waiting:
@@ -39,6 +39,6 @@ def check_twice_differentiable(lower_loss: LowerLoss, loss: Tensor) -> None:
         seen.add(node)
         function = getattr(node, "_forward_cls", None)
         if function is not None and getattr(function.backward, "__code__", None) is _MARK:
-            raise ConfigError(_REFUSAL.format(problem=lower_loss.problem, name=function.__name__))
+            raise ConfigError(_REFUSAL.format(problem=view.problem.name, name=function.__name__))
         waiting += [other for other, _ in node.next_functions]
-    lower_loss.habit.is_twice_differentiable = True
+    view.problem.traits.is_twice_differentiable = True

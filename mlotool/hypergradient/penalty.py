@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.replay import Habit, RandomState, Replay
+from mlotool.core.replay import RandomState, Replay
 from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.hidden import warn_of_hidden_values
-from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.vector import add, dot, leaves, scaled, vector_jacobian, zeros
-from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
+from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
 
 
 @dataclass
@@ -98,7 +97,6 @@ class Penalty(AbstractHypergradient):
     batch: Literal["last", "fresh"] = "last"
     needs_full_precision = True
     readers: dict[str, "PenaltyState"] = field(default_factory=dict, init=False, repr=False, compare=False)
-    habit: Habit = field(default_factory=Habit, init=False, repr=False, compare=False)
     last_multiplier: float | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -122,10 +120,9 @@ class Penalty(AbstractHypergradient):
         _require(whole, "num_steps", self.num_steps, "a whole number of at least 1")
         _require(self.step_size > 0, "step_size", self.step_size, "a positive number")
 
-    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
-        """Return the current parameters z, with the penalty's gradient as their backward."""
-        outputs: tuple[Tensor, ...] = Solution.apply(_PenaltyPullback(self, lower_loss), *inputs)
-        return outputs
+    def pullback(self, view: LowerView, inputs: Vector) -> "_PenaltyPullback":
+        """Return the gradient of the penalty, in the place of a pullback."""
+        return _PenaltyPullback(self, view)
 
     def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
         """Refuse a problem that both shapes and reads a lower one, and one below such a problem."""
@@ -177,24 +174,24 @@ class PenaltyState:
 class _PenaltyPullback:
     """The pullback of one solution node; its evaluations share batch, random numbers and constants."""
 
-    def __init__(self, settings: Penalty, lower_loss: LowerLoss) -> None:
+    def __init__(self, settings: Penalty, view: LowerView) -> None:
         self.settings = settings
-        self.lower_loss = lower_loss
-        self.outputs = lower_loss.theta
+        self.view = view
+        self.outputs = view.theta
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the cotangents of the wanted inputs, and move y."""
         settings = self.settings
-        state = settings.readers.get(self.lower_loss.reader)
+        state = settings.readers.get(self.view.problem.reader)
         if state is None:
             state = PenaltyState(tuple(tensor.detach().clone() for tensor in theta), settings.multiplier)
-            settings.readers[self.lower_loss.reader] = state
+            settings.readers[self.view.problem.reader] = state
         point: Vector = theta
         if settings.warm_start:
             point = [y.to(z) for y, z in zip(state.point, theta, strict=True)]
-        slopes = _Slopes(self.lower_loss, theta, inputs, wanted, settings.habit)
-        vector = list(self.lower_loss.reduce(cotangent))
-        warn_of_hidden_values(self.lower_loss, theta, inputs, wanted, vector, settings.habit, with_hessian=True)
+        slopes = _Slopes(self.view, theta, inputs, wanted)
+        vector = list(self.view.problem.reduce(cotangent))
+        warn_of_hidden_values(self.view, theta, inputs, wanted, vector, with_hessian=True)
         if settings.rule == "fixed":
             assert state.multiplier is not None
             settings.last_multiplier = state.multiplier
@@ -212,7 +209,7 @@ class _PenaltyPullback:
     def _fixed(
         self, slopes: "_Slopes", point: Vector, theta: Vector, vector: Vector, multiplier: float
     ) -> tuple[list[Tensor], Vector]:
-        scale = self.lower_loss.cotangent_scale
+        scale = self.view.problem.cotangent_scale
         pull = scaled(vector, scale / multiplier)
         for _ in range(self.settings.num_steps):
             point = add(point, add(pull, slopes.lower(point)), -self.settings.step_size)
@@ -220,14 +217,14 @@ class _PenaltyPullback:
 
     def _barrier(self, slopes: "_Slopes", point: Vector, vector: Vector) -> tuple[list[Tensor], Vector]:
         assert self.settings.barrier is not None
-        scale, step_size = self.lower_loss.cotangent_scale, self.settings.step_size
+        scale, step_size = self.view.problem.cotangent_scale, self.settings.step_size
         # z_T is a constant in dq, so dq/dy = dg(x, y)/dy.
         slope, upper = slopes.both(point)
         solved = add(point, slope, -step_size)
         for _ in range(self.settings.num_steps - 1):
             solved = add(solved, slopes.lower(solved), -step_size)
         shift = scaled(add(upper, slopes.upper(solved), -1.0), 1 / scale)
-        mean_shift = self.lower_loss.reduce(shift)
+        mean_shift = self.view.problem.reduce(shift)
         product = dot(vector, slope) + dot(slopes.direct(), mean_shift)
         square = dot(slope, slope) / scale + dot(mean_shift, mean_shift)
         # Where q is stationary the rule has no value, and nothing to penalise.
@@ -242,14 +239,12 @@ class _PenaltyPullback:
 class _Slopes:
     """First derivatives of one lower loss at several points."""
 
-    def __init__(
-        self, lower_loss: LowerLoss, theta: Vector, inputs: Vector, wanted: Sequence[bool], habit: Habit
-    ) -> None:
-        self._loss = lower_loss
+    def __init__(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> None:
+        self._loss = view
         self._inputs = [tensor.detach() for tensor in inputs]
         self._wanted = tuple(wanted)
         base, values = [tensor.detach() for tensor in theta], self._inputs
-        self._replay = Replay(lambda: [lower_loss(base, values)], lower_loss.devices, habit)
+        self._replay = Replay(lambda: [view(base, values)], view.devices, view.problem.traits)
 
     def lower(self, point: Vector) -> list[Tensor]:
         """Return dg/dtheta, the mean over ranks."""
@@ -278,7 +273,7 @@ class _Slopes:
             return self._slopes(at, values, [*at, *sources])
 
         found = self._replay(evaluate)
-        return list(self._loss.reduce(found[: len(point)])), list(found[len(point) :])
+        return list(self._loss.problem.reduce(found[: len(point)])), list(found[len(point) :])
 
     def direct(self) -> list[Tensor]:
         """Return the derivative of the reader's loss with respect to the wanted inputs, all solutions fixed."""
@@ -289,10 +284,10 @@ class _Slopes:
         with torch.enable_grad(), RandomState(self._loss.devices).replayed():
             loss = read(values)
             found = vector_jacobian([loss], sources, [torch.ones_like(loss)], retain=False)
-        return list(self._loss.reduce(found))
+        return list(self._loss.problem.reduce(found))
 
     def _mean(self, evaluate: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
-        return list(self._loss.reduce(self._replay(evaluate)))
+        return list(self._loss.problem.reduce(self._replay(evaluate)))
 
     def _sources(self) -> tuple[list[Tensor], list[Tensor]]:
         values = leaves(self._inputs, self._wanted)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mlotool.core.replay import Habit, RandomState, Replay
+from mlotool.core.replay import RandomState, Replay
 from mlotool.hypergradient.once import check_twice_differentiable
 from mlotool.hypergradient.vector import add, leaves, norm, scaled, vector_jacobian
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 Loss = Callable[[Vector, Vector], Tensor]
 """`(theta, inputs) -> loss`."""
@@ -47,7 +47,7 @@ class AbstractProduct(ABC):
     """Products at one point, on one batch, with one set of random numbers.
 
     Args:
-        lower_loss: the loss.
+        view: the loss.
         theta: the point, one tensor a parameter.
         inputs: what theta*_l depends on.
         wanted: which of the inputs want a cotangent.
@@ -74,14 +74,14 @@ class ReverseProduct(AbstractProduct):
     Cost: about 2 gradients a product; memory of one gradient's graph.
     """
 
-    def __init__(self, lower_loss: LowerLoss, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> None:
+    def __init__(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> None:
         self._theta = leaves(theta)
         points = leaves(inputs, tuple(wanted))
         self._wanted = [point for point, flag in zip(points, wanted, strict=True) if flag]
         with torch.enable_grad():
-            loss = lower_loss(self._theta, points)
-            check_twice_differentiable(lower_loss, loss)
-            self._scale = FP16_LOSS_SCALE if lower_loss.precision == "fp16" else None
+            loss = view(self._theta, points)
+            check_twice_differentiable(view, loss)
+            self._scale = FP16_LOSS_SCALE if view.problem.precision == "fp16" else None
             factor = torch.full_like(loss, self._scale or 1.0)
             self._gradient = vector_jacobian([loss], self._theta, [factor], create_graph=True)
 
@@ -120,7 +120,6 @@ class FiniteDifferenceProduct(AbstractProduct):
     Args:
         radius: 2-norm of the perturbation `e u`, of each task's in `H u`; None takes `default_radius` of the
             parameters.
-        habit: of the loss, kept between pullbacks.
 
     Cost: 2 gradients a product (and a forward pass, once, where the loss uses `stop_gradient`); no graph is kept.
         Where there are solutions inside, also a solve at each of them, and their pullbacks in each gradient.
@@ -128,20 +127,19 @@ class FiniteDifferenceProduct(AbstractProduct):
 
     def __init__(
         self,
-        lower_loss: LowerLoss,
+        view: LowerView,
         theta: Vector,
         inputs: Vector,
         wanted: Sequence[bool],
         radius: float | None = None,
-        habit: Habit | None = None,
     ) -> None:
-        self._loss = lower_loss
+        self._loss = view
         self._theta = point = [tensor.detach() for tensor in theta]
         self._inputs = values = [tensor.detach() for tensor in inputs]
         self._wanted = wanted
         self._radius = radius
-        self._replay = Replay(lambda: [lower_loss(point, values)], lower_loss.devices, habit)
-        self._random = RandomState(lower_loss.devices) if lower_loss.eliminated else None
+        self._replay = Replay(lambda: [view(point, values)], view.devices, view.problem.traits)
+        self._random = RandomState(view.devices) if view.eliminated else None
 
     def hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
@@ -153,7 +151,7 @@ class FiniteDifferenceProduct(AbstractProduct):
                 return vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False)
 
         # Tasks share nothing here, so each has a step of its own; in the cross product they share the inputs.
-        return self._difference(gradient, vector, self._loss.num_tasks)
+        return self._difference(gradient, vector, self._loss.problem.num_tasks)
 
     def push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`; not within a loss that has solutions inside."""
@@ -213,15 +211,22 @@ class FiniteDifferenceProduct(AbstractProduct):
             lambda theta, inputs: eliminated.function(theta, inputs, back),
         )
 
-    def _step(self, vector: Vector, point: Vector, num_tasks: int | None) -> tuple[Tensor, Tensor]:
+    def _step(self, vector: Vector, point: Vector, num_tasks: int | None) -> tuple[float | Tensor, float | Tensor]:
         """Return the factor that makes `vector` as long as the radius, and what undoes it in a difference."""
         length = norm(vector, num_tasks)
         radius = default_radius(point, num_tasks) if self._radius is None else self._radius
+        tiny = torch.finfo(length.dtype).tiny
         # A zero vector has a zero product: keep 0 * (radius / 0) away.
-        return radius / length.clamp_min(torch.finfo(length.dtype).tiny), length / (2.0 * radius)
+        if length.dim() or length.is_cuda:
+            return radius / length.clamp_min(tiny), length / (2.0 * radius)
+        # A number of the CPU needs no tensors.
+        size, reach = float(length), float(radius)
+        return reach / max(size, tiny), size / (2.0 * reach)
 
 
-def _moved(point: Vector, vector: Vector, scale: Tensor) -> list[Tensor]:
+def _moved(point: Vector, vector: Vector, scale: float | Tensor) -> list[Tensor]:
+    if isinstance(scale, float):
+        return list(torch._foreach_add(list(point), list(vector), alpha=scale))
     # One buffer: the step becomes the point.
     moved = scaled(vector, scale)
     torch._foreach_add_(moved, list(point))

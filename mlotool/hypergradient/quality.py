@@ -9,7 +9,7 @@ from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.solvers import ConjugateGradient, Exact, NormalEquationConjugateGradient, SolveResult, Status
 from mlotool.hypergradient.solvers.base import Matvec
 from mlotool.hypergradient.vector import add, dot, norm
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 MAX_DENSE_PARAMETERS = 2000
 """Up to here, of each task, the reference is the dense solve."""
@@ -33,7 +33,7 @@ class Quality:
 
 
 def assess(
-    lower_loss: LowerLoss,
+    view: LowerView,
     theta: Vector,
     inputs: Vector,
     wanted: Sequence[bool],
@@ -44,7 +44,7 @@ def assess(
     """Compare a pullback with a converged one, by reverse products.
 
     Args:
-        lower_loss: the loss; it is evaluated once.
+        view: the loss; it is evaluated once.
         theta: the point.
         inputs: what theta*_l depends on.
         wanted: which of the inputs want a cotangent.
@@ -52,28 +52,28 @@ def assess(
         solution: q.
         found: the cotangents of the wanted inputs.
     """
-    product, num_tasks = ReverseProduct(lower_loss, theta, inputs, wanted), lower_loss.num_tasks
+    product, num_tasks = ReverseProduct(view, theta, inputs, wanted), view.problem.num_tasks
 
     def matvec(direction: Vector) -> Vector:
-        return lower_loss.reduce(product.hessian(direction))
+        return view.problem.reduce(product.hessian(direction))
 
     lengths = norm(vector, num_tasks)
     errors = norm(add(matvec(solution), vector, -1.0), num_tasks)
     residual = torch.where(errors == 0, 0.0, errors / lengths)
-    reference = list(torch._foreach_neg(product.cross(converged(matvec, vector, lower_loss).solution)))
+    reference = list(torch._foreach_neg(product.cross(converged(matvec, vector, view).solution)))
     return Quality(float(residual.max()), _cosine(found, reference))
 
 
-def converged(matvec: Matvec, vector: Vector, lower_loss: LowerLoss) -> SolveResult:
+def converged(matvec: Matvec, vector: Vector, view: LowerView) -> SolveResult:
     """Return the most exact solve that fits: a dense one, else conjugate gradients, on the normal equations at need."""
-    size = sum(tensor.numel() for tensor in vector) // (lower_loss.num_tasks or 1)
+    size = sum(tensor.numel() for tensor in vector) // (view.problem.num_tasks or 1)
     if size <= MAX_DENSE_PARAMETERS:
-        return Exact(max_parameters=MAX_DENSE_PARAMETERS).solve(matvec, vector, lower_loss=lower_loss)
+        return Exact(max_parameters=MAX_DENSE_PARAMETERS).solve(matvec, vector, view=view)
     tolerance = torch.finfo(vector[0].dtype).eps ** 0.75
-    result = ConjugateGradient(MAX_ITERATIONS, tolerance).solve(matvec, vector, lower_loss=lower_loss)
+    result = ConjugateGradient(MAX_ITERATIONS, tolerance).solve(matvec, vector, view=view)
     if result.status is Status.NEGATIVE_CURVATURE:
         solver = NormalEquationConjugateGradient(MAX_ITERATIONS, tolerance)
-        result = solver.solve(matvec, vector, lower_loss=lower_loss)
+        result = solver.solve(matvec, vector, view=view)
     return result
 
 

@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mlotool.core.replay import Habit, RandomState
+from mlotool.core.replay import RandomState
 from mlotool.hypergradient.products import FiniteDifferenceProduct, default_radius
 from mlotool.hypergradient.vector import apart, norm
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 TOLERANCE = 0.1
 """Relative difference of two products from which on there is a warning."""
@@ -21,12 +21,11 @@ _POWERS = range(-7, 8)
 
 
 def warn_of_radius(
-    lower_loss: LowerLoss,
+    view: LowerView,
     theta: Vector,
     inputs: Vector,
     wanted: Sequence[bool],
     direction: Vector,
-    habit: Habit,
     radius: float | None,
 ) -> None:
     """Warn where `M^T q` by finite differences is another one at a quarter of the radius; once a problem.
@@ -34,24 +33,24 @@ def warn_of_radius(
     Products with H are not judged: a kink of the loss (ReLU) changes theirs at any radius.
 
     Args:
-        lower_loss: the loss.
+        view: the loss.
         theta: the point.
         inputs: what theta*_l depends on.
         wanted: which of the inputs want a cotangent.
         direction: q; nothing is learned from zero, so the next call tries again.
-        habit: of the loss; it keeps which problems have been looked at.
         radius: in use; None is the default.
 
     Cost: two cross products, once; fifteen more with the warning. Random numbers go on as if nothing had been.
     """
-    if lower_loss.is_nested or lower_loss.problem in habit.measured or not bool(norm(direction) > 0):
+    traits = view.problem.traits
+    if view.problem.is_nested or traits.has_measured_radius or not bool(norm(direction) > 0):
         return
-    habit.measured.add(lower_loss.problem)
-    used, random = radius or float(default_radius(theta)), RandomState(lower_loss.devices)
+    traits.has_measured_radius = True
+    used, random = radius or float(default_radius(theta)), RandomState(view.devices)
 
     def cross(radius: float) -> list[Vector]:
         random.restore()
-        return [FiniteDifferenceProduct(lower_loss, theta, inputs, wanted, radius).cross(direction)]
+        return [FiniteDifferenceProduct(view, theta, inputs, wanted, radius).cross(direction)]
 
     with random.replayed():
         [own], [other] = cross(used), cross(used / 4)
@@ -62,10 +61,10 @@ def warn_of_radius(
         found = [cross(each)[0] for each in radii]
     shares = [apart(a, b) for a, b in pairwise(found)]
     least, best = min(zip(shares, radii, strict=False))
-    better = f"set problems.{lower_loss.problem}.hypergradient.radius={best:.0e}, from where they differ by {least:.1%}"
+    better = f"set problems.{view.problem.name}.hypergradient.radius={best:.0e}, from where they differ by {least:.1%}"
     advice = f"Choose product: reverse, or {better}." if least <= TOLERANCE else "Choose product: reverse."
     warnings.warn(
-        f"problems.{lower_loss.problem}.hypergradient.radius: finite differences at a radius of {used:.1e} and at a "
+        f"problems.{view.problem.name}.hypergradient.radius: finite differences at a radius of {used:.1e} and at a "
         f"quarter of it differ by {share:.0%}, with parameters of norm {float(norm(theta)):.1e}; expected less than "
         f"{TOLERANCE:.0%}. {advice}",
         stacklevel=2,

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.products import ReverseProduct
-from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.vector import add, scaled
-from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Vector
+from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
 
 
 @dataclass
@@ -78,10 +77,9 @@ class SABA(AbstractHypergradient):
                 "Correct hypergradient.step_size."
             )
 
-    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
-        """Return theta*_l with the averaged pullback as its backward."""
-        outputs: tuple[Tensor, ...] = Solution.apply(_AveragedPullback(self, lower_loss), *inputs)
-        return outputs
+    def pullback(self, view: LowerView, inputs: Vector) -> "_AveragedPullback":
+        """Return the averaged pullback."""
+        return _AveragedPullback(self, view)
 
     def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
         """Refuse a problem that another one both shapes and reads: the tables have no derivative."""
@@ -198,26 +196,26 @@ class _Averages:
 class _AveragedPullback:
     """The pullback of one solution node."""
 
-    def __init__(self, settings: SABA, lower_loss: LowerLoss) -> None:
+    def __init__(self, settings: SABA, view: LowerView) -> None:
         self.settings = settings
-        self.lower_loss = lower_loss
-        self.outputs = lower_loss.theta
+        self.view = view
+        self.outputs = view.theta
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the averaged `-M^T q` for the wanted inputs, and move q."""
-        loss = self.lower_loss
-        number = number_of(loss.problem, loss.batch, loss.batch_number, self.settings.key)
-        averages = self.settings.readers.setdefault(loss.reader, _Averages())
+        loss = self.view
+        number = number_of(loss.problem.name, loss.batch, loss.batch_number, self.settings.key)
+        averages = self.settings.readers.setdefault(loss.problem.reader, _Averages())
         product = ReverseProduct(loss, theta, inputs, wanted)
         kept = averages.solution
         start = [torch.zeros_like(v) for v in cotangent] if kept is None else kept
         start = [q.to(v) for q, v in zip(start, cotangent, strict=True)]
-        curved = averages.hessian.replace(number, loss.reduce(product.hessian(start)))
-        residual = add(curved, loss.reduce(cotangent), -1.0)
+        curved = averages.hessian.replace(number, loss.problem.reduce(product.hessian(start)))
+        residual = add(curved, loss.problem.reduce(cotangent), -1.0)
         solution = add(start, residual, -self.settings.step_size)
         averages.solution = solution
         # Reduced, so that the tables are the same on all ranks.
-        return scaled(averages.cross.replace(number, loss.reduce(product.cross(solution))), -1.0)
+        return scaled(averages.cross.replace(number, loss.problem.reduce(product.cross(solution))), -1.0)
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Not called: `check` refuses the graphs that would."""

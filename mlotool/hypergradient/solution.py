@@ -1,4 +1,4 @@
-"""The solution node: theta*_l as tensors whose backward is l's pullback.
+"""The derivative of an implicit pullback, for problems that are nested above it.
 
     theta*_l(x) solves F(theta, x) = dC_l/dtheta = 0, so for a cotangent v
         q = H^-1 v,   cotangent of x = -M^T q,   with H = dF/dtheta and M = dF/dx.
@@ -20,20 +20,7 @@ from torch import Tensor
 from mlotool.hypergradient.once import check_twice_differentiable
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
 from mlotool.hypergradient.vector import aliases, vector_jacobian
-from mlotool.program.differentiation import LowerLoss, Vector
-
-
-class Pullback(Protocol):
-    """What the node calls."""
-
-    outputs: tuple[Tensor, ...]
-    """The values of theta*_l."""
-
-    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the cotangents of the wanted inputs, without a graph."""
-
-    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the same as functions of theta, the inputs and the cotangent."""
+from mlotool.program.differentiation import LowerView, Vector
 
 
 class LinearPullback(Protocol):
@@ -42,7 +29,7 @@ class LinearPullback(Protocol):
     solver: AbstractSolver
 
     @property
-    def lower_loss(self) -> LowerLoss:
+    def view(self) -> LowerView:
         """The loss, with the same random numbers in all evaluations."""
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
@@ -50,31 +37,6 @@ class LinearPullback(Protocol):
 
     def record(self, result: SolveResult) -> None:
         """Keep how a solve ended, and warn of a failure."""
-
-
-class Solution(torch.autograd.Function):
-    """theta*_l of the inputs x."""
-
-    @staticmethod
-    def forward(ctx: Any, pullback: Pullback, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Hand on the current parameters."""
-        outputs = tuple(tensor.view_as(tensor) for tensor in pullback.outputs)
-        ctx.pullback = pullback
-        ctx.num_inputs = len(inputs)
-        ctx.save_for_backward(*inputs, *outputs)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        """Pull a cotangent of theta*_l back to the inputs."""
-        inputs, theta = ctx.saved_tensors[: ctx.num_inputs], ctx.saved_tensors[ctx.num_inputs :]
-        wanted = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            found = ctx.pullback.differentiable(theta, inputs, wanted, cotangent)
-        else:
-            found = ctx.pullback.first_order(theta, inputs, wanted, cotangent)
-        values = iter(found)
-        return (None, *(next(values) if flag else None for flag in wanted))
 
 
 class LinearSolve(torch.autograd.Function):
@@ -113,7 +75,7 @@ class LinearSolve(torch.autograd.Function):
                     tensor.detach().requires_grad_(flag) for tensor, flag in zip(inputs, wanted[count:], strict=True)
                 ]
             theta, inputs = aliases(theta), aliases(inputs)
-            gradient = stationarity(pullback.lower_loss, theta, inputs)
+            gradient = stationarity(pullback.view, theta, inputs)
             product = vector_jacobian(gradient, theta, solution, create_graph=True)
             points = [point for point, flag in zip((*theta, *inputs), wanted, strict=True) if flag]
             found = vector_jacobian(product, points, adjoint, create_graph=is_differentiable)
@@ -126,14 +88,14 @@ def differentiable_pullback(
 ) -> list[Tensor]:
     """Return the cotangents of the wanted inputs as functions of theta, x and the cotangent."""
     points, values = aliases(theta), aliases(inputs)
-    gradient = stationarity(pullback.lower_loss, points, values)
+    gradient = stationarity(pullback.view, points, values)
     if pullback.solver.is_polynomial:
-        reduce = pullback.lower_loss.reduce
+        reduce = pullback.view.problem.reduce
 
         def matvec(vector: Vector) -> Vector:
             return reduce(vector_jacobian(gradient, points, vector, create_graph=True))
 
-        result = pullback.solver.solve(matvec, reduce(cotangent), lower_loss=pullback.lower_loss)
+        result = pullback.solver.solve(matvec, reduce(cotangent), view=pullback.view)
         pullback.record(result)
         solution: Vector = result.solution
     else:
@@ -142,10 +104,10 @@ def differentiable_pullback(
     return [-found for found in vector_jacobian(gradient, sources, solution, create_graph=True)]
 
 
-def stationarity(lower_loss: LowerLoss, theta: Vector, inputs: Vector) -> list[Tensor]:
+def stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
     """Return `F = dC_l/dtheta` with its graph, one tensor a parameter."""
-    loss = lower_loss(theta, inputs)
-    check_twice_differentiable(lower_loss, loss)
+    loss = view(theta, inputs)
+    check_twice_differentiable(view, loss)
     return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)
 
 

@@ -10,9 +10,15 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.once import check_twice_differentiable
-from mlotool.hypergradient.solution import Solution
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
-from mlotool.program.differentiation import AbstractHypergradient, LowerLoss, Unroll, Vector, identity_reduce
+from mlotool.program.differentiation import (
+    AbstractHypergradient,
+    Connected,
+    LowerView,
+    Unroll,
+    Vector,
+    identity_reduce,
+)
 from mlotool.program.recording import mean_gradient
 from mlotool.program.trajectory import Readings, StepRecord
 from mlotool.program.update import State
@@ -78,30 +84,28 @@ class Unrolled(AbstractHypergradient):
         """Whether the gradients of the steps are differentiated."""
         return self.second_order
 
-    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
-        """Return the parameters after the steps, with the reverse pass as their backward."""
-        unroll = lower_loss.unroll
+    def pullback(self, view: LowerView, inputs: Vector) -> "_ReversePass | Connected":
+        """Return the reverse pass through the steps that were taken, or those that are taken here."""
+        unroll = view.unroll
         assert unroll is not None
         if unroll.records:
-            records, theta = unroll.records, lower_loss.theta
-        elif not self.remat and lower_loss.reduce is identity_reduce and torch.is_grad_enabled():
-            return _connected(self, unroll, inputs, lower_loss)
+            records, theta = unroll.records, view.theta
+        elif not self.remat and view.problem.reduce is identity_reduce and torch.is_grad_enabled():
+            return Connected(_connected(self, unroll, inputs, view))
         else:
-            records, theta, _ = simulate(unroll, [each.detach() for each in inputs], lower_loss)
-        pullback = _ReversePass(self, lower_loss, unroll, records, theta)
-        outputs: tuple[Tensor, ...] = Solution.apply(pullback, *inputs)
-        return outputs
+            records, theta, _ = simulate(unroll, [each.detach() for each in inputs], view)
+        return _ReversePass(self, view, unroll, records, theta)
 
 
 def simulate(
-    unroll: Unroll, inputs: Vector, lower_loss: LowerLoss, begin: tuple[Vector, Sequence[State]] | None = None
+    unroll: Unroll, inputs: Vector, view: LowerView, begin: tuple[Vector, Sequence[State]] | None = None
 ) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...], tuple[State, ...]]:
     """Take the steps of `unroll.batches` on a copy; return their records, and parameters and state after them.
 
     Args:
         unroll: of the problem.
         inputs: what shapes it, detached.
-        lower_loss: of the problem.
+        view: of the problem.
         begin: the parameters and state before them; None is where the problem is.
     """
     theta, state = unroll.begin() if begin is None else begin
@@ -112,16 +116,16 @@ def simulate(
         draws, slopes = [], []
         for batch in batches:
             # For the first time: the generator moves on from batch to batch.
-            draws.append((batch, RandomState(lower_loss.devices)))
-            slopes.append(_slopes(lower_loss, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
+            draws.append((batch, RandomState(view.devices)))
+            slopes.append(_slopes(view, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
         records.append(StepRecord(tuple(theta), tuple(state), settings, tuple(draws), {}))
-        _, gradient = mean_gradient(slopes, theta, lower_loss.reduce)
+        _, gradient = mean_gradient(slopes, theta, view.problem.reduce)
         with torch.no_grad():
             theta, state = unroll.step(theta, gradient, state, settings, inputs)
     return tuple(records), tuple(theta), tuple(state)
 
 
-def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, lower_loss: LowerLoss) -> tuple[Tensor, ...]:
+def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[Tensor, ...]:
     """Take the steps of `unroll.batches` in one graph from the inputs: no node of its own is needed."""
     theta, state = unroll.begin()
     if unroll.start is not None:
@@ -136,8 +140,8 @@ def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, lower_loss: 
         # A gradient is taken at an alias: the start may be a view that several parameters share.
         at = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in theta]
         create_graph = is_connected and algorithm.second_order
-        slopes = [_slopes(lower_loss, unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
-        _, gradient = mean_gradient(slopes, at, lower_loss.reduce)
+        slopes = [_slopes(view, unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
+        _, gradient = mean_gradient(slopes, at, view.problem.reduce)
         with torch.set_grad_enabled(is_connected):
             theta, state = unroll.step(at, gradient, state, settings, inputs)
     return tuple(theta)
@@ -148,7 +152,7 @@ class _ReversePass:
     """The pullback of one solution node."""
 
     algorithm: Unrolled
-    lower_loss: LowerLoss
+    view: LowerView
     unroll: Unroll
     records: tuple[StepRecord, ...]
     outputs: tuple[Tensor, ...]
@@ -168,7 +172,7 @@ class _ReversePass:
         points = leaves(inputs, tuple(wanted))
         sources = [point for point, flag in zip(points, wanted, strict=True) if flag]
         total = [torch.zeros_like(source) for source in sources]
-        adjoint = list(self.lower_loss.reduce(cotangent))
+        adjoint = list(self.view.problem.reduce(cotangent))
         state_adjoint: list[dict[str, Tensor]] = [{} for _ in adjoint]
         steps = self.last_records
         for number in reversed(range(len(steps))):
@@ -197,11 +201,11 @@ class _ReversePass:
             # A gradient is taken at an alias: the start may be a view that several parameters share.
             at = [tensor.view_as(tensor) for tensor in point]
             _, gradient = step_gradients(
-                self.unroll, record, at, aliases, self.lower_loss, create_graph=self.algorithm.second_order
+                self.unroll, record, at, aliases, self.view, create_graph=self.algorithm.second_order
             )
             point, state = self.unroll.step(at, gradient, state, record.settings, aliases)
         sources = [value for value, flag in zip(aliases, wanted, strict=True) if flag]
-        return vector_jacobian(point, sources, self.lower_loss.reduce(cotangent), create_graph=True)
+        return vector_jacobian(point, sources, self.view.problem.reduce(cotangent), create_graph=True)
 
     def _step_back(
         self,
@@ -216,7 +220,7 @@ class _ReversePass:
         theta, origins = leaves(record.theta), sources
         if record.graph is None:
             graphs, mean = step_gradients(
-                self.unroll, record, theta, points, self.lower_loss, create_graph=self.algorithm.second_order
+                self.unroll, record, theta, points, self.view, create_graph=self.algorithm.second_order
             )
         else:
             theta, graphs, mean = record.graph.theta, record.graph.slopes, record.graph.mean
@@ -250,7 +254,7 @@ class _ReversePass:
                 scaled = [value / len(graphs) for value in slope_adjoint]
                 through = add(through, vector_jacobian(present, targets, scaled, retain=record.graph is not None))
             if not is_last:
-                reduced = self.lower_loss.reduce(through[: len(theta)])
+                reduced = self.view.problem.reduce(through[: len(theta)])
                 theta_adjoint = add(theta_adjoint, reduced)
                 through = through[len(theta) :]
             source_adjoint = add(source_adjoint, through)
@@ -262,7 +266,7 @@ def step_gradients(
     record: StepRecord,
     theta: Vector,
     inputs: Vector,
-    lower_loss: LowerLoss,
+    view: LowerView,
     *,
     create_graph: bool,
 ) -> tuple[list[list[Tensor]], list[Tensor | None]]:
@@ -275,12 +279,12 @@ def step_gradients(
     found = []
     for batch, random in record.draws:
         with random.replayed():
-            found.append(_slopes(lower_loss, unroll, batch, record.readings, theta, inputs, create_graph=create_graph))
-    return mean_gradient(found, theta, lower_loss.reduce)
+            found.append(_slopes(view, unroll, batch, record.readings, theta, inputs, create_graph=create_graph))
+    return mean_gradient(found, theta, view.problem.reduce)
 
 
 def _slopes(
-    lower_loss: LowerLoss,
+    view: LowerView,
     unroll: Unroll,
     batch: Any,
     readings: Readings,
@@ -292,5 +296,5 @@ def _slopes(
     with torch.enable_grad():
         loss = unroll.loss(theta, inputs, batch, readings)
         if create_graph:
-            check_twice_differentiable(lower_loss, loss)
+            check_twice_differentiable(view, loss)
         return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)

@@ -27,10 +27,10 @@ def scaled(a: Vector, factor: float | Tensor) -> list[Tensor]:
     return list(torch._foreach_mul(list(a), factor))
 
 
-def choose(condition: Tensor, a: Vector, b: Vector) -> list[Tensor]:
-    """Return `a` where the condition holds, 0-D or one a task, and `b` elsewhere; NaN in the other does not pass."""
-    if condition.dim() == 0:
-        return list(a if bool(condition) else b)
+def choose(condition: bool | Tensor, a: Vector, b: Vector) -> list[Tensor]:
+    """Return `a` where the condition holds, one or one a task, and `b` elsewhere; NaN in the other does not pass."""
+    if not isinstance(condition, Tensor):
+        return list(a if condition else b)
     return [torch.where(_on_axis(condition, x), x, y) for x, y in zip(a, b, strict=True)]
 
 

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlotool.program.differentiation import AbstractHypergradient, LowerLoss
+    from mlotool.program.differentiation import AbstractHypergradient, LowerProblem, LowerView
     from mlotool.program.graph import Graph, ProblemNode
     from mlotool.program.problem import Problem
     from mlotool.program.program import Program
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "AbstractHypergradient": "differentiation",
     "Graph": "graph",
-    "LowerLoss": "differentiation",
+    "LowerProblem": "differentiation",
+    "LowerView": "differentiation",
     "Problem": "problem",
     "ProblemNode": "graph",
     "Program": "program",
@@ -25,7 +26,8 @@ _HOME_OF = {
 __all__ = [
     "AbstractHypergradient",
     "Graph",
-    "LowerLoss",
+    "LowerProblem",
+    "LowerView",
     "Problem",
     "ProblemNode",
     "Program",

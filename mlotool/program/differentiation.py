@@ -3,12 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.replay import Habit
+from mlotool.core.replay import LossTraits
 from mlotool.program.trajectory import Readings, StepRecord
 from mlotool.program.update import Settings, State
 
@@ -38,58 +38,69 @@ class Particle:
 
 
 @dataclass(frozen=True)
-class LowerLoss:
-    """The loss of a lower problem as a pure function, on one batch.
+class LowerProblem:
+    """What an algorithm is told of a lower problem, the same at every pullback.
 
     Args:
-        problem: the problem's name.
-        theta: its current parameters, detached, one tensor each.
-        function: `(theta, inputs) -> loss`, a 0-D tensor; `inputs` are the tensors of all problems that
-            theta*_l depends on, in the order in which `AbstractHypergradient.solution` got them.
-        is_nested: whether solutions of still lower problems are eliminated inside it.
-        reduce: mean over ranks.
-        unroll: the optimizer steps that led to theta, for algorithms that see steps; else None.
+        name: the problem's name.
+        reader: the problem whose total gradient it is for: what an algorithm keeps from one pullback to the next
+            belongs to the cotangents of one reader.
         num_tasks: length of the parameters' leading task axis; the loss is a sum over tasks that share none of their
             parameters. None without one.
         module: the problem's module.
-        batch: on which the loss is evaluated.
-        optimizer_step: `(theta, gradient) -> theta`: the step that the problem's optimizer would take next, pure and
-            differentiable; raises ConfigError for an optimizer without a pure form.
-        has_linear_step: whether that step is linear in the gradient.
-        reader: the problem whose total gradient it is evaluated for: what an algorithm keeps from one pullback to the
-            next belongs to the cotangents of one reader.
-        batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
-        reader_loss: `inputs -> loss` of the reader with this solution and all else held fixed; its derivative is the
-            part of the reader's gradient that no pullback sees. None where the solution is not read by a loss.
+        reduce: mean over ranks.
+        precision: in which the loss is evaluated, "fp32", "bf16" or "fp16".
+        is_nested: whether solutions of still lower problems are eliminated inside the loss.
+        has_linear_step: whether the optimizer's next step is linear in the gradient.
         cotangent_scale: a task's own cotangent is that many times what arrives: `num_tasks` where the reader's loss is
             a mean over the tasks, else 1.
-        particle: which rollout it is for; None where none is kept.
-        eliminated: what moves the solutions inside the loss along; None where there are none.
-        habit: of the problem's loss, kept between pullbacks.
-        precision: in which it is evaluated, "fp32", "bf16" or "fp16".
-        weight: of this rank's batch in the mean over ranks; the loss has it already.
+        traits: what was found out about the problem's loss.
     """
 
-    problem: str
-    theta: tuple[Tensor, ...]
-    function: Callable[[Vector, Vector], Tensor]
-    is_nested: bool = False
-    reduce: Reduce = identity_reduce
-    unroll: "Unroll | None" = None
+    name: str
+    reader: str = ""
     num_tasks: int | None = None
     module: nn.Module | None = None
-    batch: Any = None
-    optimizer_step: Callable[[Vector, Vector], list[Tensor]] | None = None
+    reduce: Reduce = identity_reduce
+    precision: str = "fp32"
+    is_nested: bool = False
     has_linear_step: bool = False
-    reader: str = ""
-    batch_number: int | None = None
-    reader_loss: Callable[[Vector], Tensor] | None = None
     cotangent_scale: float = 1.0
+    traits: LossTraits = field(default_factory=LossTraits, compare=False)
+
+
+@dataclass(frozen=True)
+class LowerView:
+    """A lower problem at one moment: its loss as a pure function, on one batch.
+
+    Args:
+        problem: what stays the same.
+        theta: its current parameters, detached, one tensor each.
+        function: `(theta, inputs) -> loss`, a 0-D tensor; `inputs` are the tensors of all problems that theta*_l depends
+            on, in the order in which `AbstractHypergradient.pullback` gets them.
+        batch: on which the loss is evaluated.
+        batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
+        weight: of this rank's batch in the mean over ranks; the loss has it already.
+        unroll: the optimizer steps that led to theta, for algorithms that see steps; else None.
+        optimizer_step: `(theta, gradient) -> theta`: the step that the problem's optimizer would take next, pure and
+            differentiable; raises ConfigError for an optimizer without a pure form.
+        reader_loss: `inputs -> loss` of the reader with this solution and all else held fixed; its derivative is the
+            part of the reader's gradient that no pullback sees. None where the solution is not read by a loss.
+        particle: which rollout it is for; None where none is kept.
+        eliminated: what moves the solutions inside the loss along; None where there are none.
+    """
+
+    problem: LowerProblem
+    theta: tuple[Tensor, ...]
+    function: Callable[[Vector, Vector], Tensor]
+    batch: Any = None
+    batch_number: int | None = None
+    weight: float = 1.0
+    unroll: "Unroll | None" = None
+    optimizer_step: Callable[[Vector, Vector], list[Tensor]] | None = None
+    reader_loss: Callable[[Vector], Tensor] | None = None
     particle: Particle | None = None
     eliminated: "Eliminated | None" = None
-    habit: Habit = field(default_factory=Habit, compare=False)
-    precision: str = "fp32"
-    weight: float = 1.0
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         """Return the loss at `theta`."""
@@ -110,8 +121,8 @@ class Eliminated:
         function: `(theta, inputs, moves) -> loss` with the solutions moved from where they are.
     """
 
-    push: Callable[[Vector, Vector, Vector], Mapping[str, Vector]]
-    function: Callable[[Vector, Vector, Mapping[str, Vector]], Tensor]
+    push: Callable[[Vector, Vector, Vector], Mapping[int, Vector]]
+    function: Callable[[Vector, Vector, Mapping[int, Vector]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,43 @@ class Unroll:
     start: Callable[[Vector], Vector] | None
     begin: Callable[[], tuple[Vector, Sequence[State]]]
     settings: Callable[[int], list[tuple[Settings, ...]]]
+
+
+class Pullback(Protocol):
+    """The derivative of one solution at one moment, transposed."""
+
+    outputs: tuple[Tensor, ...]
+    """The values of theta*_l."""
+
+    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the cotangents of the wanted inputs, without a graph.
+
+        Args:
+            theta: the values of theta*_l.
+            inputs: what it depends on.
+            wanted: which of the inputs want a cotangent.
+            cotangent: of theta*_l, one tensor a parameter.
+        """
+
+    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the same as functions of theta, the inputs and the cotangent."""
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A solution that autograd itself connects to its inputs.
+
+    Args:
+        outputs: theta*_l, with its graph.
+    """
+
+    outputs: tuple[Tensor, ...]
+
+    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+        """Return the cotangents of the wanted inputs, by autograd. Arguments as for `Pullback`."""
+        points = [tensor for tensor, flag in zip(inputs, wanted, strict=True) if flag]
+        found = torch.autograd.grad(self.outputs, points, list(cotangent), allow_unused=True)
+        return [torch.zeros_like(x) if each is None else each for x, each in zip(points, found, strict=True)]
 
 
 class AbstractHypergradient(ABC):
@@ -173,18 +221,15 @@ class AbstractHypergradient(ABC):
     can_push: bool = False
 
     @abstractmethod
-    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
-        """Return theta*_l as tensors with a backward of their own.
+    def pullback(self, view: LowerView, inputs: Vector) -> "Pullback | Connected | None":
+        """Return how a cotangent of theta*_l is pulled back; None takes theta*_l for a constant.
 
         Args:
-            lower_loss: the problem's loss.
-            inputs: the tensors that theta*_l depends on; gradients flow to those that require them.
-
-        Returns:
-            Tensors with the values of `lower_loss.theta`.
+            view: of the problem.
+            inputs: the tensors that theta*_l depends on.
         """
 
-    def push(self, lower_loss: LowerLoss, inputs: Vector, directions: Vector) -> list[Tensor]:
+    def push(self, view: LowerView, inputs: Vector, directions: Vector) -> list[Tensor]:
         """Return how theta*_l moves when its inputs move along `directions`, one tensor a parameter."""
         raise NotImplementedError
 
@@ -222,7 +267,7 @@ class AbstractHypergradient(ABC):
             theta: its parameters, detached.
             gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
             batch: the batch.
-            batch_number: as in `LowerLoss`.
+            batch_number: as in `LowerView`.
         """
         return list(gradient)
 
@@ -257,11 +302,11 @@ class AbstractZerothOrder(AbstractHypergradient):
     """
 
     @abstractmethod
-    def rollout(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
+    def rollout(self, view: LowerView, inputs: Vector) -> tuple[Tensor, ...]:
         """Return what theta*_l would have been for these inputs, without a graph.
 
         Args:
-            lower_loss: the problem's loss.
+            view: of the problem.
             inputs: the tensors that theta*_l depends on.
         """
 

@@ -1,53 +1,49 @@
 """How solutions inside a loss follow the parameters that they depend on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mlotool.program.algorithms import algorithm_of
-from mlotool.program.dependence import SolutionStep
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
+from mlotool.program.loss_plan import Values
 from mlotool.program.problem import Problem
 from mlotool.program.trajectory import Reading
 
-Scope = dict[str, Mapping[str, Tensor]]
+if TYPE_CHECKING:
+    from mlotool.program.solution_plan import SolutionPlan
 
 
 def push(
-    steps: Sequence[SolutionStep],
-    scope: Scope,
-    moves: dict[str, Vector],
-    problems: Mapping[str, Problem],
-    at: Callable[[SolutionStep, Scope], tuple[Scope, LowerLoss]],
+    solutions: Sequence["SolutionPlan"],
+    values: Values,
+    moves: dict[int, Vector],
+    at: Callable[["SolutionPlan", Values], tuple[list[Tensor], LowerView]],
 ) -> None:
-    """Add to `moves` how the solutions of `steps` move with those problems that are there already.
+    """Add to `moves` how solutions move with those problems that are there already.
 
     Args:
-        steps: nodes, each after its inputs.
-        scope: tensors by problem; solutions are added.
-        moves: by problem, how its parameters move.
-        problems: by name.
-        at: `(step, scope) -> (the tensors that its solution takes, its loss)`.
+        solutions: each after its inputs.
+        values: tensors by problem; solutions are added.
+        moves: by number of the problem, how its parameters move.
+        at: `(solution, values) -> (the tensors that it takes, the problem's view)`.
     """
-    for step in steps:
-        moving = {other for other in step.inputs if other in moves and other not in step.constants}
-        if step.problem in moves or not moving:
+    for each in solutions:
+        moving = {number for number, is_constant, _ in each.inputs if number in moves and not is_constant}
+        if each.number in moves or not moving:
             continue
-        problem, (inputs, lower_loss) = problems[step.problem], at(step, scope)
-        flat: list[Tensor] = []
+        inputs, view = at(each, values)
         directions: list[Tensor] = []
-        for other, tensors in inputs.items():
-            flat += tensors.values()
-            directions += moves[other] if other in moving else [torch.zeros_like(each) for each in tensors.values()]
-        moves[problem.name] = algorithm_of(problem).push(lower_loss, flat, directions)
-        scope[problem.name] = dict(zip(problem.theta, lower_loss.theta, strict=True))
-        push(step.inner, scope, moves, problems, at)
+        for number, _, part in each.inputs:
+            directions += moves[number] if number in moving else [torch.zeros_like(tensor) for tensor in inputs[part]]
+        moves[each.number] = each.algorithm.push(view, inputs, directions)
+        values[each.number] = view.theta
+        push(each.inner, values, moves, at)
 
 
 def moved(problem: Problem, reading: Reading | None, move: Vector) -> Reading:
     """Return a problem as it is, or was where it is a reading, but for its parameters, which have moved."""
-    reading = reading or Reading(problem.constants(), problem.stream)
-    theta = {key: tensor + each for (key, tensor), each in zip(reading.theta.items(), move, strict=True)}
-    return replace(reading, theta=theta)
+    reading = reading or Reading(problem.current(), problem.stream)
+    return replace(reading, theta=tuple(tensor + each for tensor, each in zip(reading.theta, move, strict=True)))

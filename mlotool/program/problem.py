@@ -13,15 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from mlotool.core.bound_module import BoundModule, Places, compile_module
+from mlotool.core.bound_module import BoundModule, compile_module
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import DTYPES, autocast
+from mlotool.core.slots import Slots
 from mlotool.core.user_code import Call, note
 from mlotool.program.differentiation import AbstractHypergradient
+from mlotool.program.fused_step import FusedStep, prefer_fused_kernels
 from mlotool.program.graph import ProblemNode
 from mlotool.program.loss_scale import LossScale
 from mlotool.program.parallel import AbstractParallel
+from mlotool.program.player import Player, ShardedPlayer, WholePlayer
 from mlotool.program.shards import Shards, gathered
 from mlotool.program.stream import Stream
 from mlotool.program.tasks import stack_parameters
@@ -175,7 +178,7 @@ class Problem:
             scheduler_interval,
             "'step' or 'evaluation'",
         )
-        self.places = Places(module)
+        self._bind()
         if parallel is not None:
             key = f"problems.{name}"
             _require(tasks is None, f"{key}.tasks", tasks, "null, since its training is layer-parallel")
@@ -186,6 +189,7 @@ class Problem:
         built = optimizer if isinstance(optimizer, Optimizer) or optimizer is None else optimizer(self.theta.values())
         _check_parameters(name, built, self.theta)
         self.optimizer: Optimizer | None = built
+        self._bind_optimizer()
         self.scheduler: Any = scheduler(built) if scheduler is not None and built is not None else None
         self.scheduler_interval = scheduler_interval
         self.evaluates_again = built is not None and _needs_closure(built)
@@ -231,6 +235,15 @@ class Problem:
         """The CUDA devices of its parameters."""
         return tuple({tensor.device for tensor in self.theta.values() if tensor.is_cuda})
 
+    def current(self) -> tuple[Tensor, ...]:
+        """Return the trained parameters, detached, in the order of `theta`; they share the parameters' memory."""
+        return tuple([tensor.detach() for tensor in self.own])
+
+    def sync_parallel(self) -> None:
+        """Give all ranks the same parameters and buffers, where stages of the module are theirs."""
+        assert self.parallel is not None
+        self.parallel.sync(None)
+
     def constants(self) -> dict[str, Tensor]:
         """Return theta, detached; the tensors share the parameters' memory."""
         return {key: tensor.detach() for key, tensor in self.theta.items()}
@@ -244,6 +257,26 @@ class Problem:
         if self.shards is None:
             return BoundModule(self.module, training=training)
         return self.shards.constant(training)
+
+    def _takes_fused(self, gradient: Sequence[Tensor | None]) -> bool:
+        if self._fused.optimizer is not self.optimizer:
+            self._bind_optimizer()
+        return self._fused(gradient)
+
+    def _bind_optimizer(self) -> None:
+        if self.optimizer is not None:
+            if self.shards is None:
+                prefer_fused_kernels(self.optimizer)
+            self._fused = FusedStep(self.optimizer, self.own)
+
+    def _bind(self) -> None:
+        self.own = tuple(self.theta.values())
+        self.slots = Slots(self.module, tuple(self.theta))
+        self.player: Player
+        if self.shards is None:
+            self.player = WholePlayer(self.module, self.own, self.slots, self.compiled, self.parallel)
+        else:
+            self.player = ShardedPlayer(self.shards, self.own)
 
     def divide(self, mesh: "DeviceMesh") -> None:
         """Divide its parameters among ranks, which have the same ones; all of them call it.
@@ -309,11 +342,13 @@ class Problem:
             if self.evaluates_again:
                 assert evaluate is not None
                 self.optimizer.step(partial(self._evaluate_again, evaluate))
-            else:
+                for parameter in self.own:
+                    parameter.grad = None
+            elif not self._takes_fused(gradient):
                 self._set_gradient(gradient)
                 self.optimizer.step()
-            for parameter in self.theta.values():
-                parameter.grad = None
+                for parameter in self.own:
+                    parameter.grad = None
         else:
             self._step_with(gradient, settings)
         if self.scheduler is not None and self.scheduler_interval == "step":
@@ -486,8 +521,10 @@ class Problem:
             before: the parameters until now, by name.
         """
         now = dict(module.named_parameters())
-        self.module, self.places = module, Places(module)
+        self.module = module
         self.theta = {key: now[key] for key in self.theta}
+        self._bind()
+        self._bind_optimizer()
         if self.optimizer is None:
             return
         twins = {id(parameter): now[key] for key, parameter in before.items()}
@@ -537,6 +574,7 @@ class Problem:
         self.module.load_state_dict(state["module"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
+            self._bind_optimizer()
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.num_steps = state["num_steps"]

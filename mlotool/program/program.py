@@ -8,21 +8,21 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.precision import full_precision
 from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
 from mlotool.program.dependence import Dependence
-from mlotool.program.differentiation import AbstractZerothOrder, Particle, Reduce, Vector, identity_reduce
-from mlotool.program.evaluation import Evaluation, Scope
+from mlotool.program.differentiation import AbstractZerothOrder, Reduce, identity_reduce
+from mlotool.program.engine import Engine
 from mlotool.program.graph import Graph
+from mlotool.program.loss_plan import Values
 from mlotool.program.pace import takes_several_steps
-from mlotool.program.parallel import StageDone
 from mlotool.program.problem import Problem
 from mlotool.program.rehearsal import rehearsed_loss
 from mlotool.program.shaping import learned_settings, start_of
-from mlotool.program.share import Share
+from mlotool.program.solution_plan import NOW, Moment, SolutionPlan
+from mlotool.program.training_gradient import gradient_of
 from mlotool.program.trajectory import Reading, StepGraph, StepRecord, Trajectory
 from mlotool.program.unused import UnusedWatch
 from mlotool.program.update import Settings
@@ -71,7 +71,6 @@ class Program:
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
         self._solved = frozenset(step.problem for steps in self._steps.values() for step in steps)
         check_algorithms(self.problems, self._steps)
-        self._evaluation = Evaluation(self.problems, self._steps, reduce or identity_reduce)
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         read = {name: [step.problem for step in steps] for name, steps in self._steps.items()}
         estimated = [name for name, each in self._zeroth_order.items() if each is not None]
@@ -81,15 +80,25 @@ class Program:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
         self._read = {name: self._dependence.read_by(name) for name in recorded}
+        self.compile(reduce or identity_reduce)
 
     @property
     def reduce(self) -> Reduce:
         """The mean over ranks."""
-        return self._evaluation.reduce
+        return self._engine.reduce
 
-    @reduce.setter
-    def reduce(self, reduce: Reduce) -> None:
-        self._evaluation.reduce = reduce
+    def compile(self, reduce: Reduce) -> None:
+        """Make the plans of all losses and gradients anew: with another mean over ranks, or after parameters moved.
+
+        Args:
+            reduce: a mean over ranks of a list of tensors.
+        """
+        self._engine = engine = Engine(list(self.problems.values()), reduce)
+        for name, steps in self._steps.items():
+            engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
+        self._gradients = {
+            name: gradient_of(number, engine, self._zeroth_order[name]) for name, number in engine.numbers.items()
+        }
 
     def loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` at the current parameters, without a graph; nothing is updated.
@@ -98,20 +107,21 @@ class Program:
             name: the problem.
             batch: its batch; None takes its stream's last one.
         """
-        problem = self._problem(name)
+        number = self._number(name)
         with torch.no_grad():
-            return self._evaluation.loss(name, {name: problem.constants()}, self._batch(name, batch), steps=())
+            return self._engine.losses[number](self._engine.nothing(), self._batch(name, batch))
 
-    def unrolled_loss(self, name: str, batches: Mapping[str, Any]) -> LossOutput:
+    def unrolled_loss(self, name: str, batches: Mapping[str, Any]) -> Tensor:
         """Return the loss of problem `name` after the steps below it, taken functionally; without a graph.
 
         Args:
             name: the problem.
             batches: as for `gradient`.
         """
-        given: Scope = {name: self._problem(name).constants()}
+        engine, number = self._engine, self._number(name)
+        batch, values = self._batch(name, batches.get(name)), engine.nothing()
         with torch.no_grad():
-            return self._evaluation.loss(name, given, self._batch(name, batches.get(name)), batches=batches)
+            return engine.loss_with(engine.losses[number], engine.solutions[number], values, batch, Moment(batches))
 
     def direct_loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` as a function of its own parameters alone, all solutions held fixed.
@@ -120,8 +130,9 @@ class Program:
             name: the problem.
             batch: its batch; None takes its stream's last one.
         """
-        problem = self._problem(name)
-        return self._evaluation.loss(name, {name: problem.theta}, self._batch(name, batch), steps=())
+        number, values = self._number(name), self._engine.nothing()
+        values[number] = self.problems[name].own
+        return self._engine.losses[number](values, self._batch(name, batch))
 
     def rehearse(self, name: str, batch: Any) -> LossOutput:
         """Return the loss of problem `name` as its next step will meet it, with a graph; nothing is updated.
@@ -133,8 +144,9 @@ class Program:
         Raises:
             ConfigError: the loss has changed parameters.
         """
-        solved = {step.problem for step in self._steps[self._problem(name).name]}
-        return rehearsed_loss(self._evaluation, name, solved, batch)
+        number = self._number(name)
+        solved = {each.number for each in self._engine.solutions[number]}
+        return rehearsed_loss(self._engine, number, solved, batch)
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.
@@ -157,17 +169,11 @@ class Program:
         Returns:
             A tensor of each parameter's shape by parameter name; zeros where the loss does not depend on it.
         """
-        problem = self._problem(name)
+        problem = self.problems[self._problem(name)]
         for other in batches or {}:
             self._problem(other)
         given = dict(batches or {})
-        batch = self._batch(name, given.get(name))
-        if self._zeroth_order[name] is None:
-            scale = problem.loss_scale.value if problem.loss_scale is not None else 1.0
-            loss = self._evaluation.loss(name, {name: problem.theta}, batch, batches=given, scale=scale).loss
-            gradient = self.differentiate(name, loss)
-        else:
-            gradient = self._estimate(name, batch, given)
+        gradient = self._gradients[name].pure(self._batch(name, given.get(name)), Moment(given))
         return {
             key: torch.zeros_like(tensor) if value is None else problem.as_parameter(value, tensor)
             for (key, tensor), value in zip(problem.theta.items(), gradient, strict=True)
@@ -182,19 +188,21 @@ class Program:
         Returns:
             By parameter name, tensors with the current values.
         """
-        problem = self._problem(name)
-        algorithm_of(problem)
+        number = self._number(name)
+        algorithm_of(self.problems[name])
         self.sync()
-        scope: Scope = {other: each.theta for other, each in self.problems.items()}
-        self._evaluation.add_solutions(scope, self._dependence.steps_to(name), {}, name)
-        return dict(scope[name])
+        values: Values = [problem.own for problem in self.problems.values()]
+        for step in self._dependence.steps_to(name):
+            SolutionPlan(step, name, self._engine).add(values, NOW)
+        solution = values[number]
+        assert solution is not None
+        return dict(zip(self.problems[name].theta, solution, strict=True))
 
-    def settings(self, name: str, scope: Scope | None = None) -> tuple[Settings, ...] | None:
+    def settings(self, name: str) -> tuple[Settings, ...] | None:
         """Return the hyperparameters of a problem's optimizer, those included that other problems give.
 
         Args:
             name: the problem.
-            scope: tensors by problem; None takes the current parameters.
 
         Returns:
             One mapping a parameter; None where no problem gives any.
@@ -202,12 +210,14 @@ class Program:
         problem = self.problems[name]
         if not problem.optimizer_roles:
             return None
-        return learned_settings(problem, self.problems, problem.settings(), scope or {})
+        return learned_settings(problem, self._engine, problem.settings(), self._engine.nothing())
 
     def start(self, name: str) -> tuple[Tensor, ...] | None:
         """Return the parameters that `name` is reset to; None is where it began itself."""
         source = self.problems[name].reset_to
-        return None if source in (None, "initial") else start_of(self.problems[name], self.problems, {})
+        if source in (None, "initial"):
+            return None
+        return start_of(self.problems[name], self._engine, self._engine.nothing())
 
     def record(
         self, name: str, batches: Sequence[Any], randoms: Sequence[RandomState], graph: StepGraph | None = None
@@ -223,7 +233,7 @@ class Program:
         problem = self.problems[name]
         problem.trajectory.append(
             StepRecord(
-                tuple(tensor.clone() for tensor in problem.constants().values()),
+                tuple(tensor.clone() for tensor in problem.current()),
                 problem.optimizer_state(),
                 tuple(dict(settings) for settings in problem.settings()),
                 tuple(zip(batches, randoms, strict=True)),
@@ -238,7 +248,7 @@ class Program:
         found = {}
         for other in (*held, *solved):
             problem = self.problems[other]
-            theta = {key: tensor.clone() for key, tensor in problem.constants().items()}
+            theta = tuple(tensor.clone() for tensor in problem.current())
             found[other] = Reading(theta)
             if other in solved:
                 stream = None if problem.stream is None else problem.stream.copy()
@@ -251,7 +261,7 @@ class Program:
 
     def call_of(self, name: str, batch: Any) -> Call:
         """Return in words what the loss of `name` is called with, for messages."""
-        return self._evaluation.call_of(name, batch)
+        return self._engine.losses[self._number(name)].call_of(batch)
 
     def makes_solutions(self, name: str) -> bool:
         """Return whether solutions are eliminated inside the steps of `name`."""
@@ -261,94 +271,47 @@ class Program:
         """Return whether the total gradient of `name` passes through solutions."""
         return bool(self._steps[name])
 
-    def leaves(self, name: str) -> Scope:
-        """Return copies of the parameters of `name` and of what shapes it, by problem, at which gradients are taken."""
-        return {
-            other: {key: tensor.clone().requires_grad_() for key, tensor in self.problems[other].constants().items()}
-            for other in (name, *self._dependence.inputs(name))
-        }
+    def leaves(self, name: str) -> dict[int, list[Tensor]]:
+        """Return copies of the parameters of `name` and of what shapes it, by number, at which gradients are taken."""
+        numbers = [self._engine.numbers[other] for other in (name, *self._dependence.inputs(name))]
+        problems = self._engine.problems
+        return {number: [each.clone().requires_grad_() for each in problems[number].current()] for number in numbers}
 
-    def kept_gradient(self, name: str, batch: Any, scope: Scope) -> tuple[LossOutput, tuple[Tensor | None, ...]]:
-        """Return the loss of a training step and its gradient with a graph, at the tensors of `scope`.
+    def kept_gradient(
+        self, name: str, batch: Any, leaves: Mapping[int, Sequence[Tensor]]
+    ) -> tuple[LossOutput, tuple[Tensor | None, ...]]:
+        """Return the loss of a training step and its gradient with a graph, at the tensors of `leaves`.
 
         Args:
             name: the problem, which shapes none that it reads.
             batch: its batch.
-            scope: what `leaves` returned.
+            leaves: what `leaves` returned.
         """
-        output = self._evaluation.loss(name, scope, batch, steps=(), is_live=True)
-        theta = list(scope[name].values())
-        slopes = torch.autograd.grad(output.loss, theta, create_graph=True, allow_unused=True)
+        number, values = self._number(name), self._engine.nothing()
+        for other, tensors in leaves.items():
+            values[other] = tensors
+        output = self._engine.losses[number].live(values, batch)
+        slopes = torch.autograd.grad(output.loss, list(leaves[number]), create_graph=True, allow_unused=True)
         return output, slopes
 
-    def live_loss(self, name: str, batch: Any) -> LossOutput:
-        """Return the loss of problem `name` for a training step: its own buffers move, the graph is kept."""
-        problem = self.problems[name]
-        scale = problem.loss_scale.value if problem.loss_scale is not None else 1.0
-        if problem.parallel is None:
-            return self._evaluation.loss(name, {name: problem.theta}, batch, is_live=True, scale=scale)
-        problem.parallel.begin(*Share.opened(batch))
-        try:
-            output = self._evaluation.loss(name, {name: problem.theta}, batch, is_live=True, scale=scale)
-        except StageDone:
-            return problem.parallel.output()
-        problem.parallel.publish(output)
-        return output
-
-    def differentiate(
-        self, name: str, loss: Tensor, batch: Any = None, *, is_live: bool = False
-    ) -> list[Tensor | None]:
-        """Return the mean over ranks of the gradient of `loss` with respect to theta of problem `name`.
+    def training_gradient(
+        self, name: str, batch: Any, batch_number: int | None
+    ) -> tuple[LossOutput, list[Tensor | None]]:
+        """Return the loss of a training step, whose buffers move, and what the problem steps along.
 
         Args:
             name: the problem.
-            loss: with its graph; not looked at where an algorithm of zeroth order evaluates it anew.
-            batch: that the loss was evaluated on.
-            is_live: the loss is one of `live_loss`; a layer-parallel problem then steps along what it makes of it.
-        """
-        if self._zeroth_order[name] is not None:
-            return self._estimate(name, batch, {})
-        parameters = list(self.problems[name].theta.values())
-        parallel = self.problems[name].parallel
-        if is_live and parallel is not None:
-            found = parallel.gradient(loss, parameters)
-            return [*found] if parallel.is_divided else self._reduced(found)
-        if not loss.requires_grad:
-            raise ConfigError(
-                f"problems.{name}.loss: the loss does not depend on any parameter of '{name}'; expected that it does. "
-                f"Give it a role that plays '{name}', or an edge through which '{name}' shapes what it reads; with "
-                "the first_order hypergradient nothing passes through a solution."
-            )
-        shards = self.problems[name].shards
-        if shards is not None:
-            return shards.gradient(loss, self.problems[name].theta)
-        loss_scale = self.problems[name].loss_scale
-        gradient: Sequence[Tensor | None] = torch.autograd.grad(
-            loss if loss_scale is None else loss * loss_scale.value, parameters, allow_unused=True
-        )
-        if loss_scale is not None:
-            gradient = loss_scale.unscaled(gradient)
-        reduced = self._reduced(gradient)
-        if is_live and name in self._unused.waiting:
-            self._unused.look(name, reduced, self._held_loss)
-        return reduced
-
-    def step_direction(
-        self, name: str, gradient: list[Tensor | None], batch: Any, batch_number: int | None
-    ) -> list[Tensor | None]:
-        """Return what problem `name` steps along: its gradient, or what its hypergradient makes of it.
-
-        Args:
-            name: the problem.
-            gradient: what `differentiate` returned.
-            batch: that it is of.
+            batch: its batch.
             batch_number: the batch's position in its stream, where every epoch has the same batches; else None.
         """
+        output, gradient = self._gradients[name].live(batch)
+        if name in self._unused.waiting:
+            self._unused.look(name, gradient, self._held_loss)
         algorithm = self.problems[name].hypergradient
         if algorithm is None or name not in self._solved:
-            return gradient
-        theta = [tensor.detach() for tensor in self.problems[name].theta.values()]
-        return algorithm.step_direction(name, theta, gradient, batch, batch_number)
+            return output, gradient
+        theta = self.problems[name].current()
+        return output, algorithm.step_direction(name, theta, gradient, batch, batch_number)
 
     def statistics(self) -> dict[str, float]:
         """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
@@ -380,49 +343,26 @@ class Program:
         for name, problem in self.problems.items():
             problem.load_state_dict(state[name], streams)
 
-    def _held_loss(self, name: str, given: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
-        scope: Scope = {other: dict(tensors) for other, tensors in given.items()}
-        return self._evaluation.loss(name, scope, self._batch(name, None), steps=()).loss
-
-    def _reduced(self, gradient: Sequence[Tensor | None]) -> list[Tensor | None]:
-        # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
-        reduced = iter(self.reduce([tensor for tensor in gradient if tensor is not None]))
-        return [None if tensor is None else next(reduced) for tensor in gradient]
-
-    def _estimate(self, name: str, batch: Any, batches: Mapping[str, Any]) -> list[Tensor | None]:
-        """Return a gradient from values of the loss of `name`, which are means over ranks."""
-        algorithm = self._zeroth_order[name]
-        assert algorithm is not None
-        problem = self.problems[name]
-        # A lower solution that the tasks share lets one task's loss depend on another one's parameters.
-        is_separable = all(self.problems[step.problem].tasks is not None for step in self._steps[name])
-        num_tasks = problem.tasks if is_separable else None
-
-        def loss(theta: Vector, particle: Particle | None) -> Tensor:
-            given: Scope = {name: dict(zip(problem.theta, theta, strict=True))}
-            by_task = num_tasks is not None
-            with torch.no_grad(), full_precision():
-                value = self._evaluation.loss(
-                    name, given, batch, batches=batches, is_rollout=True, by_task=by_task, particle=particle
-                ).loss
-            # Here and not of the result: the algorithm may rank the values.
-            return self.reduce([value])[0]
-
-        devices = tuple({device for each in self.problems.values() for device in each.devices})
-        theta = [tensor.detach() for tensor in problem.theta.values()]
-        return [*algorithm.gradient(loss, theta, devices, num_tasks, name)]
+    def _held_loss(self, name: str, given: Mapping[str, Sequence[Tensor]]) -> Tensor:
+        values = self._engine.nothing()
+        for other, tensors in given.items():
+            values[self._engine.numbers[other]] = tensors
+        return self._engine.losses[self._number(name)](values, self._batch(name, None)).loss
 
     def _batch(self, name: str, batch: Any) -> Any:
         stream = self.problems[name].stream
         return stream.last() if batch is None and stream is not None else batch
 
-    def _problem(self, name: str) -> Problem:
+    def _number(self, name: str) -> int:
+        return self._engine.numbers[self._problem(name)]
+
+    def _problem(self, name: str) -> str:
         if name not in self.problems:
             raise ConfigError(
                 f"Unknown problem '{name}'; expected one of {', '.join(self.problems)}."
                 f"{did_you_mean(name, self.problems)} Correct the name."
             )
-        return self.problems[name]
+        return name
 
 
 def _is_stepwise(problem: Problem, problems: Mapping[str, Problem], graph: Graph) -> bool:

@@ -197,15 +197,15 @@ class Schedule:
 
     def _kept_gradient(self, problem: Problem, batches: Iterable[_Numbered]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the same, and keep the graph of the gradient in the record of the step."""
-        name, scope = problem.name, self.program.leaves(problem.name)
+        name, leaves = problem.name, self.program.leaves(problem.name)
         outputs, slopes, drawn, randoms = [], [], [], []
         for batch, _ in batches:
             drawn.append(batch)
             randoms.append(RandomState(problem.devices))
-            output, slope = self.program.kept_gradient(name, batch, scope)
+            output, slope = self.program.kept_gradient(name, batch, leaves)
             outputs.append(output)
             slopes.append(slope)
-        theta, *inputs = ([*tensors.values()] for tensors in scope.values())
+        theta, *inputs = leaves.values()
         found, mean = mean_gradient(slopes, theta, self.program.reduce)
         graph = StepGraph(theta, [tensor for tensors in inputs for tensor in tensors], found, mean)
         self.program.record(name, drawn, randoms, graph)
@@ -213,9 +213,7 @@ class Schedule:
         return output, [None if each is None else each.detach() for each in mean]
 
     def _direction_on(self, problem: Problem, batch: Any, number: int | None) -> tuple[LossOutput, list[Tensor | None]]:
-        output = self.program.live_loss(problem.name, batch)
-        gradient = self.program.differentiate(problem.name, output.loss, batch, is_live=True)
-        return output, self.program.step_direction(problem.name, gradient, batch, number)
+        return self.program.training_gradient(problem.name, batch, number)
 
     def _count(self, stepped: Iterable[str]) -> None:
         problems = self.program.problems

@@ -1,23 +1,24 @@
 """How other problems shape a problem's steps: their start, and the hyperparameters of its optimizer."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
+from mlotool.program.loss_plan import Values
 from mlotool.program.problem import Problem
 from mlotool.program.update import Settings, spread
 
-Scope = Mapping[str, Mapping[str, Tensor]]
-"""By problem, the tensors that take its parameters' places; those that are missing keep the current ones."""
+if TYPE_CHECKING:
+    from mlotool.program.engine import Engine
 
 
-def start_of(problem: Problem, problems: Mapping[str, Problem], scope: Scope) -> tuple[Tensor, ...]:
+def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor, ...]:
     """Return the parameters of the problem that `problem` is reset to, once for each of its tasks."""
-    source = problems[str(problem.reset_to)]
-    tensors = scope.get(source.name) or source.constants()
+    number = engine.numbers[str(problem.reset_to)]
+    source, given = engine.problems[number], values[number]
+    tensors = dict(zip(source.theta, source.current() if given is None else given, strict=True))
     for key, tensor in problem.theta.items():
         shape = tensor.shape if problem.tasks is None else tensor.shape[1:]
         if key not in tensors or tensors[key].shape != shape:
@@ -33,17 +34,16 @@ def start_of(problem: Problem, problems: Mapping[str, Problem], scope: Scope) ->
 
 
 def learned_settings(
-    problem: Problem, problems: Mapping[str, Problem], settings: Sequence[Settings], scope: Scope
+    problem: Problem, engine: "Engine", settings: Sequence[Settings], values: Values
 ) -> tuple[Settings, ...]:
     """Return the hyperparameters of a problem's optimizer with those values that other problems give."""
     if not problem.optimizer_roles:
         return tuple(settings)
     given: dict[str, Sequence[Any]] = {}
     for key, name in problem.optimizer_roles.items():
-        other = problems[name]
-        tensors = scope.get(name) or other.constants()
+        number = engine.numbers[name]
         try:
-            value = BoundModule(other.module, tensors, places=other.places)()
+            value = engine.problems[number].player.pure(values[number], None)()
         except TypeError as error:
             raise ConfigError(
                 f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import BoundModule, Places
+from mlotool.core.bound_module import BoundModule
+from mlotool.core.slots import Slots
 from mlotool.core.errors import ConfigError
 from mlotool.program.loss_scale import ScaledCotangent
 
@@ -49,7 +50,7 @@ class Shards:
         self._module = module
         self._mesh = mesh
         self._twin = _twin(module)
-        self._places = Places(self._twin)
+        self._slots = Slots(self._twin, [name for name, _ in self._twin.named_parameters()])
         # What the loss at hand has read of the parameters themselves, beside what the module's own passes do.
         self._read: dict[str, Any] = {}
         for block in _blocks(module):
@@ -139,12 +140,13 @@ class Shards:
         whole = gathered({key: tensor.detach() for key, tensor in named.items()}, is_kept=is_kept)
         if not is_kept:
             return None
-        self._places.fill({key: nn.Parameter(whole[key], each.requires_grad) for key, each in named.items()}, {})
+        self._slots.put([nn.Parameter(whole[key], named[key].requires_grad) for key in self._slots.names])
         return self._followed()
 
     def bound(self, parameters: Mapping[str, Tensor], training: bool | None = None) -> BoundModule:
         """Return the twin at whole parameters."""
-        return BoundModule(self._followed(), parameters, training=training, places=self._places)
+        tensors = [parameters[name] for name in self._slots.names]
+        return BoundModule.in_slots(self._slots, tensors, training, self._followed())
 
     def _followed(self) -> nn.Module:
         """Return the twin in the mode of the module."""

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 
-Scope = Mapping[str, Mapping[str, Tensor]]
+Stacked = dict[int, tuple[Tensor, ...]]
 
 
 def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
@@ -46,8 +46,8 @@ def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
 
 def evaluate_tasks(
     problem: str,
-    evaluate: Callable[[Scope, Any], LossOutput],
-    scope: Scope,
+    evaluate: Callable[[Stacked, Any], LossOutput],
+    stacked: Stacked,
     batch: Any,
     num_tasks: int,
     *,
@@ -58,7 +58,7 @@ def evaluate_tasks(
     Args:
         problem: whose loss it is, for messages.
         evaluate: a task's loss, from its parameters and its part of the batch.
-        scope: stacked parameters by problem.
+        stacked: by number of the problem, its stacked parameters.
         batch: tensors, in any nesting, whose first axis is the tasks'; or None.
         num_tasks: length of that axis.
         with_metrics: whether the metrics are wanted.
@@ -76,10 +76,10 @@ def evaluate_tasks(
             )
         return value
 
-    def one(tensors: Scope, part: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def one(tensors: Stacked, part: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
         output = evaluate(tensors, part)
         return output.loss, dict(output.metrics) if with_metrics else {}
 
     tree_map(check, batch)
-    losses, metrics = torch.vmap(one, in_dims=(0, None if batch is None else 0), randomness="different")(scope, batch)
+    losses, metrics = torch.vmap(one, in_dims=(0, None if batch is None else 0), randomness="different")(stacked, batch)
     return LossOutput(losses, {name: values.mean() for name, values in metrics.items()})

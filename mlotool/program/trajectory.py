@@ -22,7 +22,7 @@ class StepGraph:
 
     Args:
         theta: the parameters before the step, leaves.
-        inputs: what shapes the problem, leaves in the order of `LowerLoss`.
+        inputs: what shapes the problem, leaves in the order of `LowerView`.
         slopes: by batch, the gradient; zeros where a parameter is unused.
         mean: over batches and ranks; None where a parameter is unused.
     """
@@ -40,13 +40,13 @@ class Reading:
     Its random numbers are those of the step: a step that is taken again draws for its lower solutions as well.
 
     Args:
-        theta: its parameters, by name.
+        theta: its parameters, one tensor each.
         stream: its stream as it stood, where a gradient goes on through its solution; else None.
         steps: those that led to theta, oldest first, where its hypergradient differentiates steps.
         has_all: whether the first of them is the first of its unroll.
     """
 
-    theta: Mapping[str, Tensor]
+    theta: Sequence[Tensor]
     stream: Stream | SameBatch | None = None
     steps: "tuple[StepRecord, ...]" = ()
     has_all: bool = True
@@ -54,7 +54,7 @@ class Reading:
     def state_dict(self) -> dict[str, Any]:
         """Return all but the batches."""
         return {
-            "theta": dict(self.theta),
+            "theta": list(self.theta),
             "position": None if self.stream is None else self.stream.position(),
             "steps": [step.state_dict() for step in self.steps],
             "has_all": self.has_all,
@@ -68,7 +68,9 @@ class Reading:
         count = sum(len(step["random"]) for step in state["steps"])
         batches = iter([None] * count if there is None else there.recent(count))
         steps = tuple(StepRecord.from_state_dict(step, batches, streams, device) for step in state["steps"])
-        theta = {key: value.to(device) for key, value in state["theta"].items()}
+        # Before 0.3 they were by name, in the same order.
+        saved = state["theta"]
+        theta = tuple(each.to(device) for each in (saved.values() if isinstance(saved, Mapping) else saved))
         return cls(theta, there, steps, state["has_all"])
 
 

@@ -17,7 +17,7 @@ from mlotool.program.problem import Problem
 NUM_LOOKS = 3
 """Steps of a problem whose gradients are looked at: one of them that is sound ends it."""
 
-Loss = Callable[[str, Mapping[str, Mapping[str, Tensor]]], Tensor]
+Loss = Callable[[str, Mapping[str, Sequence[Tensor]]], Tensor]
 """`(problem, tensors by problem) -> loss` on the problem's last batch, all solutions held fixed."""
 
 _IGNORES_UPPER = (
@@ -97,13 +97,12 @@ class UnusedWatch:
 
     def _uses(self, reader: str, source: str, loss: Loss) -> bool:
         """Return whether the loss of `reader` depends on the parameters of `source`, as autograd sees it."""
-        tensors = {key: value.detach().requires_grad_() for key, value in self._problems[source].constants().items()}
-        own = self._problems[reader].constants()
+        tensors = [tensor.requires_grad_() for tensor in self._problems[source].current()]
         with torch.enable_grad():
-            value = loss(reader, {reader: own, source: tensors})
+            value = loss(reader, {source: tensors})
         if not value.requires_grad:
             return False
-        slopes = torch.autograd.grad(value, list(tensors.values()), allow_unused=True)
+        slopes = torch.autograd.grad(value, tensors, allow_unused=True)
         return any(slope is not None for slope in slopes)
 
     def _is_judged(self, upper: str, lower: str) -> bool:

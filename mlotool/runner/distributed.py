@@ -61,7 +61,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
                 "are the batch's first axis, which ranks would divide. Set runner.devices=1."
             )
     _check_same_start(program, ranks)
-    program.reduce = ranks.mean
+    program.compile(ranks.mean)
     whole = set()
     for name, problem in program.problems.items():
         share = (ranks.rank, ranks.size)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.bound_module import BoundModule
 from mlotool.program import Problem, Program
 
 MAX_VALUES = 32
@@ -81,4 +80,4 @@ def _takes_no_arguments(module: torch.nn.Module) -> bool:
 def _call(problem: Problem) -> Any:
     devices = [device for device in problem.devices if device.type == "cuda"]
     with torch.random.fork_rng(devices):
-        return BoundModule(problem.module, problem.constants(), training=False, places=problem.places)()
+        return problem.player.pure(None, False)()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mlotool.core import LossOutput, stop_gradient
+from mlotool.core.replay import LossTraits
 from mlotool.hypergradient import ConjugateGradient, Identity, Implicit, Neumann, Penalty
 from mlotool.program import AbstractHypergradient, Program, Schedule
 from tests.hypergradient.every_algorithm import Batch, program, sample_losses, weighted
@@ -24,6 +25,10 @@ DIFFERENCE: dict[str, Callable[[], AbstractHypergradient]] = {
     "barrier": lambda: Penalty(rule="barrier", barrier=0.5, num_steps=2, step_size=0.1),
 }
 FD = DIFFERENCE["identity"]
+
+
+def traits_of(program: Program, name: str) -> LossTraits:
+    return program._engine.traits[program._engine.numbers[name]]
 
 
 def no_grad(x: Tensor) -> Tensor:
@@ -166,7 +171,7 @@ def test_correct_losses_are_let_alone(name: str, loss: str, dtype: torch.dtype) 
         schedule = Schedule(built)
         for _ in range(4):
             schedule.tick()
-    assert built.problems["model"].hypergradient.habit.looked_at == {"model"}  # type: ignore[union-attr]
+    assert traits_of(built, "model").has_searched_hidden_values
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -188,8 +193,8 @@ def test_looking_changes_nothing(constant: Constant) -> None:
     made = [
         program(FD, Mlp(nn.BatchNorm1d(5, eps=1.0), nn.Dropout(0.2)), lower=weighted_by(constant)) for _ in range(2)
     ]
-    made[1].problems["model"].hypergradient.habit.looked_at.add("model")  # type: ignore[union-attr]
-    made[1].problems["model"].hypergradient.habit.measured.add("model")  # type: ignore[union-attr]
+    traits_of(made[1], "model").has_searched_hidden_values = True
+    traits_of(made[1], "model").has_measured_radius = True
     results, states, buffers = [], [], []
     for built in made:
         torch.manual_seed(0)

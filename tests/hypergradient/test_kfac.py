@@ -12,7 +12,7 @@ from torch.func import functional_call, jacrev
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import KFAC, Implicit, SolveResult, Status
 from mlotool.program import Graph, Problem, Program, Stream
-from mlotool.program.differentiation import LowerLoss
+from mlotool.program.differentiation import LowerProblem, LowerView
 from tests import programs
 
 needs_curvlinops = pytest.mark.skipif(find_spec("curvlinops") is None, reason="needs the extra curvature")
@@ -27,16 +27,16 @@ def batch(num_classes: int = 0) -> dict[str, Tensor]:
     return {"input": inputs, "target": torch.randn(6, 2, dtype=torch.float64, generator=generator)}
 
 
-def lower_loss(module: nn.Module, data: Any) -> LowerLoss:
+def lower_loss(module: nn.Module, data: Any) -> LowerView:
     theta = tuple(each.detach() for each in module.parameters() if each.requires_grad)
-    return LowerLoss("w", theta, lambda theta, inputs: torch.zeros(()), module=module, batch=data)
+    return LowerView(LowerProblem("w", module=module), theta, lambda theta, inputs: torch.zeros(()), batch=data)
 
 
 def solve(solver: KFAC, module: nn.Module, data: Any) -> tuple[SolveResult, Tensor]:
     loss = lower_loss(module, data)
     generator = torch.Generator().manual_seed(2)
     vector = [torch.randn(each.shape, dtype=each.dtype, generator=generator) for each in loss.theta]
-    result = solver.solve(_never, vector, lower_loss=loss)
+    result = solver.solve(_never, vector, view=loss)
     assert [tensor.shape for tensor in result.solution] == [tensor.shape for tensor in vector]
     return result, flat(vector)
 

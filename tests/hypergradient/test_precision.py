@@ -26,7 +26,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.precision import full_precision
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import norm
-from mlotool.program.differentiation import LowerLoss
+from mlotool.program.differentiation import LowerProblem, LowerView
 
 GRAPH = Graph({"weigher": ["model"]}, {"model": ["weigher"]})
 
@@ -127,7 +127,7 @@ def test_hessian_products_keep_their_digits_at_any_length(precision: str, bound:
                 logits = torch.func.functional_call(model, dict(zip(names, theta, strict=True)), (inputs,))
                 return nn.functional.cross_entropy(logits, target)
 
-        lower_loss = LowerLoss("a", tuple(theta), loss, precision=label)
+        lower_loss = LowerView(LowerProblem("a", precision=label), tuple(theta), loss)
         return ReverseProduct(lower_loss, theta, [], []).hessian(vector)
 
     direction = [torch.randn_like(tensor) for tensor in theta]

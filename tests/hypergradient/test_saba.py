@@ -111,10 +111,10 @@ def test_it_converges_linearly_to_the_full_batch_solution() -> None:
 class Soba(SABA):
     """The same without tables: each pullback's own products."""
 
-    def solution(self, *arguments: Any) -> Any:
+    def pullback(self, *arguments: Any) -> Any:
         for averages in self.readers.values():
             averages.hessian, averages.cross = type(averages.hessian)(), type(averages.cross)()
-        return super().solution(*arguments)
+        return super().pullback(*arguments)
 
 
 def test_without_the_tables_the_noise_stays() -> None:

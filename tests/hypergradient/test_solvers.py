@@ -246,8 +246,8 @@ def test_negative_curvature_at_once_gives_v_over_its_size(scale: float) -> None:
 def test_tasks_whose_first_direction_fails_have_steps_of_their_own() -> None:
     curvatures = torch.tensor([[2.0], [-4.0], [0.0], [math.nan]], dtype=torch.float64)
     vector = rand(4 * SIZE).reshape(4, SIZE)
-    lower_loss: Any = SimpleNamespace(num_tasks=4)
-    result = ConjugateGradient(10, 1e-6).solve(lambda u: [curvatures * u[0]], [vector], lower_loss=lower_loss)
+    lower_loss: Any = SimpleNamespace(problem=SimpleNamespace(num_tasks=4))
+    result = ConjugateGradient(10, 1e-6).solve(lambda u: [curvatures * u[0]], [vector], view=lower_loss)
     ends = (Status.CONVERGED, Status.NEGATIVE_CURVATURE, Status.SINGULAR, Status.NON_FINITE)
     assert result.task_statuses == ends
     factors = torch.tensor([[0.5], [0.25], [1.0], [1.0]], dtype=torch.float64)

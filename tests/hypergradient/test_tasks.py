@@ -25,7 +25,7 @@ from mlotool.hypergradient import (
 )
 from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct
 from mlotool.hypergradient.vector import add, choose, dot, flatten, norm, scaled, unflatten
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerProblem, LowerView, Vector
 from tests.program import test_tasks as maml
 
 SHAPES = [(2, 2), (), (3,)]
@@ -81,8 +81,8 @@ NUM_TASKS = 8
 LIKE = [torch.zeros(NUM_TASKS, *shape, dtype=torch.float64) for shape in SHAPES]
 
 
-def loss_of(num_tasks: int | None) -> LowerLoss:
-    return LowerLoss("w", (), lambda theta, inputs: torch.zeros(()), num_tasks=num_tasks)
+def loss_of(num_tasks: int | None) -> LowerView:
+    return LowerView(LowerProblem("w", num_tasks=num_tasks), (), lambda theta, inputs: torch.zeros(()))
 
 
 def together(solver: AbstractSolver, start: Tensor | None = None) -> SolveResult:
@@ -95,7 +95,7 @@ def together(solver: AbstractSolver, start: Tensor | None = None) -> SolveResult
 
     given = unflatten(torch.stack(vectors), LIKE, NUM_TASKS)
     begun = None if start is None else unflatten(start, LIKE, NUM_TASKS)
-    return solver.solve(matvec, given, start=begun, lower_loss=loss_of(NUM_TASKS))
+    return solver.solve(matvec, given, start=begun, view=loss_of(NUM_TASKS))
 
 
 def alone(solver: AbstractSolver, number: int, start: Tensor | None = None) -> SolveResult:

@@ -16,7 +16,7 @@ from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit
 from mlotool.hypergradient.unrolled import step_gradients
 from mlotool.hypergradient.vector import leaves
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerProblem, LowerView, Vector
 from tests.hypergradient.test_unrolled import by_differences, flat
 from tests.program.small import assert_identical, numbers, parameters, samples
 from tests.programs import Point, newton
@@ -252,20 +252,20 @@ def test_a_step_draws_again_what_its_lower_pullback_drew() -> None:
     """Taken again, each recorded step leads to where the next one began."""
 
     class Watched(Unrolled):
-        def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
-            self.seen = lower_loss, inputs
-            return super().solution(lower_loss, inputs)
+        def pullback(self, view: LowerView, inputs: Vector) -> Any:
+            self.seen = view, inputs
+            return super().pullback(view, inputs)
 
     torch.manual_seed(0)
     algorithm = Watched()
     built = trained(program(Implicit(Exact()), algorithm, loss=noisy))
     built.solution("v")
-    lower_loss, inputs = algorithm.seen
-    unroll = lower_loss.unroll
-    ends = [*(record.theta for record in unroll.records[1:]), lower_loss.theta]
+    view, inputs = algorithm.seen
+    unroll = view.unroll
+    ends = [*(record.theta for record in unroll.records[1:]), view.theta]
     for record, end in zip(unroll.records, ends, strict=True):
         theta = leaves(record.theta)
-        _, slope = step_gradients(unroll, record, theta, inputs, lower_loss, create_graph=True)
+        _, slope = step_gradients(unroll, record, theta, inputs, view, create_graph=True)
         found, _ = unroll.step(theta, slope, record.state, record.settings, inputs)
         assert torch.allclose(found[0], end[0], rtol=1e-12)
 

@@ -1,5 +1,6 @@
 """Which solutions depend on which parameters; and a ladder with 2^10 paths."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Exact, Implicit
-from mlotool.program import Graph, LowerLoss, Problem, Program
+from mlotool.program import Graph, LowerView, Problem, Program
 from mlotool.program.dependence import Dependence
 from mlotool.program.differentiation import Vector
 from mlotool.program.pace import takes_several_steps, ticks_per_step
@@ -134,16 +135,14 @@ class Counting(Implicit):
         super().__init__(Exact())
         self.num_losses = 0
 
-    def solution(self, lower_loss: LowerLoss, inputs: Vector) -> tuple[Tensor, ...]:
-        function = lower_loss.function
+    def pullback(self, view: LowerView, inputs: Vector) -> Any:
+        function = view.function
 
         def counted(theta: Vector, flat: Vector) -> Tensor:
             self.num_losses += 1
             return function(theta, flat)
 
-        return super().solution(
-            LowerLoss(lower_loss.problem, lower_loss.theta, counted, lower_loss.is_nested, lower_loss.reduce), inputs
-        )
+        return super().pullback(replace(view, function=counted), inputs)
 
 
 def _ladder(num_diamonds: int) -> tuple[Program, list[Counting]]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 Matvec = Callable[[Vector], Vector]
 """`u -> H u`."""
@@ -79,7 +79,7 @@ class AbstractSolver(ABC):
 
     @abstractmethod
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return `q` with `H q = v`.
 
@@ -87,8 +87,8 @@ class AbstractSolver(ABC):
             matvec: `u -> H u`.
             vector: `v`, one tensor a parameter.
             start: where an iterative solver begins, the last solution say; None is zero.
-            lower_loss: whose H it is, for its task axis, its module and its optimizer; its inputs are bound, so that
-                `lower_loss(theta, ())` is the loss. None without any of these.
+            view: whose H it is, for its task axis, its module and its optimizer; its inputs are bound, so that
+                `view(theta, ())` is the loss. None without any of these.
         """
 
     def check(self, problem: str, num_tasks: int | None) -> None:
@@ -110,6 +110,6 @@ class AbstractSolver(ABC):
         """Take the state back."""
 
 
-def tasks_of(lower_loss: LowerLoss | None) -> int | None:
+def tasks_of(view: LowerView | None) -> int | None:
     """Return the length of the task axis."""
-    return None if lower_loss is None else lower_loss.num_tasks
+    return None if view is None else view.problem.num_tasks

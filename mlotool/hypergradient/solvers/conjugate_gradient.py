@@ -6,14 +6,26 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.progress import Progress, begin, measured, relative
+from mlotool.hypergradient.solvers.numbers import (
+    Number,
+    divided,
+    filled,
+    holds_anywhere,
+    is_finite,
+    known,
+    larger,
+    measured,
+    negated,
+    root,
+    where,
+)
+from mlotool.hypergradient.solvers.progress import Progress, begin, relative
 from mlotool.hypergradient.solvers.scale import solve_in_range
 from mlotool.hypergradient.vector import add, choose, dot, scaled, zeros
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 _RETURNED = "An iterate before is used, or {else_} where there was none."
 _ITSELF = _RETURNED.format(else_="v itself (as by Identity)")
@@ -68,23 +80,23 @@ class ConjugateGradient(AbstractSolver):
             )
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        num_tasks = tasks_of(lower_loss)
+        num_tasks = tasks_of(view)
 
         def damped(direction: Vector) -> Vector:
             product = matvec(direction)
             return add(product, direction, self.damping) if self.damping else product
 
-        def inner(a: Vector, b: Vector) -> Tensor:
+        def inner(a: Vector, b: Vector) -> Number:
             return measured(dot(a, b, num_tasks))
 
         progress, nothing = Progress(num_tasks), zeros(vector)
         size = inner(vector, vector)
-        if (result := solve_in_range(self, size, matvec, vector, start, lower_loss)) is not None:
+        if (result := solve_in_range(self, size, matvec, vector, start, view)) is not None:
             return result
-        progress.end(~size.isfinite(), Status.NON_FINITE)
+        progress.end(negated(is_finite(size)), Status.NON_FINITE)
         progress.end(size == 0, Status.CONVERGED)
         if not progress.is_running:
             return progress.result(nothing, 0, relative(size, size))
@@ -97,30 +109,30 @@ class ConjugateGradient(AbstractSolver):
         progress.end(squared <= target, Status.CONVERGED)
         direction = choose(progress.running, residual, nothing)
         # Zero is no solution to fall back to: a hypergradient of exactly zero looks like one that has converged.
-        best, smallest = solution, torch.where(is_warm, squared, math.inf)
-        length, largest, has_failed = squared, torch.zeros_like(squared), torch.zeros_like(progress.running)
+        best, smallest = solution, where(is_warm, squared, math.inf)
+        length, largest, has_failed = squared, filled(0.0, num_tasks), known(False, num_tasks)
         for number in range(self.max_iterations):
             if not progress.is_running:
                 break
             product = damped(direction)
             num_products += 1
             curvature = inner(direction, product)
-            largest = torch.maximum(largest, curvature.abs() / length)
-            has_ended = progress.end(~curvature.isfinite(), Status.NON_FINITE)
+            largest = larger(largest, divided(abs(curvature), length))
+            has_ended = progress.end(negated(is_finite(curvature)), Status.NON_FINITE)
             # Below eps it is rounding, whatever its sign.
-            has_ended = has_ended | progress.end(curvature.abs() <= eps * length * largest, Status.SINGULAR)
+            has_ended = has_ended | progress.end(abs(curvature) <= eps * length * largest, Status.SINGULAR)
             has_ended = has_ended | progress.end(curvature < 0, Status.NEGATIVE_CURVATURE)
-            is_first = has_ended & ~is_warm & (number == 0)
-            has_failed = has_failed | (has_ended & ~is_first)
-            if bool(is_first.any()):
+            is_first = has_ended & negated(is_warm) & (number == 0)
+            has_failed = has_failed | (has_ended & negated(is_first))
+            if holds_anywhere(is_first):
                 # The first direction is v itself: the step that its curvature's size allows, which has the scale of H.
-                factor = torch.where(is_first & (curvature < 0), size / curvature.abs(), 1.0)
+                factor = where(is_first & (curvature < 0), divided(size, abs(curvature)), 1.0)
                 solution = choose(is_first, scaled(vector, factor), solution)
                 residual = choose(is_first, add(residual, product, -factor), residual)
                 squared = inner(residual, residual)
             if not progress.is_running:
                 break
-            step = torch.where(progress.running, squared / curvature, 0.0)
+            step = where(progress.running, divided(squared, curvature), 0.0)
             # An ended system's product may be NaN, which zero does not remove.
             product = choose(progress.running, product, nothing)
             solution = add(solution, direction, step)
@@ -130,16 +142,16 @@ class ConjugateGradient(AbstractSolver):
             # It grows by the root of the condition number at most: more, and v has a part that H annuls.
             has_failed = has_failed | progress.end(squared > size / eps, Status.SINGULAR)
             is_better = squared < smallest
-            best, smallest = choose(is_better, solution, best), torch.where(is_better, squared, smallest)
-            ratio = squared / previous
+            best, smallest = choose(is_better, solution, best), where(is_better, squared, smallest)
+            ratio = divided(squared, previous)
             # The residual is orthogonal to the direction before.
-            length = squared + ratio**2 * length
+            length = squared + ratio * ratio * length
             direction = choose(progress.running, add(residual, scaled(direction, ratio)), nothing)
         # Along a small curvature it may have left for far away.
         is_lost = has_failed & (squared > size)
-        if bool(is_lost.any()):
+        if holds_anywhere(is_lost):
             solution = choose(is_lost, best, solution)
             # Measured again: the recursion has drifted from the truth on the way.
-            squared = torch.where(is_lost, inner(*[add(vector, damped(solution), -1.0)] * 2), squared)
+            squared = where(is_lost, inner(*[add(vector, damped(solution), -1.0)] * 2), squared)
             num_products += 1
-        return progress.result(solution, num_products, relative(squared, size).sqrt())
+        return progress.result(solution, num_products, root(relative(squared, size)))

@@ -12,7 +12,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress
 from mlotool.hypergradient.vector import flatten, unflatten
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 
 @dataclass
@@ -52,10 +52,10 @@ class Exact(AbstractSolver):
             )
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution up to rounding."""
-        num_tasks = tasks_of(lower_loss)
+        num_tasks = tasks_of(view)
         rows = flatten(vector, num_tasks)
         size = rows.shape[1]
         if size > self.max_parameters:
@@ -74,16 +74,17 @@ class Exact(AbstractSolver):
         matrix = 0.5 * (matrix + matrix.mT) + self.damping * identity
         progress = Progress(num_tasks, Status.CONVERGED)
         is_finite = matrix.isfinite().all(2).all(1) & rows.isfinite().all(1)
-        progress.end(~is_finite.cpu().reshape(progress.running.shape), Status.NON_FINITE)
+        progress.end(~is_finite.cpu().reshape(progress.shape), Status.NON_FINITE)
         matrix = torch.where(is_finite[:, None, None], matrix, identity)
         given = torch.where(is_finite[:, None], rows, 0.0)
         found, is_singular = _solve(matrix, given)
-        progress.end(is_singular.cpu().reshape(progress.running.shape), Status.SINGULAR)
+        progress.end(is_singular.cpu().reshape(progress.shape), Status.SINGULAR)
         for index in is_singular.nonzero().flatten().tolist():
             found[index] = torch.linalg.pinv(matrix[index], hermitian=True) @ given[index]
         residuals = torch.where(is_finite, _residuals(matrix, found, given), math.nan)
         found = torch.where(is_finite[:, None], found, rows.nan_to_num(0.0, 0.0, 0.0))
-        return progress.result(unflatten(found, vector, num_tasks), size, residuals)
+        known_residuals = float(residuals[0]) if num_tasks is None else residuals
+        return progress.result(unflatten(found, vector, num_tasks), size, known_residuals)
 
 
 def _solve(matrix: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,17 +1,25 @@
 """Fixed-point iteration."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.progress import Progress, growth, measured, norms, relative
+from mlotool.hypergradient.solvers.numbers import (
+    Number,
+    filled,
+    holds_anywhere,
+    is_finite,
+    known,
+    measured,
+    negated,
+    where,
+)
+from mlotool.hypergradient.solvers.progress import Progress, growth, norms, relative
 from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 _LOST = 1e3
 """Residual of a start over that of zero, beyond which the last pullbacks have led away."""
@@ -68,21 +76,21 @@ class FixedPoint(AbstractSolver):
             )
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the last iterate."""
-        num_tasks = tasks_of(lower_loss)
+        num_tasks = tasks_of(view)
 
-        def length(a: Vector) -> Tensor:
+        def length(a: Vector) -> Number:
             return measured(norm(a, num_tasks))
 
         progress = Progress(num_tasks, Status.MAX_ITERATIONS if self.tolerance else Status.FIXED)
         solution = zeros(vector) if start is None else list(start)
         first = before = residual = list(vector)
         num_products = 0
-        size = length(vector) if self.tolerance else torch.zeros(())
-        residuals = torch.full(progress.running.shape, torch.nan, dtype=torch.float64)
-        overflown = ~progress.running
+        size = length(vector) if self.tolerance else 0.0
+        residuals = filled(math.nan, num_tasks)
+        overflown = known(False, num_tasks)
         for number in range(self.num_iterations):
             if number or start is not None:
                 before, residual = residual, add(vector, matvec(solution), -1.0)
@@ -91,20 +99,20 @@ class FixedPoint(AbstractSolver):
                 first = residual
             if self.tolerance:
                 reached = length(residual)
-                overflown = overflown | progress.end(~reached.isfinite(), Status.NON_FINITE)
+                overflown = overflown | progress.end(negated(is_finite(reached)), Status.NON_FINITE)
                 converged = progress.end(reached <= self.tolerance * size, Status.CONVERGED)
-                residuals = torch.where(converged, relative(reached, size), residuals)
+                residuals = where(converged, relative(reached, size), residuals)
                 if not progress.is_running:
                     break
                 residual = choose(progress.running, residual, zeros(vector))
             solution = add(solution, residual, self.step_size)
-        is_lost = ~length(solution).isfinite()
+        is_lost = negated(is_finite(length(solution)))
         progress.end(is_lost, Status.NON_FINITE)
         reached, of_first, of_vector = norms((residual, first, vector), num_tasks)
         growth(of_first, reached, measured(dot(before, residual, num_tasks)), progress)
         # A single iteration a pullback shows no growth of its own.
         progress.end((of_first > _LOST * of_vector) & (of_vector > 0), Status.DIVERGED)
         overflown = overflown | is_lost
-        if bool(overflown.any()):
+        if holds_anywhere(overflown):
             solution = choose(overflown, scaled(vector, self.step_size), solution)
         return progress.result(solution, num_products, residuals)

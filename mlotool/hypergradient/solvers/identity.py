@@ -6,7 +6,7 @@ from typing import ClassVar
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.vector import scaled
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Identity(AbstractSolver):
             )
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return `step_size * v`."""
         solution = list(vector) if self.step_size == 1.0 else scaled(vector, self.step_size)
-        return SolveResult(solution, Status.FIXED, 0, None, (Status.FIXED,) * (tasks_of(lower_loss) or 0))
+        return SolveResult(solution, Status.FIXED, 0, None, (Status.FIXED,) * (tasks_of(view) or 0))

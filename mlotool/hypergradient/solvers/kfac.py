@@ -16,7 +16,7 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.vector import norm, scaled, vector_jacobian
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 _LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mean_squared_error": nn.MSELoss}
 
@@ -91,28 +91,28 @@ class KFAC(AbstractSolver):
             _import()
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the product of the inverse with `v`."""
         curvature = None if self.kind == "ggn" else _import()
-        module, data = self._problem(lower_loss, vector)
-        assert lower_loss is not None
+        module, data = self._problem(view, vector)
+        assert view is not None
         # Neither its buffers nor its hooks nor the random numbers are to move: a copy, and the state set back.
-        random = RandomState(lower_loss.devices)
+        random = RandomState(view.devices)
         try:
             with torch.enable_grad(), _quiet():
                 target = [tensor.detach() for tensor in vector]
-                solution, result = self._invert(curvature, module, data, target, start, lower_loss)
+                solution, result = self._invert(curvature, module, data, target, start, view)
         except NotImplementedError as error:
             raise ConfigError(
-                f"problems.{lower_loss.problem}.hypergradient.solver: KFAC(kind={self.kind!r}) met a module it has no "
+                f"problems.{view.problem.name}.hypergradient.solver: KFAC(kind={self.kind!r}) met a module it has no "
                 f"factors for ({error}); expected every trained parameter in a Linear or Conv2d layer. "
                 "Set kind: ggn, or freeze the others."
             ) from error
         finally:
             random.restore()
         # Of several ranks, each has the factors of its own batch, and none may go its own way.
-        solution = list(lower_loss.reduce(solution))
+        solution = list(view.problem.reduce(solution))
         if not bool(norm(solution).isfinite()):
             return SolveResult(list(vector), Status.NON_FINITE, 0)
         return SolveResult(solution, *result)
@@ -124,7 +124,7 @@ class KFAC(AbstractSolver):
         data: tuple[Tensor, Tensor],
         vector: Vector,
         start: Vector | None,
-        lower_loss: LowerLoss,
+        view: LowerView,
     ) -> tuple[list[Tensor], tuple[Status, int, float | None]]:
         parameters = [tensor for tensor in module.parameters() if tensor.requires_grad]
         loss = _LOSSES[self.loss]()
@@ -132,7 +132,7 @@ class KFAC(AbstractSolver):
             product = gauss_newton(module, loss, parameters, data)
 
             def mean(direction: Vector) -> Vector:
-                return lower_loss.reduce(scaled(product(direction), lower_loss.weight))
+                return view.problem.reduce(scaled(product(direction), view.weight))
 
             found = self._inner.solve(mean, vector, start=start)
             return found.solution, (found.status, 0, found.residual)
@@ -151,11 +151,11 @@ class KFAC(AbstractSolver):
         solution = [found.detach().reshape(x.shape) for found, x in zip(inverse @ list(vector), vector, strict=True)]
         return solution, (Status.FIXED, 0, None)
 
-    def _problem(self, lower_loss: LowerLoss | None, vector: Vector) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    def _problem(self, view: LowerView | None, vector: Vector) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         """Return a copy of the module, and its inputs and targets."""
-        if lower_loss is None or lower_loss.module is None:
-            raise ConfigError("KFAC: found no module; expected lower_loss.module. Use it inside Implicit.")
-        key, batch = f"problems.{lower_loss.problem}", lower_loss.batch
+        if view is None or view.problem.module is None:
+            raise ConfigError("KFAC: found no module; expected view.problem.module. Use it inside Implicit.")
+        key, batch = f"problems.{view.problem.name}", view.batch
         has_keys = isinstance(batch, dict) and isinstance(batch.get(self.input_key), Tensor)
         if not has_keys or not isinstance(batch.get(self.target_key), Tensor):
             found = f"the keys {sorted(batch)}" if isinstance(batch, dict) else type(batch).__name__
@@ -170,9 +170,9 @@ class KFAC(AbstractSolver):
                 f"{self.target_key!r}; expected one row a sample, of the shape [samples, outputs] that the module "
                 "returns. Give targets (and outputs) a last axis, or set kind: ggn."
             )
-        module = copy.deepcopy(lower_loss.module)
+        module = copy.deepcopy(view.problem.module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        for parameter, value in zip(trained, lower_loss.theta, strict=True):
+        for parameter, value in zip(trained, view.theta, strict=True):
             parameter.data = value.detach().clone()
         return module, (batch[self.input_key], targets)
 

@@ -6,9 +6,10 @@ from typing import ClassVar
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.progress import Progress, growth, measured, norms
+from mlotool.hypergradient.solvers.numbers import holds_anywhere, is_finite, measured, negated
+from mlotool.hypergradient.solvers.progress import Progress, growth, norms
 from mlotool.hypergradient.vector import add, choose, dot, scaled
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Neumann(AbstractSolver):
             )
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the truncated series."""
         # The terms themselves, not Horner's scheme: the last one tells whether they shrink.
@@ -63,13 +64,13 @@ class Neumann(AbstractSolver):
         for _ in range(1, self.num_terms):
             before, term = term, add(term, matvec(term), -self.step_size)
             total = add(total, term)
-        num_tasks = tasks_of(lower_loss)
+        num_tasks = tasks_of(view)
         progress = Progress(num_tasks, Status.FIXED)
         if self.num_terms == 1:
             return progress.result(scaled(total, self.step_size), 0)
         first, last, whole = norms((vector, term, total), num_tasks)
-        overflown = progress.end(~(whole + last).isfinite(), Status.NON_FINITE)
+        overflown = progress.end(negated(is_finite(whole + last)), Status.NON_FINITE)
         growth(first, last, measured(dot(before, term, num_tasks)), progress)
-        if bool(overflown.any()):
+        if holds_anywhere(overflown):
             total = choose(overflown, vector, total)
         return progress.result(scaled(total, self.step_size), self.num_terms - 1)

@@ -5,14 +5,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.progress import Progress, begin, measured, relative
+from mlotool.hypergradient.solvers.numbers import (
+    Number,
+    divided,
+    filled,
+    is_finite,
+    known,
+    larger,
+    measured,
+    negated,
+    root,
+    where,
+)
+from mlotool.hypergradient.solvers.progress import Progress, begin, relative
 from mlotool.hypergradient.solvers.scale import solve_in_range
 from mlotool.hypergradient.vector import add, choose, dot, scaled, zeros
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 
 @dataclass
@@ -61,23 +72,23 @@ class NormalEquationConjugateGradient(AbstractSolver):
             )
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        num_tasks = tasks_of(lower_loss)
+        num_tasks = tasks_of(view)
 
         def damped(direction: Vector) -> Vector:
             product = matvec(direction)
             return add(product, direction, self.damping) if self.damping else product
 
-        def squared(a: Vector) -> Tensor:
+        def squared(a: Vector) -> Number:
             return measured(dot(a, a, num_tasks))
 
         progress, nothing = Progress(num_tasks), zeros(vector)
         size = squared(vector)
-        if (result := solve_in_range(self, size, matvec, vector, start, lower_loss)) is not None:
+        if (result := solve_in_range(self, size, matvec, vector, start, view)) is not None:
             return result
-        progress.end(~size.isfinite(), Status.NON_FINITE)
+        progress.end(negated(is_finite(size)), Status.NON_FINITE)
         progress.end(size == 0, Status.CONVERGED)
         if not progress.is_running:
             return progress.result(nothing, 0, relative(size, size))
@@ -87,8 +98,8 @@ class NormalEquationConjugateGradient(AbstractSolver):
         eps = torch.finfo(vector[0].dtype).eps
         target = max(self.tolerance, eps) ** 2 * size
         progress.end(error <= target, Status.CONVERGED)
-        direction, has_nothing = nothing, torch.zeros_like(progress.running)
-        steepness, largest = torch.ones_like(size), torch.zeros_like(size)
+        direction, has_nothing = nothing, known(False, num_tasks)
+        steepness, largest = filled(1.0, num_tasks), filled(0.0, num_tasks)
         for number in range(self.max_iterations):
             if not progress.is_running:
                 break
@@ -96,24 +107,24 @@ class NormalEquationConjugateGradient(AbstractSolver):
             slope = list(damped(choose(progress.running, residual, nothing)))
             num_products += 1
             previous, steepness = steepness, squared(slope)
-            overflown = progress.end(~steepness.isfinite(), Status.NON_FINITE)
-            has_nothing = has_nothing | (overflown & ~is_warm & (number == 0))
+            overflown = progress.end(negated(is_finite(steepness)), Status.NON_FINITE)
+            has_nothing = has_nothing | (overflown & negated(is_warm) & (number == 0))
             # A residual that A nearly annuls is in its null space: what is left cannot be removed.
-            largest = torch.maximum(largest, steepness / error)
+            largest = larger(largest, divided(steepness, error))
             progress.end(steepness <= eps**1.5 * largest * error, Status.SINGULAR)
             if not progress.is_running:
                 break
-            direction = choose(progress.running, add(slope, scaled(direction, steepness / previous)), nothing)
+            direction = choose(progress.running, add(slope, scaled(direction, divided(steepness, previous))), nothing)
             product = damped(direction)
             num_products += 1
             growth = squared(product)
-            overflown = progress.end(~growth.isfinite(), Status.NON_FINITE)
-            has_nothing = has_nothing | (overflown & ~is_warm & (number == 0))
-            largest = torch.maximum(largest, growth / squared(direction))
+            overflown = progress.end(negated(is_finite(growth)), Status.NON_FINITE)
+            has_nothing = has_nothing | (overflown & negated(is_warm) & (number == 0))
+            largest = larger(largest, divided(growth, squared(direction)))
             progress.end(growth == 0, Status.SINGULAR)
             if not progress.is_running:
                 break
-            step = torch.where(progress.running, steepness / growth, 0.0)
+            step = where(progress.running, divided(steepness, growth), 0.0)
             # An ended system's product may be NaN, which zero does not remove.
             product = choose(progress.running, product, nothing)
             solution = add(solution, direction, step)
@@ -122,4 +133,4 @@ class NormalEquationConjugateGradient(AbstractSolver):
             progress.end(error <= target, Status.CONVERGED)
         # Zero would look like a hypergradient that has converged.
         solution = choose(has_nothing, vector, solution)
-        return progress.result(solution, num_products, relative(error, size).sqrt())
+        return progress.result(solution, num_products, root(relative(error, size)))

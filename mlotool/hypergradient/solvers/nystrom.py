@@ -12,7 +12,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress, norms, relative
 from mlotool.hypergradient.vector import add, flatten, unflatten
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 _RETURNED = "v is divided by rho along all that the columns of H do not show, which may be far too long."
 
@@ -67,10 +67,10 @@ class Nystrom(AbstractSolver):
             )
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the product of the inverse with `v`."""
-        num_tasks = tasks_of(lower_loss)
+        num_tasks = tasks_of(view)
         rows = flatten(vector, num_tasks)
         indices = self._draw(rows.shape[1])
         columns = []
@@ -79,7 +79,7 @@ class Nystrom(AbstractSolver):
             basis[:, index] = 1.0
             columns.append(flatten(matvec(unflatten(basis, vector, num_tasks)), num_tasks))
         progress = Progress(num_tasks, Status.FIXED)
-        shape = progress.running.shape
+        shape = progress.shape
         sketch = torch.stack(columns, 2)
         is_finite = (sketch.isfinite().all(2) & rows.isfinite()).all(1)
         progress.end(~is_finite.cpu().reshape(shape), Status.NON_FINITE)

@@ -8,12 +8,13 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.progress import Progress, measured
+from mlotool.hypergradient.solvers.numbers import is_finite, measured, negated
+from mlotool.hypergradient.solvers.progress import Progress
 from mlotool.hypergradient.vector import choose, leaves, norm, vector_jacobian
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 _NO_STEP = (
-    "OptimizerPreconditioner: found no optimizer step to differentiate; expected lower_loss.optimizer_step. Use it "
+    "OptimizerPreconditioner: found no optimizer step to differentiate; expected view.optimizer_step. Use it "
     "inside Implicit, at a problem with an optimizer."
 )
 
@@ -32,10 +33,12 @@ class OptimizerPreconditioner(AbstractSolver):
 
     Example:
         >>> import torch
-        >>> from mlotool.program.differentiation import LowerLoss
+        >>> from mlotool.program import LowerProblem, LowerView
         >>> step = lambda theta, gradient: [theta[0] - 0.1 * gradient[0]]
-        >>> loss = LowerLoss("w", (torch.ones(2),), lambda theta, inputs: theta[0].sum(), optimizer_step=step)
-        >>> OptimizerPreconditioner().solve(lambda u: u, [torch.ones(2)], lower_loss=loss).solution
+        >>> loss = LowerView(
+        ...     LowerProblem("w"), (torch.ones(2),), lambda theta, inputs: theta[0].sum(), optimizer_step=step
+        ... )
+        >>> OptimizerPreconditioner().solve(lambda u: u, [torch.ones(2)], view=loss).solution
         [tensor([0.1000, 0.1000])]
     """
 
@@ -45,28 +48,28 @@ class OptimizerPreconditioner(AbstractSolver):
     failures: ClassVar[Mapping[Status, str]] = {Status.NON_FINITE: f"v itself (as by Identity) is used. {OVERFLOW}"}
 
     def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, lower_loss: LowerLoss | None = None
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the adapted vector."""
-        if lower_loss is None or lower_loss.optimizer_step is None:
+        if view is None or view.optimizer_step is None:
             raise ConfigError(_NO_STEP)
         with torch.enable_grad():
-            gradient = leaves(_zeros(lower_loss) if lower_loss.has_linear_step else _gradient(lower_loss))
-            theta = [tensor.detach() for tensor in lower_loss.theta]
-            moved = lower_loss.optimizer_step(theta, gradient)
+            gradient = leaves(_zeros(view) if view.problem.has_linear_step else _gradient(view))
+            theta = [tensor.detach() for tensor in view.theta]
+            moved = view.optimizer_step(theta, gradient)
             adapted = vector_jacobian(moved, gradient, vector, retain=False)
         solution = list(torch._foreach_neg(adapted))
-        num_tasks = lower_loss.num_tasks
-        progress = Progress(tasks_of(lower_loss), Status.FIXED)
-        failed = progress.end(~measured(norm(solution, num_tasks)).isfinite(), Status.NON_FINITE)
+        num_tasks = view.problem.num_tasks
+        progress = Progress(tasks_of(view), Status.FIXED)
+        failed = progress.end(negated(is_finite(measured(norm(solution, num_tasks)))), Status.NON_FINITE)
         return progress.result(choose(failed, vector, solution), 0)
 
 
-def _zeros(lower_loss: LowerLoss) -> Vector:
-    return [torch.zeros_like(tensor) for tensor in lower_loss.theta]
+def _zeros(view: LowerView) -> Vector:
+    return [torch.zeros_like(tensor) for tensor in view.theta]
 
 
-def _gradient(lower_loss: LowerLoss) -> Vector:
-    point = leaves(lower_loss.theta)
-    loss = lower_loss(point, ())
-    return lower_loss.reduce(vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False))
+def _gradient(view: LowerView) -> Vector:
+    point = leaves(view.theta)
+    loss = view(point, ())
+    return view.problem.reduce(vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False))

@@ -3,9 +3,19 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from mlotool.hypergradient.solvers.base import Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.numbers import (
+    Number,
+    Truth,
+    divided,
+    holds_anywhere,
+    holds_everywhere,
+    is_finite,
+    known,
+    measured,
+    where,
+)
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.program.differentiation import Vector
 
@@ -27,26 +37,36 @@ class Progress:
 
     Attributes:
         running: by system, whether nothing has ended it.
+        shape: of a tensor with a value for each system.
     """
 
     def __init__(self, num_tasks: int | None, status: Status = Status.MAX_ITERATIONS) -> None:
-        shape = () if num_tasks is None else (num_tasks,)
-        self.running = torch.ones(shape, dtype=torch.bool)
-        self._codes = torch.full(shape, _ORDER.index(status))
+        self.shape = () if num_tasks is None else (num_tasks,)
+        self.running: Truth = known(True, num_tasks)
+        self._codes: int | torch.Tensor = _ORDER.index(status)
+        if num_tasks is not None:
+            self._codes = torch.full(self.shape, self._codes)
 
     @property
     def is_running(self) -> bool:
         """Whether any system is."""
-        return bool(self.running.any())
+        return holds_anywhere(self.running)
 
-    def end(self, condition: Tensor, status: Status) -> Tensor:
+    def end(self, condition: Truth, status: Status) -> Truth:
         """End the running systems for which the condition holds; return which these are."""
-        ended = condition & self.running
-        self._codes = torch.where(ended, _ORDER.index(status), self._codes)
-        self.running = self.running & ~ended
-        return ended
+        if not isinstance(self.running, torch.Tensor):
+            ended = bool(condition) and self.running
+            if ended:
+                self.running, self._codes = False, _ORDER.index(status)
+            return ended
+        ended_ones = self.running & condition
+        self._codes = torch.where(ended_ones, _ORDER.index(status), self._codes)
+        self.running = self.running & ~ended_ones
+        return ended_ones
 
-    def result(self, solution: list[Tensor], num_products: int, residuals: Tensor | None = None) -> SolveResult:
+    def result(
+        self, solution: list[torch.Tensor], num_products: int, residuals: Number | None = None
+    ) -> SolveResult:
         """Return the result.
 
         Args:
@@ -54,32 +74,28 @@ class Progress:
             num_products: of all systems together: a product serves each.
             residuals: by system; NaN where it is not known.
         """
-        is_known = residuals is not None and bool(residuals.isfinite().all())
-        return SolveResult(
-            solution,
-            _ORDER[int(self._codes.max())],
-            num_products,
-            float(residuals.max()) if residuals is not None and is_known else None,
-            tuple(_ORDER[code] for code in self._codes.tolist()) if self._codes.dim() else (),
-        )
+        largest = None
+        if residuals is not None and holds_everywhere(is_finite(residuals)):
+            largest = float(residuals.max() if isinstance(residuals, torch.Tensor) else residuals)
+        if not isinstance(self._codes, torch.Tensor):
+            return SolveResult(solution, _ORDER[self._codes], num_products, largest)
+        statuses = tuple(_ORDER[code] for code in self._codes.tolist())
+        return SolveResult(solution, _ORDER[int(self._codes.max())], num_products, largest, statuses)
 
 
-def measured(values: Tensor) -> Tensor:
-    """Return values to decide by: on the CPU, in float64, constant."""
-    return values.detach().cpu().double()
-
-
-def relative(lengths: Tensor, of: Tensor) -> Tensor:
+def relative(lengths: Number, of: Number) -> Number:
     """Return `lengths / of`; zero has no residual relative to zero."""
-    return torch.where(lengths == 0, 0.0, lengths / of)
+    return where(lengths == 0, 0.0, divided(lengths, of))
 
 
-def norms(vectors: Sequence[Vector], num_tasks: int | None) -> list[Tensor]:
+def norms(vectors: Sequence[Vector], num_tasks: int | None) -> list[Number]:
     """Return the 2-norms of several vectors to decide by, with one transfer from the device."""
-    return list(measured(torch.stack([norm(vector, num_tasks) for vector in vectors])).unbind())
+    found = measured(torch.stack([norm(vector, num_tasks) for vector in vectors]))
+    assert isinstance(found, torch.Tensor)
+    return list(found.tolist() if num_tasks is None else found.unbind())
 
 
-def growth(first: Tensor, last: Tensor, product: Tensor, progress: Progress) -> None:
+def growth(first: Number, last: Number, product: Number, progress: Progress) -> None:
     """End the systems whose terms `(I - a H)^k v` have grown: more terms would lead away from `H^-1 v`.
 
     Args:
@@ -96,12 +112,14 @@ def growth(first: Tensor, last: Tensor, product: Tensor, progress: Progress) -> 
 
 def begin(
     matvec: Matvec, vector: Vector, start: Vector | None, num_tasks: int | None
-) -> tuple[list[Tensor], list[Tensor], Tensor, int]:
+) -> tuple[list[torch.Tensor], list[torch.Tensor], Truth, int]:
     """Return a first solution, its residual, by system whether it is the start, and the number of products."""
     if start is None:
-        return zeros(vector), list(vector), measured(torch.zeros(num_tasks or ())).bool(), 0
+        return zeros(vector), list(vector), known(False, num_tasks), 0
     residual = add(vector, matvec(start), -1.0)
     # One that is worse than zero is no start; nor is one with a NaN, which is not less.
     squared, of_zero = (measured(dot(each, each, num_tasks)) for each in (residual, vector))
     helps = squared < of_zero
     return choose(helps, start, zeros(vector)), choose(helps, residual, vector), helps, 1
+
+

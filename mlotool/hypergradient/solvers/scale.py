@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, tasks_of
-from mlotool.hypergradient.solvers.progress import measured
+from mlotool.hypergradient.solvers.numbers import Number, holds_anywhere, holds_everywhere, negated
 from mlotool.hypergradient.vector import scaled
-from mlotool.program.differentiation import LowerLoss, Vector
+from mlotool.program.differentiation import LowerView, Vector
 
 _MAX_EXPONENT = 120
 """Beyond it the inverse of a power of two leaves float32."""
@@ -16,11 +15,11 @@ _MAX_EXPONENT = 120
 
 def solve_in_range(
     solver: AbstractSolver,
-    size: Tensor,
+    size: Number,
     matvec: Matvec,
     vector: Vector,
     start: Vector | None,
-    lower_loss: LowerLoss | None,
+    view: LowerView | None,
 ) -> SolveResult | None:
     """Return the solution by way of `H (q / c) = v / c`, c a power of two; None where v is as it should be.
 
@@ -32,22 +31,23 @@ def solve_in_range(
         matvec: `u -> H u`.
         vector: v.
         start: as for `AbstractSolver.solve`.
-        lower_loss: as for `AbstractSolver.solve`.
+        view: as for `AbstractSolver.solve`.
     """
-    if not bool(((size < 1e-24) | ~(size < 1e24)).any()):
+    if not holds_anywhere((size < 1e-24) | negated(size < 1e24)):
         return None
-    factor = _powers_of_two(vector, tasks_of(lower_loss))
-    if bool((factor == 1).all()):
+    factor = _powers_of_two(vector, tasks_of(view))
+    if holds_everywhere(factor == 1):
         return None
-    start = None if start is None else scaled(start, 1 / factor)
-    result = solver.solve(matvec, scaled(vector, 1 / factor), start=start, lower_loss=lower_loss)
+    start = None if start is None else scaled(start, 1.0 / factor)
+    result = solver.solve(matvec, scaled(vector, 1.0 / factor), start=start, view=view)
     return replace(result, solution=scaled(result.solution, factor))
 
 
-def _powers_of_two(vector: Vector, num_tasks: int | None) -> Tensor:
+def _powers_of_two(vector: Vector, num_tasks: int | None) -> Number:
     """Return by system the power of two near the largest entry; division by it is exact."""
     filled = [tensor.detach().abs().reshape(num_tasks or 1, -1).amax(1) for tensor in vector if tensor.numel()]
-    peaks = measured(torch.stack(filled).amax(0)).reshape(() if num_tasks is None else (num_tasks,))
+    peaks = torch.stack(filled).amax(0).cpu().double()
     is_usable = peaks.isfinite() & (peaks > 0)
     exponents = torch.where(is_usable, peaks, 1.0).log2().round()
-    return torch.exp2(exponents.clamp(-_MAX_EXPONENT, _MAX_EXPONENT))
+    powers = torch.exp2(exponents.clamp(-_MAX_EXPONENT, _MAX_EXPONENT))
+    return float(powers[0]) if num_tasks is None else powers

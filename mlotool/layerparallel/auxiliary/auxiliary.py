@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import Places
+from mlotool.core.slots import Places
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.loss_output import LossOutput
 from mlotool.hypergradient import Identity, Implicit

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import Places
+from mlotool.core.slots import Places
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.bound_module import Places
+from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
 from mlotool.layerparallel.auxiliary.step import Step

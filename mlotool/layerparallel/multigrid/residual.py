@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.bound_module import Places
+from mlotool.core.slots import Places
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.multigrid.exchange import exchanges, has_ranks
 from mlotool.layerparallel.multigrid.functions import States

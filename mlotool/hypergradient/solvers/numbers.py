@@ -1,0 +1,81 @@
+"""The numbers that a solve decides by: Python floats of a single system, tensors of systems side by side (tasks).
+
+A single system needs dozens of these operations an iteration, and each costs a tensor fifty times what it costs a
+float. Both follow IEEE 754: a division by zero gives an infinity or NaN.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor
+"""A float, or a tensor on the CPU in float64, one value a system."""
+
+Truth = bool | Tensor
+"""A bool, or a tensor of them, one a system."""
+
+
+def measured(values: Tensor) -> Number:
+    """Return values to decide by, 0-D or one a task: constant, on the CPU, in float64."""
+    values = values.detach()
+    return values.cpu().double() if values.dim() else float(values)
+
+
+def where(condition: Truth, a: Number, b: Number) -> Number:
+    """Return `a` where the condition holds, and `b` elsewhere."""
+    if isinstance(condition, Tensor):
+        return torch.where(condition, a, b)
+    return a if condition else b
+
+
+def divided(a: Number, b: Number) -> Number:
+    """Return `a / b`."""
+    if isinstance(a, float) and isinstance(b, float) and b == 0.0:
+        return math.nan if a == 0.0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return a / b
+
+
+def larger(a: Number, b: Number) -> Number:
+    """Return the larger one; NaN where one of them is NaN."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.maximum(a, b)
+    assert isinstance(a, float) and isinstance(b, float)
+    return a if a > b or math.isnan(a) else b
+
+
+def root(a: Number) -> Number:
+    """Return the square root; NaN of a negative number."""
+    if isinstance(a, Tensor):
+        return a.sqrt()
+    return math.sqrt(a) if a >= 0.0 else math.nan
+
+
+def is_finite(a: Number) -> Truth:
+    """Return whether a number is."""
+    return a.isfinite() if isinstance(a, Tensor) else math.isfinite(a)
+
+
+def negated(a: Truth) -> Truth:
+    """Return the opposite."""
+    return ~a if isinstance(a, Tensor) else not a
+
+
+def holds_anywhere(a: Truth) -> bool:
+    """Return whether it holds for any system."""
+    return bool(a.any()) if isinstance(a, Tensor) else a
+
+
+def holds_everywhere(a: Truth) -> bool:
+    """Return whether it holds for every system."""
+    return bool(a.all()) if isinstance(a, Tensor) else a
+
+
+def filled(value: float, num_tasks: int | None) -> Number:
+    """Return a number for each system."""
+    return value if num_tasks is None else torch.full((num_tasks,), value, dtype=torch.float64)
+
+
+def known(value: bool, num_tasks: int | None) -> Truth:
+    """Return a truth for each system."""
+    return value if num_tasks is None else torch.full((num_tasks,), value)

@@ -1,0 +1,60 @@
+"""The problems of a program by number, with the plans of their losses and solutions."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from mlotool.core.replay import LossTraits
+from mlotool.program.differentiation import Reduce
+from mlotool.program.loss_plan import LossPlan, Values
+from mlotool.program.problem import Problem
+
+if TYPE_CHECKING:
+    from mlotool.program.solution_plan import Moment, SolutionPlan
+
+
+class Engine:
+    """What all plans of a program share.
+
+    Args:
+        problems: in order; a problem's position is its number.
+        reduce: a mean over ranks of a list of tensors.
+
+    Attributes:
+        losses: by number, the problem's loss.
+        solutions: by number, the solutions that the problem's total gradient passes through, each after its inputs.
+        traits: by number, what was found out about the problem's loss.
+    """
+
+    def __init__(self, problems: Sequence[Problem], reduce: Reduce) -> None:
+        self.problems = list(problems)
+        self.reduce = reduce
+        self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}
+        self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
+        self.traits = [LossTraits() for _ in self.problems]
+        self.solutions: list[list[SolutionPlan]] = [[] for _ in self.problems]
+
+    def nothing(self) -> Values:
+        """Return values of which every problem has its current ones, as constants."""
+        return [None] * len(self.problems)
+
+    def loss_with(
+        self, loss: LossPlan, solutions: Sequence["SolutionPlan"], values: Values, batch: Any, moment: "Moment"
+    ) -> Tensor:
+        """Return a loss with solutions inside it.
+
+        Args:
+            loss: the loss.
+            solutions: to be put into `values`, each after its inputs.
+            values: tensors by problem.
+            batch: of the loss.
+            moment: what is read beside.
+        """
+
+        def direct(given: Values) -> Tensor:
+            return loss(given, batch).loss
+
+        for each in solutions:
+            each.add(values, moment, direct)
+        return loss(values, batch).loss

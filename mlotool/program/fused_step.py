@@ -1,0 +1,171 @@
+"""Steps of SGD, Adam and AdamW by torch's fused kernels, without the Python of the optimizer around them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+_DEVICES = ("cpu", "cuda")
+
+
+def prefer_fused_kernels(optimizer: Optimizer) -> None:
+    """Let an optimizer take its steps by torch's fused kernel where its user has left the choice to torch."""
+    if type(optimizer) not in (SGD, Adam, AdamW):
+        return
+    for group in optimizer.param_groups:
+        is_open = group.get("fused") is None and group.get("foreach") is None
+        is_plain = not (group.get("capturable") or group.get("differentiable"))
+        if is_open and is_plain and all(_has_kernel(parameter) for parameter in group["params"]):
+            group["fused"] = True
+
+
+@dataclass
+class _Group:
+    """A group of an optimizer, with its tensors in the order of the kernel's arguments.
+
+    Args:
+        settings: of the group; a scheduler changes them in place.
+        positions: of its parameters' gradients.
+        parameters: its parameters.
+        states: the first parameter's state, by which a state that was loaded or cleared is noticed.
+        vectors: by name of a state, one tensor a parameter.
+    """
+
+    settings: dict[str, Any]
+    positions: list[int]
+    parameters: list[Tensor]
+    state: dict[str, Any]
+    vectors: dict[str, list[Tensor]]
+
+
+class FusedStep:
+    """Takes an optimizer's steps by its kernel, with the same bits as the optimizer itself would.
+
+    The first step is the optimizer's own, which makes the state; so is the first one after a state was loaded.
+
+    Args:
+        optimizer: of any kind; SGD, Adam and AdamW with `fused: true` have a kernel.
+        parameters: those of its problem, in the order of their gradients.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        self.optimizer: Any = optimizer
+        self._parameters = parameters
+        self._step = {SGD: _sgd, Adam: _adam, AdamW: _adam}.get(type(optimizer))
+        self._groups: list[_Group] = []
+        self._is_first = True
+
+    def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
+        """Take a step; return False, with nothing done, where the optimizer has to take it itself."""
+        if self._is_first:
+            # A scheduler, too, wants to see it.
+            self._is_first = False
+            return False
+        if self._step is None or not (self._is_current() or self._find()):
+            return False
+        aligned = []
+        for value, parameter in zip(gradient, self._parameters, strict=True):
+            if value is None or value.is_sparse:
+                return False
+            # The kernels read a gradient in the parameter's order, whatever its own strides are.
+            is_aligned = value.stride() == parameter.stride()
+            aligned.append(value if is_aligned else torch.empty_like(parameter).copy_(value))
+        with torch.no_grad():
+            for group in self._groups:
+                self._step(group, [aligned[position] for position in group.positions])
+        return True
+
+    def _is_current(self) -> bool:
+        optimizer, state = self.optimizer, self.optimizer.state
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return False
+        return bool(self._groups) and all(state.get(each.parameters[0]) is each.state for each in self._groups)
+
+    def _find(self) -> bool:
+        """Look up the state of all groups; return whether every one has a kernel and a state."""
+        optimizer, self._groups = self.optimizer, []
+        has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        if has_hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+            return False
+        positions = {id(parameter): position for position, parameter in enumerate(self._parameters)}
+        found = []
+        for settings in optimizer.param_groups:
+            if not settings.get("fused"):
+                return False
+            parameters = settings["params"]
+            states = [optimizer.state.get(parameter, {}) for parameter in parameters]
+            names = _names(optimizer, settings)
+            is_whole = all(name in state for state in states for name in names)
+            has_places = all(id(parameter) in positions for parameter in parameters)
+            if not (is_whole and has_places and _are_alike(parameters)):
+                return False
+            vectors = {name: [state[name] for state in states] for name in names}
+            places = [positions[id(parameter)] for parameter in parameters]
+            # SGD without momentum keeps no state; a fresh dictionary would never be found again.
+            state = states[0] if names else optimizer.state.get(parameters[0])
+            found.append(_Group(settings, places, parameters, state, vectors))
+        self._groups = found
+        return bool(found)
+
+
+def _names(optimizer: Optimizer, settings: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of what the optimizer keeps of each parameter."""
+    if type(optimizer) is SGD:
+        return ("momentum_buffer",) if settings["momentum"] else ()
+    return ("exp_avg", "exp_avg_sq", "step") + (("max_exp_avg_sq",) if settings["amsgrad"] else ())
+
+
+def _has_kernel(parameter: Tensor) -> bool:
+    is_plain = type(parameter) is nn.Parameter and parameter.is_floating_point()
+    return is_plain and parameter.device.type in _DEVICES
+
+
+def _are_alike(parameters: Sequence[Tensor]) -> bool:
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+    return len(kinds) == 1 and all(_has_kernel(parameter) for parameter in parameters)
+
+
+def _sgd(group: _Group, gradient: list[Tensor]) -> None:
+    settings = group.settings
+    torch._fused_sgd_(
+        group.parameters,
+        gradient,
+        group.vectors.get("momentum_buffer", []),
+        weight_decay=settings["weight_decay"],
+        momentum=settings["momentum"],
+        lr=settings["lr"],
+        dampening=settings["dampening"],
+        nesterov=settings["nesterov"],
+        maximize=settings["maximize"],
+        is_first_step=False,
+        grad_scale=None,
+        found_inf=None,
+    )
+
+
+def _adam(group: _Group, gradient: list[Tensor]) -> None:
+    settings, vectors = group.settings, group.vectors
+    beta1, beta2 = settings["betas"]
+    torch._foreach_add_(vectors["step"], 1)
+    kernel = torch._fused_adamw_ if settings.get("decoupled_weight_decay") else torch._fused_adam_
+    kernel(
+        group.parameters,
+        gradient,
+        vectors["exp_avg"],
+        vectors["exp_avg_sq"],
+        vectors.get("max_exp_avg_sq", []),
+        vectors["step"],
+        amsgrad=settings["amsgrad"],
+        lr=settings["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=settings["weight_decay"],
+        eps=settings["eps"],
+        maximize=settings["maximize"],
+        grad_scale=None,
+        found_inf=None,
+    )

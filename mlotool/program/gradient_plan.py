@@ -1,0 +1,163 @@
+"""The total gradient of one problem, compiled once: its loss at leaves, then the pullbacks of the solutions below it.
+
+    dC_k/dtheta_k = partial C_k/partial theta_k + sum over solutions l of (dtheta*_l/dtheta_k)^T cotangent of theta*_l
+
+Solutions enter the loss as leaves. Once autograd has given their cotangents, the pullbacks are called in reverse order,
+each once: what one of them finds for another solution is added to that one's cotangent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.loss_output import LossOutput
+from mlotool.program.differentiation import Connected, Pullback
+from mlotool.program.engine import Engine
+from mlotool.program.loss_plan import Values
+from mlotool.program.solution_plan import Moment, SolutionPlan
+
+Gradient = list[Tensor | None]
+"""One tensor a parameter; None where nothing depends on it."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One solution of the plan.
+
+    Args:
+        solution: its plan.
+        wanted: which of its inputs' tensors want a cotangent.
+        targets: by input that wants cotangents, its number and how many tensors it has.
+    """
+
+    solution: SolutionPlan
+    wanted: tuple[bool, ...]
+    targets: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A solution that has entered the loss."""
+
+    step: _Step
+    inputs: list[Tensor]
+    pullback: Pullback | Connected
+    leaves: list[Tensor]
+
+
+class GradientPlan:
+    """Takes the total gradient of one problem.
+
+    Args:
+        number: of the problem.
+        engine: of the program, whose solutions are at hand.
+    """
+
+    def __init__(self, number: int, engine: Engine) -> None:
+        self.problem = engine.problems[number]
+        self._number = number
+        self._engine = engine
+        self._loss = engine.losses[number]
+        self._steps: list[_Step] = []
+        carrying = {number}
+        for solution in engine.solutions[number]:
+            flags: list[bool] = []
+            targets = []
+            for other, is_constant, _ in solution.inputs:
+                count = len(engine.problems[other].own)
+                is_wanted = other in carrying and not is_constant
+                flags += [is_wanted] * count
+                if is_wanted:
+                    targets.append((other, count))
+            if targets and not solution.algorithm.is_constant:
+                carrying.add(solution.number)
+            self._steps.append(_Step(solution, tuple(flags), tuple(targets)))
+
+    def __call__(self, batch: Any, moment: Moment) -> Gradient:
+        """Return this rank's gradient as a pure function: no buffer moves.
+
+        Args:
+            batch: of the problem.
+            moment: what is read beside.
+        """
+        values, taken = self._with_solutions(batch, moment)
+        return self._swept(self._loss(values, batch).loss, taken)
+
+    def live(self, batch: Any, moment: Moment) -> tuple[LossOutput, Gradient]:
+        """Return the loss of a training step and its gradient: the problem's own buffers move."""
+        values, taken = self._with_solutions(batch, moment)
+        output = self._loss.live(values, batch)
+        return output, self._swept(output.loss, taken)
+
+    def _with_solutions(self, batch: Any, moment: Moment) -> tuple[Values, list[_Taken]]:
+        values = self._engine.nothing()
+        values[self._number] = self.problem.own
+        taken: list[_Taken] = []
+        if not self._steps:
+            return values, taken
+
+        def direct(given: Values) -> Tensor:
+            return self._loss(given, batch).loss
+
+        for step in self._steps:
+            solution = step.solution
+            if not step.targets and not solution.is_simulated(moment):
+                continue
+            inputs = solution.flat_inputs(values)
+            pullback = solution.algorithm.pullback(solution.view(values, inputs, moment, direct), inputs)
+            if pullback is not None:
+                leaves = [tensor.detach().requires_grad_() for tensor in pullback.outputs]
+                values[solution.number] = leaves
+                taken.append(_Taken(step, inputs, pullback, leaves))
+        return values, taken
+
+    def _swept(self, loss: Tensor, taken: Sequence[_Taken]) -> Gradient:
+        problem, scale = self.problem, self.problem.loss_scale
+        if not loss.requires_grad:
+            raise ConfigError(_NO_GRADIENT.format(name=problem.name))
+        sources: list[Tensor] = [*problem.own]
+        for each in taken:
+            sources += each.leaves
+        scaled = loss if scale is None else loss * scale.value
+        found: Gradient = list(torch.autograd.grad(scaled, sources, allow_unused=True))
+        if scale is not None:
+            # A pullback sees its cotangents without the factor.
+            found = scale.unscaled(found)
+        if not taken:
+            return found
+        begin = len(problem.own)
+        cotangents: dict[int, Gradient] = {self._number: found[:begin]}
+        for each in taken:
+            end = begin + len(each.leaves)
+            cotangents[each.step.solution.number] = found[begin:end]
+            begin = end
+        with torch.no_grad():
+            for each in reversed(taken):
+                self._pull_back(each, cotangents)
+        return cotangents[self._number]
+
+    def _pull_back(self, taken: _Taken, cotangents: dict[int, Gradient]) -> None:
+        step = taken.step
+        cotangent = cotangents[step.solution.number]
+        if not step.targets or all(each is None for each in cotangent):
+            return
+        theta = taken.pullback.outputs
+        whole = [torch.zeros_like(x) if v is None else v for x, v in zip(theta, cotangent, strict=True)]
+        found = taken.pullback.first_order(theta, taken.inputs, step.wanted, whole)
+        begin = 0
+        for number, count in step.targets:
+            before = cotangents[number]
+            parts = found[begin : begin + count]
+            cotangents[number] = [b if a is None else a + b for a, b in zip(before, parts, strict=True)]
+            begin += count
+
+
+_NO_GRADIENT = (
+    "problems.{name}.loss: the loss does not depend on any parameter of '{name}'; expected that it does. Give it a role "
+    "that plays '{name}', or an edge through which '{name}' shapes what it reads; with the first_order hypergradient "
+    "nothing passes through a solution."
+)

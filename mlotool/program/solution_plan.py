@@ -1,0 +1,314 @@
+"""The solution of one problem, compiled once: which tensors it takes, and its loss as a function of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+from torch.optim import SGD
+
+from mlotool.core.precision import full_precision
+from mlotool.program.dependence import SolutionStep
+from mlotool.program.differentiation import (
+    AbstractHypergradient,
+    AbstractZerothOrder,
+    Connected,
+    Eliminated,
+    LowerProblem,
+    LowerView,
+    Particle,
+    Unroll,
+    Vector,
+)
+from mlotool.program.engine import Engine
+from mlotool.program.following import moved, push
+from mlotool.program.loss_plan import Tensors, Values
+from mlotool.program.problem import Problem
+from mlotool.program.shaping import learned_settings, start_of
+from mlotool.program.share import Share
+from mlotool.program.simulation import check_simulation, simulated_batches
+from mlotool.program.solution_node import Solution
+from mlotool.program.stream import SameBatch, Stream
+from mlotool.program.trajectory import Reading, Readings
+from mlotool.program.update import Settings, State, find_update
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What an evaluation reads beside tensors.
+
+    Args:
+        batches: by problem, batches that are given in the place of the streams' last ones.
+        readings: by problem, lower problems as they were at an earlier step.
+    """
+
+    batches: Mapping[str, Any] = field(default_factory=dict)
+    readings: Readings = field(default_factory=dict)
+
+
+NOW = Moment()
+"""All problems as they are, on their streams' last batches."""
+
+
+class SolutionPlan:
+    """Makes the view of one lower problem that its algorithm needs, for one reader.
+
+    Args:
+        step: the solution.
+        reader: the problem whose gradient it is for.
+        engine: of the program.
+    """
+
+    def __init__(self, step: SolutionStep, reader: str, engine: Engine) -> None:
+        self.number = engine.numbers[step.problem]
+        self.problem = lower = engine.problems[self.number]
+        assert lower.hypergradient is not None
+        self.algorithm: AbstractHypergradient = lower.hypergradient
+        self.inner = [SolutionPlan(each, lower.name, engine) for each in step.inner]
+        self._engine = engine
+        self._loss = engine.losses[self.number]
+        self._full_precision: Callable[[], AbstractContextManager[None]] = nullcontext
+        if lower.precision != "fp32" and self.algorithm.needs_full_precision:
+            self._full_precision = full_precision
+        is_mean = lower.tasks is not None and engine.problems[engine.numbers[reader]].tasks is None
+        self._lower = LowerProblem(
+            lower.name,
+            reader,
+            lower.tasks,
+            lower.module,
+            engine.reduce,
+            lower.precision,
+            is_nested=bool(step.inner),
+            has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
+            cotangent_scale=float(lower.tasks or 1) if is_mean else 1.0,
+            traits=engine.traits[self.number],
+        )
+        # By input: its number, whether it is a constant, and where its tensors stand among those of all inputs.
+        self.inputs: list[tuple[int, bool, slice]] = []
+        begin = 0
+        for other in step.inputs:
+            number = engine.numbers[other]
+            end = begin + len(engine.problems[number].own)
+            self.inputs.append((number, other in step.constants, slice(begin, end)))
+            begin = end
+
+    def is_simulated(self, moment: Moment) -> bool:
+        """Return whether the values of the solution come from steps that are taken functionally."""
+        return self.algorithm.sees_steps and self.problem.name not in moment.readings
+
+    def flat_inputs(self, values: Values) -> list[Tensor]:
+        """Return the tensors that the solution takes, of all inputs."""
+        found: list[Tensor] = []
+        for number, is_constant, _ in self.inputs:
+            tensors = values[number]
+            if tensors is None:
+                found += self._engine.problems[number].current()
+            else:
+                found += [tensor.detach() for tensor in tensors] if is_constant else tensors
+        return found
+
+    def add(
+        self,
+        values: Values,
+        moment: Moment,
+        direct: Callable[[Values], Tensor] | None = None,
+    ) -> None:
+        """Put the solution into `values`, as tensors whose backward is the pullback.
+
+        Args:
+            values: tensors by problem, those of all inputs among them.
+            moment: what is read beside.
+            direct: the reader's loss at other values, without solutions.
+        """
+        inputs = self.flat_inputs(values)
+        if not self.is_simulated(moment) and not any(tensor.requires_grad for tensor in inputs):
+            values[self.number] = self._theta(moment)
+            return
+        pullback = self.algorithm.pullback(self.view(values, inputs, moment, direct), inputs)
+        if pullback is None:
+            values[self.number] = self._theta(moment)
+        elif isinstance(pullback, Connected):
+            values[self.number] = pullback.outputs
+        else:
+            values[self.number] = Solution.apply(pullback, *inputs)
+
+    def roll_out(self, values: Values, moment: Moment, particle: Particle | None) -> None:
+        """Put into `values` what theta*_l would have been for the values of its inputs."""
+        assert isinstance(self.algorithm, AbstractZerothOrder)
+        inputs = self.flat_inputs(values)
+        view = replace(self.view(values, inputs, moment, None), particle=particle)
+        values[self.number] = self.algorithm.rollout(view, inputs)
+
+    def view(
+        self,
+        values: Values,
+        inputs: Sequence[Tensor],
+        moment: Moment,
+        direct: Callable[[Values], Tensor] | None,
+    ) -> LowerView:
+        """Return the problem as its algorithm sees it. Arguments as for `add`, with the flat inputs."""
+        lower, batches = self.problem, moment.batches
+        reading = moment.readings.get(lower.name)
+        stream = lower.stream if reading is None else reading.stream
+        is_unrolled = self.algorithm.sees_steps
+        batch = None if is_unrolled else _pullback_batch(lower, stream, batches)
+        samples, weight = Share.opened(batch)
+
+        def function(theta: Vector, flat: Vector) -> Tensor:
+            return self._at(theta, self._placed(flat, moment), batch, moment)
+
+        return LowerView(
+            self._lower,
+            self._theta(moment),
+            function,
+            samples,
+            None if stream is None and lower.stream is not None else _batch_number(lower, stream, batches),
+            weight,
+            self._unroll(reading, moment) if is_unrolled else None,
+            self._next_theta,
+            None if direct is None else lambda flat: direct(self._placed(flat, NOW)),
+            eliminated=self._eliminated(batch, moment) if self.inner else None,
+        )
+
+    def _theta(self, moment: Moment) -> tuple[Tensor, ...]:
+        reading = moment.readings.get(self.problem.name)
+        return self.problem.current() if reading is None else tuple(each.detach() for each in reading.theta)
+
+    def _placed(self, flat: Vector, moment: Moment) -> Values:
+        """Return values with the inputs, and the lower problems that are not as they are now, in their places."""
+        engine = self._engine
+        values: Values = [None] * len(engine.problems)
+        for name, reading in moment.readings.items():
+            values[engine.numbers[name]] = reading.theta
+        for number, _, part in self.inputs:
+            values[number] = flat[part]
+        return values
+
+    def _at(self, theta: Vector, values: Values, batch: Any, moment: Moment) -> Tensor:
+        """Return the loss at theta, with the solutions inside it."""
+        values[self.number] = theta
+        with self._full_precision():
+            return self._engine.loss_with(self._loss, self.inner, values, batch, moment)
+
+    def _eliminated(self, batch: Any, moment: Moment) -> Eliminated:
+        engine = self._engine
+
+        def at(inner: "SolutionPlan", values: Values) -> tuple[list[Tensor], LowerView]:
+            inputs = inner.flat_inputs(values)
+            return inputs, inner.view(values, inputs, moment, None)
+
+        def push_from(theta: Vector, flat: Vector, direction: Vector) -> dict[int, Vector]:
+            values = self._placed(flat, NOW)
+            values[self.number] = theta
+            moves: dict[int, Vector] = {self.number: direction}
+            push(self.inner, values, moves, at)
+            del moves[self.number]
+            return moves
+
+        def function(theta: Vector, flat: Vector, moves: Mapping[int, Vector]) -> Tensor:
+            problems = [engine.problems[number] for number in moves]
+            after = {
+                each.name: moved(each, moment.readings.get(each.name), move)
+                for each, move in zip(problems, moves.values(), strict=True)
+            }
+            there = Moment(moment.batches, {**moment.readings, **after})
+            return self._at(theta, self._placed(flat, moment), batch, there)
+
+        return Eliminated(push_from, function)
+
+    def _next_theta(self, theta: Vector, gradient: Vector) -> list[Tensor]:
+        lower = self.problem
+        find_update(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
+        settings = learned_settings(lower, self._engine, lower.settings(), self._engine.nothing())
+        return lower.pure_step(theta, gradient, lower.optimizer_state(), settings)[0]
+
+    def _unroll(self, reading: Reading | None, moment: Moment) -> Unroll:
+        lower, engine = self.problem, self._engine
+        given = moment.batches.get(lower.name)
+        if reading is not None:
+            records, has_all = reading.steps, reading.has_all
+        else:
+            records, has_all = () if given is not None else tuple(lower.trajectory), lower.trajectory.has_all
+        simulated = () if records else simulated_batches(lower, given)
+        if len(simulated) > 1:
+            below = [plan.problem for plan in engine.solutions[self.number]]
+            check_simulation(lower, below, moment.batches)
+        is_reset, has_start = lower.reset_to is not None, lower.reset_to not in (None, "initial")
+
+        def loss(theta: Vector, flat: Vector, batch: Any, readings: Readings) -> Tensor:
+            values = self._placed(flat, moment)
+            inputs = {number for number, _, _ in self.inputs}
+            for name, then in readings.items():
+                number = engine.numbers[name]
+                now = values[number] if number in inputs else None
+                values[number] = then.theta if now is None else _as_then(now, then.theta)
+            # Batches that are given belong to the lower problems as they are now.
+            there = Moment({} if readings else moment.batches, {**moment.readings, **readings})
+            return self._at(theta, values, batch, there)
+
+        def step(
+            theta: Vector,
+            gradient: Sequence[Tensor | None],
+            state: Sequence[State],
+            settings: Sequence[Settings],
+            flat: Vector,
+        ) -> tuple[list[Tensor], list[State]]:
+            learned = learned_settings(lower, engine, settings, self._placed(flat, NOW))
+            return lower.pure_step(theta, gradient, state, learned)
+
+        def start(flat: Vector) -> Vector:
+            return start_of(lower, engine, self._placed(flat, NOW))
+
+        def begin() -> tuple[Vector, Sequence[State]]:
+            if not is_reset:
+                return lower.current(), lower.optimizer_state()
+            state: tuple[State, ...] = tuple({} for _ in lower.theta)
+            if has_start:
+                return start_of(lower, engine, engine.nothing()), state
+            # The problem may have been moved since it was made.
+            return tuple(x.to(now.device) for x, now in zip(lower.initial, lower.own, strict=True)), state
+
+        return Unroll(
+            records,
+            not records or has_all,
+            simulated,
+            loss,
+            step,
+            start if has_start else None,
+            begin,
+            lower.next_settings,
+        )
+
+
+def all_plans(plans: Sequence[SolutionPlan]) -> Iterator[SolutionPlan]:
+    """Yield the plans and those inside them."""
+    for plan in plans:
+        yield plan
+        yield from all_plans(plan.inner)
+
+
+def _as_then(tensors: Tensors, values: Tensors) -> list[Tensor]:
+    """Return `values`, of an earlier step, with the derivatives of `tensors`, which have moved on."""
+    return [
+        value + (tensor - tensor.detach()) if tensor.requires_grad else value
+        for tensor, value in zip(tensors, values, strict=True)
+    ]
+
+
+def _pullback_batch(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> Any:
+    batch = batches.get(problem.name) if batches else None
+    if batch is None and stream is not None:
+        batch = stream.peek() if _batch_rule(problem) == "fresh" else stream.last()
+    return batch
+
+
+def _batch_number(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> int | None:
+    if problem.stream is None:
+        return 0
+    is_drawn = batches.get(problem.name) is None and _batch_rule(problem) == "last"
+    return getattr(stream, "last_number", None) if is_drawn else None
+
+
+def _batch_rule(problem: Problem) -> str:
+    return "last" if problem.hypergradient is None else problem.hypergradient.batch

@@ -1,0 +1,205 @@
+"""What a problem's own training step follows: its loss, and the mean over ranks of its total gradient."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.core.loss_output import LossOutput
+from mlotool.core.precision import full_precision
+from mlotool.program.differentiation import AbstractZerothOrder, Particle, Vector
+from mlotool.program.engine import Engine
+from mlotool.program.gradient_plan import Gradient, GradientPlan
+from mlotool.program.loss_plan import Values
+from mlotool.program.parallel import AbstractParallel, StageDone
+from mlotool.program.share import Share
+from mlotool.program.shards import Shards
+from mlotool.program.solution_plan import NOW, Moment
+
+
+class AbstractGradient(ABC):
+    """The total gradient of one problem."""
+
+    @abstractmethod
+    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+        """Return the loss of a training step, whose buffers move, and the mean gradient over ranks.
+
+        Args:
+            batch: of the problem.
+        """
+
+    @abstractmethod
+    def pure(self, batch: Any, moment: Moment) -> Gradient:
+        """Return the mean gradient over ranks; nothing moves.
+
+        Args:
+            batch: of the problem.
+            moment: what is read beside.
+        """
+
+
+class Differentiated(AbstractGradient):
+    """By autograd and pullbacks.
+
+    Args:
+        number: of the problem.
+        engine: of the program.
+    """
+
+    def __init__(self, number: int, engine: Engine) -> None:
+        self._plan = GradientPlan(number, engine)
+        self._reduce = engine.reduce
+
+    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+        """Return loss and gradient."""
+        output, gradient = self._plan.live(batch, NOW)
+        return output, _reduced(gradient, self._reduce)
+
+    def pure(self, batch: Any, moment: Moment) -> Gradient:
+        """Return the gradient."""
+        return _reduced(self._plan(batch, moment), self._reduce)
+
+
+class Estimated(AbstractGradient):
+    """From values of the loss, which are means over ranks.
+
+    Args:
+        number: of the problem.
+        engine: of the program.
+        algorithm: estimates.
+    """
+
+    def __init__(self, number: int, engine: Engine, algorithm: AbstractZerothOrder) -> None:
+        self._number = number
+        self._engine = engine
+        self._algorithm = algorithm
+        self._loss = engine.losses[number]
+        self._problem = engine.problems[number]
+        # A lower solution that the tasks share lets one task's loss depend on another one's parameters.
+        is_separable = all(each.problem.tasks is not None for each in engine.solutions[number])
+        self._num_tasks = self._problem.tasks if is_separable else None
+
+    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+        """Return loss and estimate."""
+        values = self._engine.nothing()
+        values[self._number] = self._problem.own
+        return self._loss.live(values, batch), self.pure(batch, NOW)
+
+    def pure(self, batch: Any, moment: Moment) -> Gradient:
+        """Return the estimate."""
+        engine, evaluate = self._engine, self._loss if self._num_tasks is None else None
+
+        def loss(theta: Vector, particle: Particle | None) -> Tensor:
+            values = engine.nothing()
+            values[self._number] = theta
+            with torch.no_grad(), full_precision():
+                for each in engine.solutions[self._number]:
+                    each.roll_out(values, moment, particle)
+                value = self._loss.by_task(values, batch) if evaluate is None else evaluate(values, batch).loss
+            # Here and not of the result: the algorithm may rank the values.
+            return engine.reduce([value])[0]
+
+        devices = tuple({device for each in engine.problems for device in each.devices})
+        theta = self._problem.current()
+        return [*self._algorithm.gradient(loss, theta, devices, self._num_tasks, self._problem.name)]
+
+
+class LayerParallel(AbstractGradient):
+    """By layer-parallel steps; where nothing is to move, as one serial pass.
+
+    Args:
+        number: of the problem.
+        engine: of the program.
+        parallel: takes the steps.
+    """
+
+    def __init__(self, number: int, engine: Engine, parallel: AbstractParallel) -> None:
+        self._serial = Differentiated(number, engine)
+        self._number = number
+        self._engine = engine
+        self._parallel = parallel
+
+    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+        """Return the loss, and what the problem steps along."""
+        engine, parallel, number = self._engine, self._parallel, self._number
+        problem, loss = engine.problems[number], engine.losses[number]
+        values = engine.nothing()
+        values[number] = problem.own
+
+        def direct(given: Values) -> Tensor:
+            return loss(given, batch).loss
+
+        parallel.begin(*Share.opened(batch))
+        try:
+            for each in engine.solutions[number]:
+                each.add(values, NOW, direct)
+            output = loss.live(values, batch)
+        except StageDone:
+            output = parallel.output()
+        else:
+            parallel.publish(output)
+        found = parallel.gradient(output.loss, problem.own)
+        return output, [*found] if parallel.is_divided else _reduced(found, engine.reduce)
+
+    def pure(self, batch: Any, moment: Moment) -> Gradient:
+        """Return the gradient of the serial pass."""
+        return self._serial.pure(batch, moment)
+
+
+class Sharded(AbstractGradient):
+    """Of this rank's part of the parameters; gradients pass through no solution.
+
+    Args:
+        number: of the problem.
+        engine: of the program.
+    """
+
+    def __init__(self, number: int, engine: Engine) -> None:
+        self._number = number
+        self._engine = engine
+
+    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+        """Return loss and gradient."""
+        output = self._engine.losses[self._number].live(self._own(), batch)
+        return output, self._gradient(output.loss)
+
+    def pure(self, batch: Any, moment: Moment) -> Gradient:
+        """Return the gradient."""
+        return self._gradient(self._engine.losses[self._number](self._own(), batch).loss)
+
+    def _own(self) -> Values:
+        values = self._engine.nothing()
+        values[self._number] = self._engine.problems[self._number].own
+        return values
+
+    def _gradient(self, loss: Tensor) -> Gradient:
+        problem = self._engine.problems[self._number]
+        shards: Shards | None = problem.shards
+        assert shards is not None
+        return shards.gradient(loss, problem.theta)
+
+
+def gradient_of(number: int, engine: Engine, zeroth_order: AbstractZerothOrder | None) -> AbstractGradient:
+    """Return how the total gradient of a problem is taken.
+
+    Args:
+        number: of the problem.
+        engine: of the program.
+        zeroth_order: what estimates it; None where it is differentiated.
+    """
+    problem = engine.problems[number]
+    if zeroth_order is not None:
+        return Estimated(number, engine, zeroth_order)
+    if problem.parallel is not None:
+        return LayerParallel(number, engine, problem.parallel)
+    return Differentiated(number, engine) if problem.shards is None else Sharded(number, engine)
+
+
+def _reduced(gradient: Sequence[Tensor | None], reduce: Callable[[Vector], Vector]) -> Gradient:
+    # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
+    reduced = iter(reduce([tensor for tensor in gradient if tensor is not None]))
+    return [None if tensor is None else next(reduced) for tensor in gradient]
+
+
