@@ -177,7 +177,8 @@ class Replay:
 
     def __init__(self, base: Evaluation, devices: tuple[torch.device, ...] = (), traits: LossTraits | None = None) -> None:
         self._base = base
-        self._random = RandomState(devices)
+        self._devices = devices
+        self._random: RandomState | None = None
         self._traits = traits or LossTraits()
         self._constants: list[Tensor] | None = None
         self._has_result = False
@@ -202,7 +203,7 @@ class Replay:
 
     def _run(self, evaluation: Evaluation) -> Sequence[Tensor] | None:
         """Return None where the evaluation and the recorded constants do not fit."""
-        self._random.restore()
+        self._rewind()
         try:
             with _using(_Tape(self._constants or [])) as tape:
                 result = evaluation()
@@ -210,8 +211,15 @@ class Replay:
             return None
         return result if tape.is_used_up else None
 
+    def _rewind(self) -> None:
+        """Begin at the random numbers of the first evaluation."""
+        if self._random is None:
+            self._random = RandomState(self._devices)
+        else:
+            self._random.restore()
+
     def _record(self, num_expected: int) -> None:
-        self._random.restore()
+        self._rewind()
         with torch.no_grad(), suppress(_RecordedAllError), _using(_Tape(None, num_expected)) as tape:
             self._base()
         self._constants = tape.recorded

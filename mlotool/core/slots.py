@@ -22,6 +22,9 @@ class Slots:
         module: its structure must stay as it is.
         names: of the parameters, in the order in which tensors will be put there.
 
+    Attributes:
+        has_buffers: whether the module has any.
+
     Raises:
         KeyError: the module has no parameter of such a name.
 
@@ -35,7 +38,7 @@ class Slots:
         >>> slots.put_back(own)
     """
 
-    __slots__ = ("_all", "_buffers", "_targets", "module", "names")
+    __slots__ = ("_all", "_buffers", "_targets", "has_buffers", "module", "names")
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
@@ -47,13 +50,9 @@ class Slots:
             for holder, attribute in parameters[name]
         ]
         self._buffers = list(slots_of(module, dict(module.named_buffers()), "_buffers").values())
+        self.has_buffers = bool(self._buffers)
         positions = {name: position for position, name in enumerate(self.names)}
         self._all = [(name, positions.get(name), *places[0]) for name, places in parameters.items()]
-
-    @property
-    def has_buffers(self) -> bool:
-        """Whether the module has any."""
-        return bool(self._buffers)
 
     def put(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Put one tensor a name into the slots; return what was there, for `put_back`."""

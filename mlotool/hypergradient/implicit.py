@@ -244,7 +244,7 @@ class _ImplicitPullback:
         start = settings.start(key, vector) if settings.warm_start else None
         solution = self._solve(product, vector, theta, inputs, start)
         settings.keep(key, solution)
-        found = list(torch._foreach_neg(product.cross(solution)))
+        found = product.cross(solution, -1.0)
         if settings.product == "finite_difference":
             warn_of_hidden_values(
                 self._unpaired,

@@ -11,7 +11,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.hidden import warn_of_hidden_values
-from mlotool.hypergradient.vector import add, dot, leaves, scaled, vector_jacobian, zeros
+from mlotool.hypergradient.vector import add, dot, leaves, scaled, slopes, zeros
 from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
 
 
@@ -282,8 +282,7 @@ class _Slopes:
         if read is None:
             return zeros(sources)
         with torch.enable_grad(), RandomState(self._loss.devices).replayed():
-            loss = read(values)
-            found = vector_jacobian([loss], sources, [torch.ones_like(loss)], retain=False)
+            found = slopes(read(values), sources)
         return list(self._loss.problem.reduce(found))
 
     def _mean(self, evaluate: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
@@ -295,8 +294,7 @@ class _Slopes:
 
     def _slopes(self, point: Vector, values: Vector, sources: Vector) -> list[Tensor]:
         with torch.enable_grad():
-            loss = self._loss(point, values)
-            return vector_jacobian([loss], sources, [torch.ones_like(loss)], retain=False)
+            return slopes(self._loss(point, values), sources)
 
 
 _GROWTH = {"fixed": "a number of at least 0", "barrier": "0 with rule: barrier, which sets its own multiplier"}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mlotool.core.replay import RandomState, Replay
 from mlotool.hypergradient.once import check_twice_differentiable
-from mlotool.hypergradient.vector import add, leaves, norm, scaled, vector_jacobian
+from mlotool.hypergradient.vector import add, constants, leaves, norm, scaled, slopes, vector_jacobian
 from mlotool.program.differentiation import LowerView, Vector
 
 Loss = Callable[[Vector, Vector], Tensor]
@@ -62,8 +62,8 @@ class AbstractProduct(ABC):
         """Return `M d`, one tensor a parameter, for one direction a wanted input."""
 
     @abstractmethod
-    def cross(self, vector: Vector) -> list[Tensor]:
-        """Return `M^T q`, one tensor a wanted input; the last call."""
+    def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
+        """Return `factor M^T q`, one tensor a wanted input; the last call."""
 
 
 class ReverseProduct(AbstractProduct):
@@ -97,9 +97,10 @@ class ReverseProduct(AbstractProduct):
             found = vector_jacobian(pulled, probe, directions)
         return found if self._scale is None else scaled(found, 1.0 / self._scale)
 
-    def cross(self, vector: Vector) -> list[Tensor]:
-        """Return `M^T q`; frees the graph."""
-        return self._product(self._wanted, vector, retain=False)
+    def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
+        """Return `factor M^T q`; frees the graph."""
+        found = self._product(self._wanted, vector, retain=False)
+        return found if factor == 1.0 else scaled(found, factor)
 
     def _product(self, points: list[Tensor], vector: Vector, *, retain: bool) -> list[Tensor]:
         if self._scale is None:
@@ -134,8 +135,8 @@ class FiniteDifferenceProduct(AbstractProduct):
         radius: float | None = None,
     ) -> None:
         self._loss = view
-        self._theta = point = [tensor.detach() for tensor in theta]
-        self._inputs = values = [tensor.detach() for tensor in inputs]
+        self._theta = point = constants(theta)
+        self._inputs = values = constants(inputs)
         self._wanted = wanted
         self._radius = radius
         self._replay = Replay(lambda: [view(point, values)], view.devices, view.problem.traits)
@@ -147,8 +148,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         def gradient(theta: Vector, loss_at: Loss) -> list[Tensor]:
             with torch.enable_grad():
                 point = leaves(theta)
-                loss = loss_at(point, self._inputs)
-                return vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False)
+                return slopes(loss_at(point, self._inputs), point)
 
         # Tasks share nothing here, so each has a step of its own; in the cross product they share the inputs.
         return self._difference(gradient, vector, self._loss.problem.num_tasks)
@@ -164,8 +164,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         def gradient(inputs: Vector) -> list[Tensor]:
             with torch.enable_grad():
                 point = leaves(self._theta)
-                loss = self._loss(point, inputs)
-                return vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False)
+                return slopes(self._loss(point, inputs), point)
 
         moved = [tensor for tensor, flag in zip(self._inputs, self._wanted, strict=True) if flag]
         scale, inverse = self._step(whole, moved, None)
@@ -173,19 +172,20 @@ class FiniteDifferenceProduct(AbstractProduct):
         below = self._replay(lambda: gradient(_moved(self._inputs, whole, -scale)))
         return scaled(add(above, below, -1.0), inverse)
 
-    def cross(self, vector: Vector) -> list[Tensor]:
-        """Return `M^T q`."""
+    def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
+        """Return `factor M^T q`."""
 
         def gradient(theta: Vector, loss_at: Loss) -> list[Tensor]:
             with torch.enable_grad():
                 points = leaves(self._inputs, tuple(self._wanted))
                 loss = loss_at(theta, points)
-                wanted = [point for point, flag in zip(points, self._wanted, strict=True) if flag]
-                return vector_jacobian([loss], wanted, [torch.ones_like(loss)], retain=False)
+                return slopes(loss, [point for point, flag in zip(points, self._wanted, strict=True) if flag])
 
-        return self._difference(gradient, vector, None)
+        return self._difference(gradient, vector, None, factor)
 
-    def _difference(self, gradient: Gradient, vector: Vector, num_tasks: int | None) -> list[Tensor]:
+    def _difference(
+        self, gradient: Gradient, vector: Vector, num_tasks: int | None, factor: float = 1.0
+    ) -> list[Tensor]:
         scale, inverse = self._step(vector, self._theta, num_tasks)
         replay = self._replay
         ahead: Loss = self._loss
@@ -194,7 +194,7 @@ class FiniteDifferenceProduct(AbstractProduct):
             replay, (ahead, behind) = self._with_solutions(gradient, scaled(vector, scale))
         above = replay(lambda: gradient(_moved(self._theta, vector, scale), ahead))
         below = replay(lambda: gradient(_moved(self._theta, vector, -scale), behind))
-        return scaled(add(above, below, -1.0), inverse)
+        return scaled(add(above, below, -1.0), factor * inverse)
 
     def _with_solutions(self, gradient: Gradient, step: Vector) -> tuple[Replay, tuple[Loss, Loss]]:
         """Return how to evaluate, and the loss with the solutions inside it as they are after `step` and `-step`."""

@@ -7,6 +7,7 @@ value a task, and factors and conditions may have.
 import torch
 from torch import Tensor
 
+from mlotool.core.gradient import gradient_of, pulled_back
 from mlotool.program.differentiation import Vector
 
 
@@ -76,6 +77,11 @@ def aliases(a: Vector) -> list[Tensor]:
     return [tensor.view_as(tensor) for tensor in a]
 
 
+def constants(a: Vector) -> list[Tensor]:
+    """Return the tensors without a graph."""
+    return [tensor.detach() if tensor.requires_grad else tensor for tensor in a]
+
+
 def leaves(a: Vector, wanted: "list[bool] | tuple[bool, ...] | None" = None) -> list[Tensor]:
     """Return detached tensors that require a gradient, all of them or the wanted ones."""
     flags = [True] * len(a) if wanted is None else wanted
@@ -97,15 +103,22 @@ def vector_jacobian(
     pairs = [(y, v) for y, v in zip(outputs, cotangents, strict=True) if y.requires_grad]
     if not pairs or not inputs:
         return [torch.zeros_like(x) for x in inputs]
-    found = torch.autograd.grad(
+    found = pulled_back(
         [y for y, _ in pairs],
         inputs,
         [v for _, v in pairs],
-        retain_graph=retain or create_graph,
+        retain=retain or create_graph,
         create_graph=create_graph,
-        allow_unused=True,
     )
     return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+def slopes(loss: Tensor, sources: Vector) -> list[Tensor]:
+    """Return the gradient of a loss, zeros where it does not depend on a source; the graph is freed."""
+    if not loss.requires_grad or not sources:
+        return zeros(sources)
+    found = gradient_of(loss, sources)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(sources, found, strict=True)]
 
 
 def _on_axis(values: Tensor, like: Tensor) -> Tensor:

@@ -170,8 +170,7 @@ def _check_compiled(
 
 
 def _check_parallel(problem: Problem, algorithm: AbstractHypergradient) -> None:
-    makes_steps = type(algorithm).step_direction is not AbstractHypergradient.step_direction
-    if problem.parallel is not None and makes_steps:
+    if problem.parallel is not None and algorithm.directs_steps:
         raise ConfigError(
             f"problems.{problem.name}.hypergradient: found {type(algorithm).__name__}, which makes the steps of "
             f"'{problem.name}' from gradients of its loss that it keeps, but problems.{problem.name}.parallel is set, "

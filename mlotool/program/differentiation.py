@@ -69,7 +69,7 @@ class LowerProblem:
     traits: LossTraits = field(default_factory=LossTraits, compare=False)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class LowerView:
     """A lower problem at one moment: its loss as a pure function, on one batch.
 
@@ -256,6 +256,11 @@ class AbstractHypergradient(ABC):
         Raises:
             ConfigError: it cannot.
         """
+
+    @property
+    def directs_steps(self) -> bool:
+        """Whether the problem's own steps follow another direction than its gradient (`step_direction`)."""
+        return type(self).step_direction is not AbstractHypergradient.step_direction
 
     def step_direction(
         self, problem: str, theta: Vector, gradient: Sequence[Tensor | None], batch: Any, batch_number: int | None

@@ -58,6 +58,7 @@ class FusedStep:
         self._step = {SGD: _sgd, Adam: _adam, AdamW: _adam}.get(type(optimizer))
         self._groups: list[_Group] = []
         self._is_first = True
+        self._is_contiguous = all(parameter.is_contiguous() for parameter in parameters)
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
         """Take a step; return False, with nothing done, where the optimizer has to take it itself."""
@@ -72,7 +73,7 @@ class FusedStep:
             if value is None or value.is_sparse:
                 return False
             # The kernels read a gradient in the parameter's order, whatever its own strides are.
-            is_aligned = value.stride() == parameter.stride()
+            is_aligned = value.is_contiguous() if self._is_contiguous else value.stride() == parameter.stride()
             aligned.append(value if is_aligned else torch.empty_like(parameter).copy_(value))
         with torch.no_grad():
             for group in self._groups:

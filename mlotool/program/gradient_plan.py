@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.gradient import gradient_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.program.differentiation import Connected, Pullback
 from mlotool.program.engine import Engine
@@ -39,7 +40,7 @@ class _Step:
     targets: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Taken:
     """A solution that has entered the loss."""
 
@@ -123,7 +124,7 @@ class GradientPlan:
         for each in taken:
             sources += each.leaves
         scaled = loss if scale is None else loss * scale.value
-        found: Gradient = list(torch.autograd.grad(scaled, sources, allow_unused=True))
+        found: Gradient = gradient_of(scaled, sources)
         if scale is not None:
             # A pullback sees its cotangents without the factor.
             found = scale.unscaled(found)

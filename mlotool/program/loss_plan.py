@@ -38,6 +38,7 @@ class LossPlan:
         # Those that play a role and have a task axis, and its length.
         self._stacked = sorted({place for _, place, other, _ in self._roles if other.tasks is not None})
         self._num_tasks = None if not self._stacked else problems[self._stacked[0]].tasks
+        self._is_plain = problem.precision == "fp32"
         self._synced = [each for each in problems if each.parallel is not None]
         self._call: Callable[[Values, Any], LossOutput] = self._pure if self._num_tasks is None else self._of_tasks
         self._live_call = self._live if self._num_tasks is None else self._live_of_tasks
@@ -80,13 +81,17 @@ class LossPlan:
         )
 
     def _evaluate(self, call: Callable[[Values, Any], LossOutput], values: Values, shared: Any) -> LossOutput:
-        batch, weight = Share.opened(shared)
+        batch, weight = (shared.batch, shared.weight) if type(shared) is Share else (shared, 1.0)
         try:
-            with self.problem.loss_context:
-                return Share.weigh(call(values, batch), weight)
+            if self._is_plain:
+                output = call(values, batch)
+            else:
+                with self.problem.loss_context:
+                    output = call(values, batch)
         except Exception as error:
             note(error, lambda: self.call_of(batch))
             raise
+        return output if weight == 1.0 else Share.weigh(output, weight)
 
     def _pure(self, values: Values, batch: Any) -> LossOutput:
         roles = {role: other.player.pure(values[place], training) for role, place, other, training in self._roles}

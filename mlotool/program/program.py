@@ -69,8 +69,14 @@ class Program:
         stepwise = [name for name, each in self.problems.items() if _is_stepwise(each, self.problems, graph)]
         self._dependence = Dependence(graph, partial, stepwise)
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
-        self._solved = frozenset(step.problem for steps in self._steps.values() for step in steps)
+        solved = {step.problem for steps in self._steps.values() for step in steps}
         check_algorithms(self.problems, self._steps)
+        # Those that make their problem's own steps of other directions than its gradient.
+        self._directing = {
+            name: each.hypergradient
+            for name, each in self.problems.items()
+            if name in solved and each.hypergradient is not None and each.hypergradient.directs_steps
+        }
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         read = {name: [step.problem for step in steps] for name, steps in self._steps.items()}
         estimated = [name for name, each in self._zeroth_order.items() if each is not None]
@@ -307,8 +313,8 @@ class Program:
         output, gradient = self._gradients[name].live(batch)
         if name in self._unused.waiting:
             self._unused.look(name, gradient, self._held_loss)
-        algorithm = self.problems[name].hypergradient
-        if algorithm is None or name not in self._solved:
+        algorithm = self._directing.get(name)
+        if algorithm is None:
             return output, gradient
         theta = self.problems[name].current()
         return output, algorithm.step_direction(name, theta, gradient, batch, batch_number)

@@ -23,7 +23,7 @@ _Numbered = tuple[Any, int | None]
 """A batch, and its position in the stream where every epoch has the same batches."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepResult:
     """What one step of a problem yields to log.
 
@@ -68,6 +68,7 @@ class Schedule:
         self._leaves = graph.leaves(program.problems)
         self._lowers = {name: graph.lowers(name) for name in program.problems if graph.lowers(name)}
         self._shaped = graph.upper_to_lower
+        self._readers = {name: tuple(graph.readers(name)) for name in program.problems}
         self._waited = {(upper, lower): 0 for upper, lowers in self._lowers.items() for lower in lowers}
         self._snapshots: dict[str, dict[str, Any]] = {}
         # Problems whose next step begins an unroll.
@@ -84,7 +85,8 @@ class Schedule:
         while due:
             results.update(self._step_together(due))
             self._count(due)
-            results.update(self._roll_back(due))
+            if self._snapshots:
+                results.update(self._roll_back(due))
             due = tuple(name for name in self._lowers if name not in results and self._is_due(name))
         self.num_ticks += 1
         return results
@@ -139,7 +141,8 @@ class Schedule:
         # Ranks that hold parts of a problem would each see the norm of their own.
         is_whole = problem.shards is None and problem.parallel is None
         is_hypergradient = is_whole and self.program.reads_solutions(problem.name)
-        return _Step(problem, output, gradient, self.program.settings(problem.name), evaluate, is_hypergradient)
+        settings = self.program.settings(problem.name) if problem.optimizer_roles else None
+        return _Step(problem, output, gradient, settings, evaluate, is_hypergradient)
 
     def _gradient_call(self, name: str) -> Call:
         problems = self.program.problems
@@ -166,7 +169,7 @@ class Schedule:
     def _looks_ahead(self, problem: Problem) -> bool:
         # Warm-up steps are real: no upper step follows that could take them back.
         is_warm = problem.num_steps >= problem.warmup_steps
-        return problem.roll_back and is_warm and bool(self.program.graph.readers(problem.name))
+        return problem.roll_back and is_warm and bool(self._readers[problem.name])
 
     def _next_batches(self, problem: Problem) -> Iterator[_Numbered]:
         for _ in range(problem.accumulate_batches):
@@ -224,7 +227,7 @@ class Schedule:
             for lower in self._shaped.get(name, ()):
                 self._begin_unroll(lower)
             if problems[name].num_steps > problems[name].warmup_steps:
-                for upper in self.program.graph.readers(name):
+                for upper in self._readers[name]:
                     self._waited[upper, name] += 1
 
     def _begin_unroll(self, name: str) -> None:
@@ -251,7 +254,7 @@ class Schedule:
         return {step.problem.name: step.take() for step in steps}
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Step:
     """An optimizer step that is yet to be taken; its gradient is a hypergradient where it passes through solutions."""
 
@@ -289,12 +292,12 @@ def _recent_batches(problem: Problem) -> list[_Numbered]:
 
 def _norm(problem: Problem, gradient: list[Tensor | None]) -> Tensor | None:
     """Return the norm of a gradient, of which nothing is read from the device; None of an overflow in fp16."""
-    tensors = [tensor.detach() for tensor in gradient if tensor is not None]
+    tensors = [tensor for tensor in gradient if tensor is not None]
     if not tensors:
         return None
-    norm = (
-        torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))) if len(tensors) > 1 else tensors[0].norm()
-    )
+    norms = torch._foreach_norm(tensors)
+    norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
+    norm = norm.detach()
     return norm if problem.loss_scale is None or math.isfinite(norm) else None
 
 
