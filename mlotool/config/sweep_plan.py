@@ -162,6 +162,11 @@ def _mode(config: Any, dimensions: Sequence[Dimension]) -> str | None:
 
 def _dimension(override: Override, method: str) -> Dimension:
     key = override.get_key_element()
+    if key.lstrip("+").partition(".")[0] == "sweep":
+        raise ConfigError(
+            f"{key}: found {override.input_line} among what the sweep goes through; expected keys that change a job, "
+            f"while this one says how the jobs are run. Write {key}=<one value> on the command line."
+        )
     if not override.is_sweep_override():
         # `seed: 3` in a recipe's params: one choice.
         return Dimension(key, (override.get_value_element_as_str(),))

@@ -58,6 +58,16 @@ MISTAKES = {
     "a sweep without end": _run("-m", "seed=range(0,1000000000)", says=("has 1000000000 values; expected at most",)),
     "a seed twice": _run("-m", "seed=0,0", says=("seed: found 0 twice in seed=0,0", "each once")),
     "a sweep over names": _run("-m", "name=a,b", says=("name: found name=a,b; expected one name",)),
+    "a sweep over workers": _run(
+        "-m", "sweep.workers=1,2", says=("sweep.workers: found sweep.workers=1,2", "Write sweep.workers=<one value>")
+    ),
+    "a sweep over kinds of sweeps": _run("-m", "sweep=grid,optuna", says=("sweep: found sweep=grid,optuna",)),
+    "options for no launcher": _run(
+        "-m",
+        "seed=0,1",
+        "sweep.launcher_options={timeout_min: 3}",
+        says=("sweep.launcher_options: found {'timeout_min': 3} with sweep.launcher=local", "slurm or ray"),
+    ),
     "a tag that is none": _run(
         "-m",
         "sweep=optuna",
