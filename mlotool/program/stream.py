@@ -339,8 +339,10 @@ class _Fetcher:
             return self._part(key)
         try:
             return self._part(key)
-        except Exception as error:
-            # As torch sends it, an exception is its traceback as one text.
+        except KeyboardInterrupt:
+            raise
+        # As torch sends it, an Exception is its traceback as one text, and anything else ends the process unsaid.
+        except BaseException as error:
             return _Failure(explained(error) or f"A loader of data failed: {type(error).__name__}: {error}")
 
     def _part(self, key: tuple[int, int, Tensor]) -> Any:

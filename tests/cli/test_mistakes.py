@@ -95,6 +95,15 @@ def test_an_odd_environment_changes_nothing(tmp_path: Path, name: str) -> None:
     assert "not foreseen" not in done.stderr
 
 
+def test_a_thread_that_a_package_leaves_does_not_keep_the_command_alive(folder: Path) -> None:
+    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), name='beat').start()\n"
+    (folder / "mypackage/__init__.py").write_text(source)
+    done = _process(folder, "validate", "mine.yaml", "--trust", "mypackage", "--targets")
+    assert done.returncode == 0, done.stderr
+    assert "is valid" in done.stdout
+    assert "the threads 'beat', which mlotool did not start" in done.stderr
+
+
 @pytest.mark.parametrize(("closing", "code"), [(">&-", 0), ("2>&- >/dev/null", 0), ("> /dev/full", 1), ("| true", 0)])
 def test_output_that_goes_nowhere(tmp_path: Path, closing: str, code: int) -> None:
     command = f"{sys.executable} -m mlotool list {closing}"

@@ -178,9 +178,74 @@ MISTAKES = {
         'from PIL import Image; return {"input": Image.new("L", (8, 8)), "target": 0}', "PIL", "ToTensor makes one"
     ),
     "texts as inputs": _item('return {"input": "a sentence", "target": 0}', "input: a list of 8: ['a sentence'"),
+    "cancelled at import": _loss(
+        f"return {CROSS_ENTROPY}",
+        "importing 'slip' failed at slip/__init__.py, line 8: CancelledError; expected that it imports",
+        before="import asyncio\nraise asyncio.CancelledError\n",
+    ),
+    "a cancelled loss": _loss(
+        "import asyncio\n    raise asyncio.CancelledError", f"{CALLED} 9, in loss: CancelledError. Expected"
+    ),
+    "a loss that raises GeneratorExit": _loss("raise GeneratorExit", f"{CALLED} 8, in loss: GeneratorExit. Expected"),
+    "a loss that is cancelled later": _loss(
+        f"global calls\n    calls += 1\n    if calls > 2:\n        raise Stop('enough')\n    return {CROSS_ENTROPY}",
+        f"After tick 1: {CALLED} 18, in loss: Stop: enough. Expected",
+        before="calls = 0\n\n\nclass Stop(BaseException):\n    pass\n\n\n",
+        code=1,
+        has_run=True,
+    ),
+    "a module that cannot be built for GeneratorExit": _module(
+        "def __init__(self):\n        raise GeneratorExit",
+        f"{P}module: slip.Mine ({CALLED} 7) failed at",
+        "GeneratorExit",
+    ),
+    "a module that exits": _module(
+        "def __init__(self):\n        import sys; sys.exit(0)", f"{P}module: slip.Mine", "nothing has finished"
+    ),
+    "a split that is cancelled": _data(
+        "def split(self, name):\n        raise GeneratorExit",
+        "data: slip.Mine",
+        "in split: GeneratorExit. It was given",
+    ),
+    "a length that is cancelled": _data(
+        "def split(self, name):\n        class More(Dicts):\n            def __len__(self):\n"
+        "                raise GeneratorExit\n        return More(*samples())",
+        "in __len__: GeneratorExit. Correct __len__",
+    ),
+    "a cancelled sample": _item("raise GeneratorExit", f"{CALLED} 9, in __getitem__: GeneratorExit. Expected"),
+    "a cancelled sample of a loading process": _item(
+        "import asyncio; raise asyncio.CancelledError",
+        f"{CALLED} 9, in __getitem__: CancelledError. Expected",
+        words=(f"{P}stream.num_workers=1",),
+    ),
+    "a sample of a loading process that exits": _item(
+        "import sys; sys.exit(3)",
+        f"{CALLED} 9, in __getitem__: SystemExit: 3",
+        "nothing has finished",
+        words=(f"{P}stream.num_workers=1",),
+    ),
+    "a cancelled metric": _metric("raise GeneratorExit", "evaluate.metrics", "in metric: GeneratorExit. It was given"),
+    "a cancelled analysis": _analysis("raise GeneratorExit", "analyses.a", "in analyse: GeneratorExit. Expected"),
+    "a cancelled step": _optimizer(
+        "class Mine(torch.optim.SGD):\n    def step(self, closure=None):\n        raise GeneratorExit",
+        f"After tick 0: {CALLED} 9, in step: GeneratorExit. Expected",
+        code=1,
+        has_run=True,
+    ),
+    "a cancelled scheduler": _code(
+        "class Mine(torch.optim.lr_scheduler.LRScheduler):\n    def get_lr(self):\n        raise GeneratorExit",
+        f"{P}scheduler={{_target_: slip.Mine}}",
+        says=(f"{P}scheduler: slip.Mine", "in get_lr: GeneratorExit"),
+    ),
     "a sample that exits": _item("import sys; sys.exit('no file')", "in __getitem__: SystemExit: no file"),
     "a loading process that ends": _item(
         "import os; os._exit(3)", "A process that loads Items", words=(f"{P}stream.num_workers=1",), code=1
+    ),
+    "a loading process that ends in a dry run": _item(
+        "import os; os._exit(3)",
+        "A process that loads Items",
+        words=(f"{P}stream.num_workers=1", "debug=fast"),
+        code=1,
     ),
     "splits as a text": _data("splits = 'train'", "has splits = 'train'; expected splits (a tuple of names)"),
     "a split without a name": _data(

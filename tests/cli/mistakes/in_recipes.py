@@ -49,6 +49,10 @@ def _classifier(line: str, *says: str, code: int = 2, leaves: tuple[str, ...] = 
     return _changed("SGD, lr: 0.01}", f"SGD, lr: 0.01}}\n    {line}", *says, code=code, leaves=leaves)
 
 
+def _with(*words: str, says: tuple[str, ...]) -> Mistake:
+    return Mistake(("run", "odd.yaml", *words), says, files={"odd.yaml": RECIPE})
+
+
 LR, CLASSIFIER = "problems.classifier.optimizer.lr", "problems.classifier."
 MISTAKES = {
     "a rate in percent": _changed("lr: 0.01", "lr: 1%", f"{LR}: found '1%'; expected a number"),
@@ -59,6 +63,15 @@ MISTAKES = {
     "no ticks": _changed("max_ticks: 2", "max_ticks: null", "runner.max_ticks: found null; expected a whole number"),
     "a trillion trillion ticks": _changed(
         "max_ticks: 2", f"max_ticks: 1{'0' * 24}", "runner.max_ticks: found 1000000", "at most 1000000000000"
+    ),
+    "a million columns": _with(
+        "hypergradient=nystrom",
+        "hypergradient.solver.rank=1000000",
+        says=("hypergradient.solver.rank: found 1000000; expected a whole number of at least 1 and at most 10,000",),
+    ),
+    "500 data workers": _with(
+        f"{CLASSIFIER}stream.num_workers=500",
+        says=(f"{CLASSIFIER}stream.num_workers: found 500; expected at most 64", "as each is a process"),
     ),
     "a seed with a leading zero": _added("seed: 010", "found 010 in line 27", "the octal number 8"),
     "a time": _added("seed: 1:30", "found 1:30 in line 27", "to the base 60"),
