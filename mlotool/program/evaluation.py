@@ -14,6 +14,7 @@ from mlotool.core.precision import full_precision
 from mlotool.core.replay import Habit
 from mlotool.core.user_code import Call, note
 from mlotool.program.algorithms import Steps
+from mlotool.program.arguments import needs_batch
 from mlotool.program.dependence import SolutionStep
 from mlotool.program.differentiation import AbstractZerothOrder, Eliminated, LowerLoss, Particle, Reduce, Unroll, Vector
 from mlotool.program.following import moved, push
@@ -114,6 +115,8 @@ class Evaluation:
                     with_metrics=is_live,
                 )
         except Exception as error:
+            if batch is None and (wrong := needs_batch(name, error)) is not None:
+                raise wrong from error
             note(error, lambda: self.call_of(name, batch))
             raise
         if by_task and problem.tasks is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
@@ -56,6 +57,8 @@ class Schedule:
     """
 
     def __init__(self, program: Program) -> None:
+        advice = "Write Schedule(Program(problems, graph))."
+        require(isinstance(program, Program), "Schedule.program", program, "a Program", advice)
         for name, problem in program.problems.items():
             if problem.optimizer is None:
                 raise ConfigError(

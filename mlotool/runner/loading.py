@@ -9,6 +9,7 @@ from torch import nn
 
 from mlotool.config import Built, build, load_run_config, trust_all
 from mlotool.config.objective import is_wrong_way_round, known_direction
+from mlotool.core.arguments import require, require_path, require_texts
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import user_code
@@ -44,7 +45,8 @@ def load(
 
         classifier = mlotool.load("outputs/mwn/2026-01-31_12-00-00", "classifier")
     """
-    built, _ = _rebuild(run_dir, checkpoint, trust, overrides)
+    require(isinstance(problem, str), "load.problem", problem, "one problem's name", "Load one after the other.")
+    built, _ = _rebuild("load", run_dir, checkpoint, trust, overrides)
     problems = built.program.problems
     if problem not in problems:
         raise ConfigError(
@@ -76,7 +78,8 @@ def evaluate(
             says what only the user may.
         CheckpointError: the checkpoint cannot be read, or does not fit config.yaml.
     """
-    built, config = _rebuild(run_dir, checkpoint, trust, overrides)
+    require(isinstance(split, str), "evaluate.split", split, "one split's name", "Evaluate one after the other.")
+    built, config = _rebuild("evaluate", run_dir, checkpoint, trust, overrides)
     evaluator = make_evaluator(config, built)
     if evaluator is None:
         raise ConfigError(
@@ -114,7 +117,13 @@ def _warn_of_best(run_dir: Path | str, checkpoint: str, config: Any) -> None:
         )
 
 
-def _rebuild(run_dir: Path | str, checkpoint: str, trust: Sequence[str], overrides: Sequence[str]) -> tuple[Built, Any]:
+def _rebuild(
+    caller: str, run_dir: Path | str, checkpoint: str, trust: Sequence[str], overrides: Sequence[str]
+) -> tuple[Built, Any]:
+    require_path(f"{caller}.run_dir", run_dir)
+    require(isinstance(checkpoint, str), f"{caller}.checkpoint", checkpoint, "'best' or 'last'")
+    require_texts(f"{caller}.trust", trust, "mymodels")
+    require_texts(f"{caller}.overrides", overrides, "data.root=/data")
     trust_all(trust)
     # The checkpoint first: without one there is no need to build anything.
     path = RunFolder(Path(run_dir)).find_checkpoint(checkpoint)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress, growth, measured, norms, relative
@@ -59,8 +60,8 @@ class FixedPoint(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.num_iterations, int) and self.num_iterations >= 1
-        if not whole or not self.step_size > 0 or not self.tolerance >= 0:
+        require_fields("hypergradient.solver", self, names_class=True)
+        if self.num_iterations < 1 or not self.step_size > 0 or not self.tolerance >= 0:
             raise ConfigError(
                 f"FixedPoint: found num_iterations={self.num_iterations}, step_size={self.step_size}, "
                 f"tolerance={self.tolerance}; expected a whole num_iterations >= 1, step_size > 0 and tolerance >= 0. "

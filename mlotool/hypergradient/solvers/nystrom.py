@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.memory import memory_of
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
@@ -61,6 +62,7 @@ class Nystrom(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
+        require_fields("hypergradient.solver", self, names_class=True)
         has_rank = isinstance(self.rank, int) and 1 <= self.rank <= MAX_RANK
         if not (has_rank and isinstance(self.seed, int) and self.seed >= 0 and self.rho > 0):
             raise ConfigError(
