@@ -1,5 +1,6 @@
 """A module with the parameters that it plays with in one evaluation: what a loss sees of a problem."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+_ASSIGNED = re.compile(r"'(?:BoundModule|_Live)' object has no attribute '(\w+)'")
 
 
 class BoundModule:
@@ -104,6 +107,20 @@ class BoundModule:
         if self._parameters is None:
             return None
         return {f"target.{name}": tensor for name, tensor in self._parameters.items()}
+
+
+def tell_of_attribute(error: BaseException) -> None:
+    """Say in the error of code that has set an attribute of a role what it may do in its place.
+
+    Not by `__setattr__`: that would cost each role of each evaluation some microseconds.
+    """
+    found = _ASSIGNED.match(str(error)) if isinstance(error, AttributeError) else None
+    if found is not None:
+        error.args = (
+            f"found the attribute '{found[1]}' set on a role, which takes none: a loss leaves modules as they "
+            "are. Keep the value in a variable or a setting of the loss; write {problem: <name>, mode: eval} as the "
+            "role for eval mode",
+        )
 
 
 def compile_module(module: nn.Module) -> Callable[..., Any]:

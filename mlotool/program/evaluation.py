@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import SGD
 
-from mlotool.core.bound_module import BoundModule
+from mlotool.core.bound_module import BoundModule, tell_of_attribute
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import full_precision
 from mlotool.core.replay import Habit
@@ -117,6 +117,7 @@ class Evaluation:
         except Exception as error:
             if batch is None and (wrong := needs_batch(name, error)) is not None:
                 raise wrong from error
+            tell_of_attribute(error)
             note(error, lambda: self.call_of(name, batch))
             raise
         if by_task and problem.tasks is not None:

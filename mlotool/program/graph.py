@@ -189,6 +189,8 @@ class Graph:
                         f"{key}: unknown problem '{other}'; expected one of {', '.join(problems)}."
                         f"{did_you_mean(other, problems)} Correct the name, or add problems.{other}."
                     )
+                elif other == name:
+                    faults.append(f"{key}: {_itself(name, use)}")
                 elif other not in self.uppers(name):
                     faults.append(
                         f"{key}: '{other}' shapes '{name}' here, but no edge says so; expected one. "
@@ -220,6 +222,19 @@ class Graph:
             for upper in uppers:
                 sorter.add(upper, lower)
         return list(sorter.static_order())
+
+
+def _itself(name: str, use: str) -> str:
+    if use == "reset_to":
+        return (
+            f"found '{name}', the problem itself; expected initial or another problem, as there each unroll begins. "
+            "Write initial, or remove it."
+        )
+    return (
+        f"found '{name}', the problem whose optimizer this is; expected another problem, whose module gives the value "
+        f"when it is called without arguments, as in `mlotool show learned_lr`. Add problems.rate, and write "
+        f"{{problem: rate}} here, graph.upper_to_lower.rate: [{name}] and graph.lower_to_upper.{name}: [rate]."
+    )
 
 
 def _names(key: str, ends: Any) -> tuple[str, ...]:

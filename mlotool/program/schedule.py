@@ -19,6 +19,7 @@ from mlotool.program.program import Program
 from mlotool.program.recording import mean_gradient
 from mlotool.program.trajectory import StepGraph
 from mlotool.program.update import Settings
+from mlotool.program.usable import check_used
 
 _Numbered = tuple[Any, int | None]
 """A batch, and its position in the stream where every epoch has the same batches."""
@@ -137,6 +138,8 @@ class Schedule:
             output, gradient = self._gradient(problem, batches)
         except Exception as error:
             note(error, lambda: self._gradient_call(problem.name))
+            if "uninitialized parameter" in str(error):
+                check_used(problem.name, problem.module)
             raise
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
         # Ranks that hold parts of a problem would each see the norm of their own.

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.user_code import named
 
 
 def check_module(problem: str, module: Any) -> None:
@@ -64,6 +65,20 @@ def check_owners(modules: Mapping[str, nn.Module]) -> None:
                             "copy.deepcopy(module); or let its loss have a role for the other problem, and leave the "
                             "parameter out of its own module."
                         )
+
+
+def check_used(problem: str, module: nn.Module) -> None:
+    """Refuse a lazy module that has no shape yet though a loss was evaluated.
+
+    Raises:
+        RunError: a parameter has none.
+    """
+    for path, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            raise RunError(
+                f"problems.{problem}.module: the parameter '{path}' of {named(module)} has no shape yet, though a loss "
+                "was evaluated; expected that the forward calls each lazy layer. Call it there, or remove it."
+            )
 
 
 def _memory(parameter: Tensor) -> Hashable:

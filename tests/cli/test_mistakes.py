@@ -113,6 +113,26 @@ def test_output_that_goes_nowhere(tmp_path: Path, closing: str, code: int) -> No
     assert "not foreseen" not in done.stderr
 
 
+def test_overrides_with_which_a_checkpoint_does_not_fit_are_told(call: Call, tmp_path: Path) -> None:
+    code, _, err = call(
+        "run", "plain", "runner.max_ticks=1", "logger=csv", "runner.report=false", "evaluate.splits.val=1"
+    )
+    assert code == 0, err
+    [run] = (tmp_path / "outputs" / "plain").iterdir()
+    hidden = "problems.classifier.module.hidden"
+    for value, expected in {
+        "8": f"'{hidden}=8'; expected a list of plain values",
+        "[8]": f"found the override {hidden}=[8], with which the problems do not fit",
+        "[90000,90000]": "leave out overrides of the module",
+    }.items():
+        code, _, err = call("evaluate", str(run), "--split", "val", f"{hidden}={value}")
+        assert code == 2
+        assert expected in err
+    code, out, err = call("evaluate", str(run), "--split", "val", "evaluate.metrics=[f1]")
+    assert code == 0, err
+    assert out.startswith("val/f1 ")
+
+
 def test_a_working_folder_that_is_gone(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

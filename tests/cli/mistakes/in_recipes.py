@@ -148,7 +148,38 @@ MISTAKES = {
     "reset to another kind of module": _classifier(
         "reset_to: reweight", f"{CLASSIFIER}reset_to: found 'reweight'", "'layers.1.weight' is not there", "same module"
     ),
-    "reset to itself": _classifier("reset_to: classifier", f"{CLASSIFIER}reset_to: 'classifier' shapes 'classifier'"),
+    "reset to itself": _classifier(
+        "reset_to: classifier", f"{CLASSIFIER}reset_to: found 'classifier', the problem itself", "Write initial"
+    ),
+    "a rate that the problem itself gives": _changed(
+        "lr: 0.01}",
+        "lr: {problem: classifier}}",
+        f"{LR}: found 'classifier', the problem whose optimizer this is; expected another problem",
+        "graph.upper_to_lower.rate: [classifier]",
+    ),
+    "batches of another problem beside a stream": _classifier(
+        "same_batch_as: reweight",
+        f"{CLASSIFIER}same_batch_as: found 'reweight' beside a stream; expected one of the two",
+        "Write problems.classifier.stream: null",
+    ),
+    "no data": _added("data: null", "data: found null; expected the node", "- override /data: digits"),
+    "no data in the defaults list": _changed(
+        "override /data: digits_noisy", "override /data: null", "~data: found a key removed", "Write data=digits"
+    ),
+    "no hypergradient in the defaults list": _changed(
+        "override /hypergradient: finite_difference",
+        "override /hypergradient: null",
+        "~hypergradient: found a key removed",
+        "Write hypergradient=finite_difference",
+    ),
+    "no splits": _changed(
+        "splits: {val: 2, test: end}",
+        "splits: null",
+        "evaluate.splits: found null; expected a mapping. Write splits: {val: 100, test: end}",
+    ),
+    "a name of 300 letters": _changed(
+        "name: odd", f"name: {'a' * 300}", "name: found 300 characters, 'aaaaaaaaaaaaaaaaaaaa'...; expected at most 100"
+    ),
     "a role of itself": _changed(
         "weigher: reweight}", "weigher: classifier}", "graph.upper_to_lower.reweight: nothing uses the edge"
     ),
@@ -159,7 +190,9 @@ MISTAKES = {
         "128x8 and 1x100",
     ),
     "batches of each other": _classifier(
-        "same_batch_as: classifier", f"{CLASSIFIER}same_batch_as: found 'classifier' beside a stream"
+        "same_batch_as: classifier",
+        f"{CLASSIFIER}same_batch_as: found 'classifier' beside a stream; expected",
+        "Remove same_batch_as",
     ),
     "an upper problem that never steps": _classifier(
         "warmup_steps: 300",
