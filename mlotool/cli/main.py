@@ -16,6 +16,7 @@ from mlotool.core.interface import command_line
 from mlotool.core.printable import printable
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.terminable import terminable
+from mlotool.core.threads import end_with_threads
 from mlotool.core.user_code import MORE_MEMORY, explained, is_out_of_memory
 
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
@@ -68,7 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         the exit code.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is not None:
+        return _run(list(arguments))
+    code = _run(sys.argv[1:])
+    end_with_threads(code)
+    return code
+
+
+def _run(words: list[str]) -> int:
     debug = "--debug" in words
     _open_closed_streams()
     try:
@@ -105,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = explained(error) or str(cannot_write(os.fsdecode(place), error) if place else error.strerror or error)
         _say(f"error: {said}", debug=debug)
         return EXIT_FAILURE
-    except Exception as error:
+    except BaseException as error:
         if (text := explained(error)) is not None:
             _say(f"error: {text}", debug=debug)
             return EXIT_FAILURE

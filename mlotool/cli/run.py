@@ -41,9 +41,11 @@ def main(words: Sequence[str]) -> int:
     from mlotool.cli.hydra_app import call_hydra, never, open_sources
     from mlotool.cli.job import Job
     from mlotool.cli.recipes import require_recipe
+    from mlotool.config.booleans import check_overrides
 
     request = read_request(arguments.words)
     hydra_flags = _hydra_flags(arguments)
+    check_overrides(request.overrides)
     _warn_of_repeated(request.overrides)
     shows_only = bool(arguments.cfg or arguments.info or arguments.hydra_help)
     if not shows_only:

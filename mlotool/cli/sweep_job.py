@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
 from mlotool.core.printable import printable
+from mlotool.core.threads import end_with_threads
 from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
 from mlotool.sweep.process import STOP
 
@@ -20,7 +21,7 @@ def main(folder: Path) -> int:
         error = _run(folder, spec)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except Exception as raised:
+    except BaseException as raised:
         error = raised
     if error is None:
         return 0
@@ -29,7 +30,7 @@ def main(folder: Path) -> int:
     return int(getattr(error, "exit_code", EXIT_FAILURE))
 
 
-def _run(folder: Path, spec: JobSpec) -> Exception | None:
+def _run(folder: Path, spec: JobSpec) -> BaseException | None:
     from mlotool.cli.hydra_app import call_hydra, open_sources
     from mlotool.cli.job import Job
     from mlotool.cli.request import Request, read_request
@@ -66,4 +67,6 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    exit_code = main(Path(sys.argv[1]))
+    end_with_threads(exit_code)
+    sys.exit(exit_code)

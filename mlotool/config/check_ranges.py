@@ -1,11 +1,12 @@
 """Numbers that no run can use, found by their names; torch is not asked."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from mlotool.config.own_ranges import MAX_SEED, node_faults
+from mlotool.config.own_ranges import MAX_SEED, ROUNDS, node_faults
 from mlotool.config.parameter_groups import KEY
 from mlotool.config.ranges import COUNT, POSITIVE, WHOLE, Range, named_faults, numbers
 from mlotool.config.reading import leaves
@@ -14,6 +15,8 @@ from mlotool.config.trusted import is_of_user
 Values = Mapping[str, Any]
 MAX_THREADS = MAX_DEVICES = 1_024
 MAX_TICKS = 10**12
+MIN_PROCESSES = 64
+"""As many loaders of data are taken on any machine, so that a recipe does not depend on its cores."""
 
 
 # What modules take over from the data.
@@ -71,6 +74,7 @@ _SCHEDULER = {
 def number_faults(values: Values) -> Iterator[str]:
     """Yield the numbers that are out of their range."""
     for name, problem in values["problems"].items():
+        yield from _loop_faults(f"problems.{name}", problem)
         yield from _optimizer_faults(f"problems.{name}.optimizer", problem.get("optimizer"))
         yield from _scheduler_faults(f"problems.{name}.scheduler", problem.get("scheduler"))
     data = values["data"] if isinstance(values["data"], Mapping) else {}
@@ -97,6 +101,18 @@ def number_faults(values: Values) -> Iterator[str]:
         yield (
             f"runner.devices: found {devices}; expected at most {MAX_DEVICES:,}, as each is a process, or auto. "
             "Correct runner.devices."
+        )
+
+
+def _loop_faults(key: str, problem: Values) -> Iterator[str]:
+    """Yield what would keep a problem's first step from ending."""
+    yield from named_faults(key, problem, {"accumulate_batches": Range(-math.inf, most=ROUNDS.most, whole=True)})
+    stream, most = problem.get("stream"), max(MIN_PROCESSES, 4 * (os.cpu_count() or 1))
+    num_workers = stream.get("num_workers") if isinstance(stream, Mapping) else None
+    if isinstance(num_workers, int) and num_workers > most:
+        yield (
+            f"{key}.stream.num_workers: found {num_workers}; expected at most {most} on this machine, as each is a "
+            f"process. Set {key}.stream.num_workers=4."
         )
 
 

@@ -29,5 +29,11 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
                 f"sweep.{key}: found {sweep[key]!r}; expected names with values. Write 'sweep.{key}={{name: value}}' "
                 "on the command line."
             )
+    options = sweep["launcher_options"]
+    if sweep["launcher"] == "local" and isinstance(options, Mapping) and options:
+        yield (
+            f"sweep.launcher_options: found {options} with sweep.launcher=local, which has none; expected "
+            "sweep.launcher=slurm or ray. Choose one, or leave the options out."
+        )
     if is_known(sweep["seed"]) and sweep["seed"] < 0:
         yield f"sweep.seed: found {sweep['seed']}; expected a whole number of at least 0. Correct sweep.seed."

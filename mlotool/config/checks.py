@@ -12,7 +12,7 @@ from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.check_targets import target_faults
 from mlotool.config.dry_build import construction_faults
 from mlotool.config.dry_parts import part_faults
-from mlotool.config.names import is_identifier, is_plain_name
+from mlotool.config.names import is_identifier, is_plain_name, name_fault
 from mlotool.config.optimizer_roles import optimizer_roles
 from mlotool.config.resolve import as_schema, is_known, resolve_config
 from mlotool.config.schema import (
@@ -87,8 +87,9 @@ def checked(
 
 def _name_faults(values: Values) -> Iterator[str]:
     name, problems = values["name"], values["problems"]
-    if not is_plain_name(name):
-        yield f"name: found {name!r}; expected letters, digits, '-', '_' and '.'. Correct it: it names a folder."
+    fault = name_fault(name)
+    if fault is not None:
+        yield f"name: {fault}. Correct it."
     if not problems:
         yield "problems: found none; expected at least one. Choose a recipe: mlotool run +recipe=mwn."
     splits = (values["evaluate"] or {}).get("splits", ())
@@ -236,11 +237,17 @@ def _stream_faults(values: Values) -> Iterator[str]:
     for name, problem in problems.items():
         other = problem.get("same_batch_as")
         streaming = [each for each, node in problems.items() if node.get("stream") and each != name]
-        if isinstance(other, str) and (other not in streaming or problem.get("stream")):
+        if isinstance(other, str) and problem.get("stream"):
+            advice = f"Write problems.{name}.stream: null, or remove same_batch_as."
             yield (
-                f"problems.{name}.same_batch_as: found '{other}'{' beside a stream' if problem.get('stream') else ''}; "
-                f"expected a problem that has a stream, and none of its own: {', '.join(streaming) or 'there is none'}."
-                f"{did_you_mean(other, streaming)} Correct it, or remove it."
+                f"problems.{name}.same_batch_as: found '{other}' beside a stream; expected one of the two, as the "
+                f"problem sees the batches of '{other}' or its own. "
+                f"{advice if other in streaming else 'Remove same_batch_as.'}"
+            )
+        elif isinstance(other, str) and other not in streaming:
+            yield (
+                f"problems.{name}.same_batch_as: found '{other}'; expected another problem, one that has a stream: "
+                f"{', '.join(streaming) or 'there is none'}.{did_you_mean(other, streaming)} Correct it, or remove it."
             )
     sizes = values["data"].get("sizes") if isinstance(values["data"], Mapping) else None
     if not isinstance(sizes, Mapping):

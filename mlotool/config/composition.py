@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from mlotool.config.safety import check_recipe_file
 from mlotool.config.sources import sources
 from mlotool.config.translation import translate
 from mlotool.config.trusted import trust_all
+from mlotool.core.arguments import is_path, require, require_texts, shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import MAX_FAULTS, fault_list
 
@@ -56,7 +57,7 @@ def compose(
         1
     """
     recipe = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
-    _check_kinds(recipe, overrides)
+    _check_kinds(recipe, overrides, trust)
     trust_all(trust)
     check_overrides(overrides)
     argument, folders = recipe_argument(recipe)
@@ -77,15 +78,32 @@ def compose(
     return config
 
 
-def _check_kinds(recipe: Any, overrides: Any) -> None:
+def _check_kinds(recipe: Any, overrides: Any, trust: Any) -> None:
     if not isinstance(recipe, str | None):
         raise ConfigError(
-            f"compose: found {recipe!r} as recipe; expected a name, such as 'mwn', or the path of a file. Correct it."
+            f"compose.recipe: found {shown(recipe)}; expected a name, such as 'mwn', or the path of a file. Write "
+            "compose('mwn')."
         )
-    if not isinstance(overrides, list | tuple) or not all(isinstance(each, str) for each in overrides):
-        raise ConfigError(
-            f"compose: found {overrides!r} as overrides; expected a list of texts, such as ['seed=1']. Correct it."
+    require_texts("compose.overrides", overrides, "seed=1")
+    require_texts("compose.trust", trust, "mymodels")
+
+
+def check_composed(config: Any) -> None:
+    """Refuse what is no composed config: a recipe's name, plain dicts, a part of one.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    advice = "Write mlotool.run(mlotool.compose('mwn'))."
+    if is_path(config):
+        advice = f"Write mlotool.run(mlotool.compose({os.fspath(config)!r}))."
+    elif isinstance(config, Mapping):
+        advice = (
+            "Write what differs from a recipe as overrides, mlotool.run(mlotool.compose('mwn', ['seed=1'])), or all of "
+            "it as a recipe file, mlotool.run(mlotool.compose('mine.yaml'))."
         )
+    is_whole = isinstance(config, DictConfig) and "runner" in config
+    require(is_whole, "run.config", config, "a config that mlotool.compose has returned", advice)
 
 
 def _composed(argument: Sequence[str], overrides: Sequence[str]) -> DictConfig:

@@ -142,9 +142,10 @@ def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any])
         if key.partition(".")[0] in str(error).partition(":")[0]:
             raise
         raise ConfigError(f"{key}: {error}") from error
-    except MlotoolError:
+    except (MlotoolError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    # SystemExit and asyncio.CancelledError, which code of the user's may raise, are no Exceptions.
+    except BaseException as error:
         frame = user_frame(error)
         if frame is not None:
             note(error, lambda: Call(key, target, advice=f"Correct it, or the values under {key}."))

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: its multiples, modulo 2^64, are spread evenly and have no period."""
+
 
 class LimitedData:
     """A data object whose splits are cut down.
@@ -27,7 +30,10 @@ class LimitedData:
 
 
 class LimitedDataset:
-    """Samples of a dataset, evenly spread over it: a split that is sorted by class keeps all of them.
+    """Samples of a dataset, one out of each of as many equal parts: a split that is sorted by class keeps all of them.
+
+    Which one of its part is taken varies from part to part. Samples at equal distances would be of one class where the
+    labels alternate.
 
     Args:
         dataset: the whole.
@@ -37,6 +43,11 @@ class LimitedDataset:
     def __init__(self, dataset: Any, limit: int) -> None:
         self._dataset = dataset
         self._limit = limit
+
+    @property
+    def dataset(self) -> Any:
+        """The whole, which messages name."""
+        return self._dataset
 
     def __len__(self) -> int:
         return self._limit
@@ -48,7 +59,9 @@ class LimitedDataset:
     def _place(self, index: int) -> int:
         if not 0 <= index < self._limit:
             raise IndexError(index)
-        return int(index) * len(self._dataset) // self._limit
+        size, index = len(self._dataset), int(index)
+        begin, end = index * size // self._limit, (index + 1) * size // self._limit
+        return begin + ((index * _GOLDEN % 2**64) * (end - begin) >> 64)
 
 
 class LimitedBatchDataset(LimitedDataset):

@@ -10,6 +10,10 @@ SEED = Range(most=MAX_SEED, whole=True)
 # Layers are made one by one, and samples too: a number with zeros too many would never end.
 LAYERS = Range(1, most=10_000, whole=True)
 _SAMPLES = Range(1, most=1_000_000, whole=True)
+# Done one after the other within a step, which does not end where they are too many.
+ROUNDS = Range(1, most=1_000_000, whole=True)
+# Columns of as many numbers as a problem has parameters.
+_RANK = Range(1, most=10_000, whole=True)
 
 _DATA = {
     "num_classes": COUNT,
@@ -48,20 +52,24 @@ _LOSSES = {
     **dict.fromkeys(("proximity", "smoothness", "tikhonov", "source_weight"), Range()),
     **dict.fromkeys(("lr", "h"), POSITIVE),
     **dict.fromkeys(("base_class", "victim_class"), WHOLE),
-    **dict.fromkeys(("num_steps", "num_informative"), COUNT),
+    "num_steps": ROUNDS,
+    "num_informative": COUNT,
     "label_smoothing": SHARE,
 }
 _HYPERGRADIENT = {
     **dict.fromkeys(("step_size", "radius", "sigma", "barrier", "multiplier", "rho"), POSITIVE),
     **dict.fromkeys(("damping", "tolerance", "growth"), Range()),
-    **dict.fromkeys(("num_iterations", "max_iterations", "num_pairs", "rank", "max_parameters"), COUNT),
-    **dict.fromkeys(("restart_every", "horizon", "num_steps", "num_terms"), COUNT),
+    **dict.fromkeys(("max_iterations", "max_parameters", "restart_every", "horizon"), COUNT),
+    **dict.fromkeys(("num_iterations", "num_pairs", "num_steps", "num_terms"), ROUNDS),
+    "rank": _RANK,
     "report_every": WHOLE,
     "seed": SEED,
 }
 _LAYERPARALLEL = {
-    **dict.fromkeys(("stages", "levels", "copies", "distillation_steps"), COUNT),
-    **dict.fromkeys(("cycles", "backward_cycles", "guard_every", "guard_max_cycles"), WHOLE),
+    **dict.fromkeys(("stages", "levels", "copies"), LAYERS),
+    "distillation_steps": ROUNDS,
+    **dict.fromkeys(("cycles", "backward_cycles", "guard_max_cycles"), Range(most=1_000_000, whole=True)),
+    "guard_every": WHOLE,
     **dict.fromkeys(("record", "recalibrate", "auxnet_blocks"), WHOLE),
     **dict.fromkeys(("h", "guard_threshold", "auxnet_lr", "lambda_lr", "lambda_rate", "beta"), POSITIVE),
     **dict.fromkeys(("tolerance", "backward_tolerance", "noise"), Range()),

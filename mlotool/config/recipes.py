@@ -9,6 +9,7 @@ from pathlib import Path
 from mlotool.config.paths import GROUP, SUFFIX, is_inside, is_literal, recipe_file, recipe_folders
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
+from mlotool.core.user_code import nearby
 
 _MAX_NAME, _MAX_NAMES = 100, 500
 _HEADER = 4_000
@@ -73,6 +74,10 @@ def find_recipe(name: str) -> Path:
 
 def unknown_recipe(name: str) -> ConfigError:
     """Return the error for a recipe that is not there."""
+    if (Path(name) / "config.yaml").is_file():
+        return ConfigError(
+            f"recipe: found '{name}', the folder of a run; expected a recipe. {what_to_do_with_a_run(name)}"
+        )
     names = [recipe.name for recipe in list_recipes() if len(recipe.name) <= _MAX_NAME][:_MAX_NAMES]
     near = get_close_matches(name[:_MAX_NAME], names, n=3)
     hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
@@ -80,6 +85,15 @@ def unknown_recipe(name: str) -> ConfigError:
     return ConfigError(
         f"recipe: found '{name}', which is not in {folders}; expected the name of a recipe there.{hint} "
         "Run `mlotool list`, or give the path of a file: mlotool run path/to/recipe.yaml."
+    )
+
+
+def what_to_do_with_a_run(folder: Path | str) -> str:
+    """Return the commands that take a run's folder, for who has given it as a recipe."""
+    place = Path(nearby(str(folder)))
+    return (
+        f"Run the same again: mlotool run {place / 'recipe.yaml'}, with the overrides in {place / 'overrides.txt'}. Go "
+        f"on with the run: the same with resume={place}. Evaluate it: mlotool evaluate {place} --split test."
     )
 
 

@@ -47,6 +47,16 @@ def resolve_config(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
     removed = [removed_key(key) for key in ROOT_KEYS if key not in config]
     if removed:
         raise ConfigError("\n".join(removed))
+    if (
+        not OmegaConf.is_missing(config, "data")
+        and not OmegaConf.is_interpolation(config, "data")
+        and config.data is None
+    ):
+        # Else each reference to a value of the data were a fault of its own.
+        raise ConfigError(
+            "data: found null; expected the node that says which data. Write data: {_target_: .., ..}, or "
+            "`- override /data: digits` in the recipe's defaults list."
+        )
     faults = Faults()
     values = _resolve(config, "", faults)
     if any(is_container(fault.partition(":")[0]) for fault in faults):

@@ -1,7 +1,9 @@
 """The config.yaml of a run folder, which may be a stranger's: read as a recipe is, and held to a recipe's values."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -21,6 +23,8 @@ BUILT = ("data", "problems", "hypergradient", "analyses", "evaluate")
 """What `evaluate` and `load` build from."""
 
 MAX_FAULTS = 20
+MAX_WRITTEN = 60
+"""Characters of a list that a message has."""
 
 
 def read_run_config(run_dir: Path) -> Document | None:
@@ -41,7 +45,7 @@ def load_run_config(run_dir: Path | str, overrides: Sequence[str] = (), *, is_ow
 
     Args:
         run_dir: the run folder.
-        overrides: `key=value` for keys of the config, such as `data.root=/data`.
+        overrides: `key=value` for keys of the config, such as `data.root=/data`; a list is replaced whole.
         is_own: whether the values are the user's, for a parent process has written the folder, or nothing is built.
 
     Raises:
@@ -82,7 +86,8 @@ def load_run_config(run_dir: Path | str, overrides: Sequence[str] = (), *, is_ow
 def _faults(data: dict[Any, Any], said: dict[str, Any]) -> Iterator[str]:
     """Yield what the config says and only the user may: the run folder may be anybody's."""
     for key, value in leaves({name: data[name] for name in BUILT if name in data}):
-        if key in said:
+        # A list that was replaced has none of its old values.
+        if key in said or any(key.startswith(f"{each}[") for each in said):
             continue
         fault = next(place_faults(key, value), None) if isinstance(value, str) else None
         if fault is not None or is_dangerous(key, value):
@@ -96,7 +101,8 @@ def _faults(data: dict[Any, Any], said: dict[str, Any]) -> Iterator[str]:
 
 def _override(path: Path, data: dict[Any, Any], word: str) -> tuple[str, Any]:
     key, sign, text = word.partition("=")
-    known = [each for each, _ in leaves(data)]
+    lists = dict(_lists(data))
+    known = [*(each for each, _ in leaves(data)), *lists]
     if not sign or key not in known:
         raise ConfigError(
             f"found the override '{word}'; expected <key>=<value> with a key that {path} has."
@@ -106,4 +112,24 @@ def _override(path: Path, data: dict[Any, Any], word: str) -> tuple[str, Any]:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         value = text
-    return key, value if isinstance(value, str | int | float | bool | None) else text
+    if key not in lists:
+        return key, value if isinstance(value, str | int | float | bool | None) else text
+    plain = (str, int, float, bool, NoneType)
+    if not isinstance(value, list) or not all(isinstance(each, plain) for _, each in leaves(value)):
+        written = json.dumps(lists[key], default=str)
+        raise ConfigError(
+            f"found the override '{word}'; expected a list of plain values, since {path} has {key}: "
+            f"{written[:MAX_WRITTEN]}. Write '{key}=[..]'."
+        )
+    return key, value
+
+
+def _lists(node: Any, prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield the lists of a tree with their dotted keys."""
+    if isinstance(node, list):
+        yield prefix, node
+        for index, each in enumerate(node):
+            yield from _lists(each, f"{prefix}[{index}]")
+    elif isinstance(node, dict):
+        for key, each in node.items():
+            yield from _lists(each, f"{prefix}.{key}" if prefix else str(key))

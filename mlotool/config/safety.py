@@ -9,9 +9,10 @@ from typing import Any
 
 from mlotool.config.booleans import boolean_faults
 from mlotool.config.defaults import defaults_faults, recipe_entries
-from mlotool.config.names import is_plain_name
+from mlotool.config.names import name_fault
 from mlotool.config.paths import recipe_file, recipe_folders
 from mlotool.config.reading import MAX_RECIPE_NODES, Document, leaves, read_document
+from mlotool.config.recipes import what_to_do_with_a_run
 from mlotool.config.references import place_faults, reference_faults
 from mlotool.config.schema import ROOT_KEYS
 from mlotool.config.sweep import DANGEROUS, OFFLINE_MODES, node_faults, sweep_faults
@@ -109,6 +110,12 @@ def check_text(path: Path) -> str:
 
 def _checked(path: Path) -> Document:
     document = read_document(path, max_nodes=MAX_RECIPE_NODES)
+    if PACKAGE_HEADER not in document.text and document.data.keys() >= set(ROOT_KEYS):
+        folder = path.parent if (path.parent / "provenance.json").is_file() else "FOLDER"
+        raise ConfigError(
+            f"{path}: found the config of a run, which has every value; expected a recipe. "
+            f"{what_to_do_with_a_run(folder)}"
+        )
     faults = [*_header_faults(document), *content_faults(document), *defaults_faults(document.data.get("defaults"))]
     if faults:
         raise ConfigError(fault_list([f"{path}: {fault}" for fault in faults]))
@@ -175,11 +182,9 @@ def _hydra_faults(document: Document) -> Iterator[str]:
 
 def _name_faults(document: Document) -> Iterator[str]:
     name = document.data.get("name")
-    if name is not None and not is_plain_name(name):
-        yield (
-            f"name: found {name!r}; expected letters, digits, '-', '_' and '.', as it names the output folder. "
-            f"Write name: {document.path.stem}."
-        )
+    fault = None if name is None else name_fault(name)
+    if fault is not None:
+        yield f"name: {fault}. Write name: {document.path.stem}."
     for key in document.data:
         if key not in (*ROOT_KEYS, "hydra", "defaults"):
             hint = did_you_mean(str(key), ROOT_KEYS)

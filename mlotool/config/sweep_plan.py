@@ -162,6 +162,11 @@ def _mode(config: Any, dimensions: Sequence[Dimension]) -> str | None:
 
 def _dimension(override: Override, method: str) -> Dimension:
     key = override.get_key_element()
+    if key.lstrip("+").partition(".")[0] == "sweep":
+        raise ConfigError(
+            f"{key}: found {override.input_line} among what the sweep goes through; expected keys that change a job, "
+            f"while this one says how the jobs are run. Write {key}=<one value> on the command line."
+        )
     if not override.is_sweep_override():
         # `seed: 3` in a recipe's params: one choice.
         return Dimension(key, (override.get_value_element_as_str(),))
@@ -194,6 +199,11 @@ def _dimension(override: Override, method: str) -> Dimension:
 
 def _choices(key: str, override: Override, value: Any) -> tuple[str, ...]:
     """Return the values of a key, which are at least one and not without end, each once."""
+    if isinstance(value, RangeSweep) and value.step == 0:
+        raise ConfigError(
+            f"{key}: found the step 0 in {override.input_line}; expected a step that leads from its start to its end. "
+            f"Write {key}=range({value.start},{value.stop})."
+        )
     if isinstance(value, RangeSweep) and value.start is not None and value.stop is not None and value.step:
         size = (float(value.stop) - float(value.start)) / float(value.step)
         if size > MAX_CHOICES:

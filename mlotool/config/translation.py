@@ -13,6 +13,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
+from mlotool.config.nulls import missing_choice, null_fault
 from mlotool.config.options import unknown_option
 from mlotool.config.reading import read_document
 from mlotool.config.recipes import unknown_recipe
@@ -78,6 +79,12 @@ def unknown_root_key(key: str) -> str:
 def removed_key(path: str) -> str:
     """Return the message for `~path` where the schema has a key."""
     expected = describe_type(path)
+    choice = missing_choice(path)
+    if choice:
+        return (
+            f"~{path}: found a key removed that every config has; expected an option of that group. Write {choice}, or "
+            f"`- override /{choice.replace('=', ': ')}` in the recipe's defaults list."
+        )
     value = "null" if expected.endswith("or null") else ".."
     return f"~{path}: found a key removed that every config has; expected {expected}. Write {path}={value}."
 
@@ -141,7 +148,9 @@ def _node_error(error: OmegaConfBaseException) -> str:
     if not path:
         path, value = next(filter(None, map(_misplaced, _documents())), ("", value))
     expected = describe_type(path) if path else "mappings, lists and values where the schema has them"
-    raw = "found null" if "'None'" in str(error) else _first_line(error)
+    if path and ("is not Optional" in str(error) or "'None'" in str(error)):
+        return null_fault(path)
+    raw = _first_line(error)
     found = raw if value is None else f"found {value!r}"
     return f"{path or 'config'}: {found}; expected {expected}. Correct it."
 

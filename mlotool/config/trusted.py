@@ -208,10 +208,14 @@ def resolve(key: str, name: str) -> Any:
                 f"{key}._target_: importing '{module}' failed{_at(error)}: {error}; expected that it imports. Install "
                 "what is missing, or correct the module."
             ) from error
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        # SystemExit and asyncio.CancelledError are no Exceptions.
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
             raise ConfigError(
-                f"{key}._target_: importing '{module}' failed{_at(error)}: {type(error).__name__}: {error}; expected "
-                "that it imports. Correct the module."
+                f"{key}._target_: importing '{module}' failed{_at(error)}: {reason}; expected that it imports. "
+                "Correct the module."
             ) from error
         for attribute in attributes:
             target = getattr(target, attribute, None)

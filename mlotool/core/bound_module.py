@@ -1,5 +1,6 @@
 """A module with the parameters that it plays with in one evaluation: what a loss sees of a problem."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.slots import Slots
+
+_ASSIGNED = re.compile(r"'(?:BoundModule|_Live)' object has no attribute '(\w+)'")
 
 
 class BoundModule:
@@ -132,7 +135,9 @@ class BoundModule:
         finally:
             slots.put_back(own)
 
-    def _with_buffers(self, slots: Slots, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _with_buffers(
+        self, slots: Slots, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self._buffers is None:
             # One copy for the whole evaluation: a module that is called twice sees its own update of a buffer.
             self._buffers = [buffer.clone() for buffer in slots.buffers()]
@@ -150,6 +155,20 @@ class BoundModule:
 
 MOVING_BUFFERS: list[Tensor] = []
 """For `BoundModule.in_slots`: the module's own buffers stay in their places, and move."""
+
+
+def tell_of_attribute(error: BaseException) -> None:
+    """Say in the error of code that has set an attribute of a role what it may do in its place.
+
+    Not by `__setattr__`: that would cost each role of each evaluation some microseconds.
+    """
+    found = _ASSIGNED.match(str(error)) if isinstance(error, AttributeError) else None
+    if found is not None:
+        error.args = (
+            f"found the attribute '{found[1]}' set on a role, which takes none: a loss leaves modules as they "
+            "are. Keep the value in a variable or a setting of the loss; write {problem: <name>, mode: eval} as the "
+            "role for eval mode",
+        )
 
 
 def compile_module(module: nn.Module) -> Callable[..., Any]:

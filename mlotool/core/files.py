@@ -23,6 +23,7 @@ _EXPECTED = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _CLOSED),
     **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), ("a folder there, or a place for one", _TAKEN)),
     errno.EISDIR: ("a file there, or a place for one", _TAKEN),
+    errno.ENAMETOOLONG: ("a name that the disk takes", "Shorten it."),
     errno.ENOENT: ("the folder that was there before", "Put it back, or begin anew in another folder."),
 }
 

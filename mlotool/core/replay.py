@@ -175,7 +175,9 @@ class Replay:
         traits: of the loss; kept from one replay to the next, it saves the evaluation that would find out.
     """
 
-    def __init__(self, base: Evaluation, devices: tuple[torch.device, ...] = (), traits: LossTraits | None = None) -> None:
+    def __init__(
+        self, base: Evaluation, devices: tuple[torch.device, ...] = (), traits: LossTraits | None = None
+    ) -> None:
         self._base = base
         self._devices = devices
         self._random: RandomState | None = None

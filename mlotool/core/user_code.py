@@ -3,6 +3,9 @@
 Where mlotool calls such code it notes the call on an exception that passes (`note`), and lets it go on. Further up,
 once around a whole run, `user_code` turns it into one message. What has neither a note nor a frame of the user's is a
 bug of mlotool's, and stays as it is.
+
+Code of the user's may raise what is no `Exception`: SystemExit, asyncio.CancelledError, GeneratorExit. It is told all
+the same; only KeyboardInterrupt, which is a Ctrl-C, passes.
 """
 
 import functools
@@ -68,7 +71,7 @@ def noted(call: Callable[[], Call]) -> Iterator[None]:
     """Note a call on an exception that passes."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         note(error, call)
         raise
 
@@ -86,7 +89,9 @@ def user_code(raises: type[MlotoolError] = UserCodeError, prefix: Callable[[], s
     except UserCodeError as error:
         # Of a place that could not know whether a run has begun.
         raise raises(f"{prefix()}{error}") from error.__cause__
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         text = explained(error)
         if text is None:
             raise
@@ -104,10 +109,8 @@ def explained(error: BaseException) -> str | None:
     if call is None or not (call.is_foreign or frame):
         if frame is None:
             return None
-        if isinstance(error, SystemExit):
-            return f"{_at(frame)}: {_said(error)}. {_NO_EXIT}"
         advice = MORE_MEMORY if is_out_of_memory(error) else "Expected that the code there runs. Correct it."
-        return f"{_at(frame)}: {_said(error)}. {advice}"
+        return f"{_at(frame)}: {_said(error)}. {_NO_EXIT if isinstance(error, SystemExit) else advice}"
     return _explained(error, call, frame)
 
 
@@ -227,6 +230,8 @@ def _advice(error: BaseException, call: Call) -> str:
     text = str(error)
     if is_out_of_memory(error):
         return MORE_MEMORY
+    if isinstance(error, SystemExit):
+        return _NO_EXIT
     if "shapes cannot be multiplied" in text:
         return "The layer takes the first number of the second shape: set it to the last one of the first shape."
     if isinstance(error, NotImplementedError):

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.particles import History
 from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, unflatten
@@ -88,23 +88,17 @@ class EvolutionStrategies(AbstractZerothOrder):
     needs_full_precision = True
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.num_pairs, int) and self.num_pairs >= 1
+        require_fields("hypergradient", self)
         for key, good, expected in (
-            ("num_pairs", whole, "a whole number of at least 1"),
+            ("num_pairs", self.num_pairs >= 1, "a whole number of at least 1"),
             ("sigma", self.sigma > 0, "a positive number"),
             ("restart_every", self._has_good_restart(), "null, or a whole number of at least 1 with persistent: true"),
+            ("seed", 0 <= self.seed < 2**63, "a whole number of at least 0 and below 2^63"),
         ):
             if not good:
                 raise ConfigError(
                     f"hypergradient.{key}: found {getattr(self, key)!r}; expected {expected}. "
                     f"Correct hypergradient.{key}."
-                )
-        for key in ("directions", "shaping"):
-            value, choices = getattr(self, key), get_args(self.__annotations__[key])
-            if value not in choices:
-                raise ConfigError(
-                    f"hypergradient.{key}: found {value!r}; expected one of {', '.join(choices)}."
-                    f"{did_you_mean(str(value), choices)} Correct hypergradient.{key}."
                 )
         self.generator.manual_seed(self.seed)
 

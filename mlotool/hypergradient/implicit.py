@@ -4,14 +4,14 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.hidden import warn_of_hidden_values
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
 from mlotool.hypergradient.quality import Quality, assess
@@ -75,19 +75,16 @@ class Implicit(AbstractHypergradient):
     _warned: set[tuple[str, Status]] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("product", "curvature", "batch"):
-            value, choices = getattr(self, key), get_args(self.__annotations__[key])
-            if value not in choices:
-                raise ConfigError(
-                    f"hypergradient.{key}: found {value!r}; expected one of {', '.join(choices)}."
-                    f"{did_you_mean(str(value), choices)} Correct hypergradient.{key}."
-                )
+        advice = "Write Implicit(ConjugateGradient()), or another solver."
+        is_solver, expected = isinstance(self.solver, AbstractSolver), "a solver that is built"
+        require(is_solver, "hypergradient.solver", self.solver, expected, advice)
+        require_fields("hypergradient", self)
         if self.radius is not None and not self.radius > 0:
             raise ConfigError(
                 f"hypergradient.radius: found {self.radius}; expected a positive norm or null. "
                 "Leave it out to take a share of the parameters' size."
             )
-        if not isinstance(self.report_every, int) or self.report_every < 0:
+        if self.report_every < 0:
             raise ConfigError(
                 f"hypergradient.report_every: found {self.report_every!r}; expected a whole number of pullbacks, or 0 "
                 "for never. Correct hypergradient.report_every."
@@ -296,9 +293,7 @@ class _ImplicitPullback:
             paired, constants = self.view, [tensor.detach() for tensor in inputs]
             point = tuple(tensor.detach() for tensor in theta)
             loss = replace(paired, theta=point, function=lambda moved, _: paired(moved, constants))
-        result = self.solver.solve(
-            lambda direction: reduce(product.hessian(direction)), vector, start=start, view=loss
-        )
+        result = self.solver.solve(lambda direction: reduce(product.hessian(direction)), vector, start=start, view=loss)
         self.record(result)
         return result.solution
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState, Replay
-from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.hidden import warn_of_hidden_values
 from mlotool.hypergradient.vector import add, dot, leaves, scaled, slopes, zeros
 from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
@@ -100,14 +100,7 @@ class Penalty(AbstractHypergradient):
     last_multiplier: float | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("rule", "batch"):
-            value, choices = getattr(self, key), get_args(self.__annotations__[key])
-            if value not in choices:
-                hint = did_you_mean(str(value), choices)
-                raise ConfigError(
-                    f"hypergradient.{key}: found {value!r}; expected one of {', '.join(choices)}.{hint} "
-                    f"Correct hypergradient.{key}."
-                )
+        require_fields("hypergradient", self)
         is_fixed = self.rule == "fixed"
         for key, belongs in (("multiplier", is_fixed), ("barrier", not is_fixed)):
             value = getattr(self, key)
@@ -116,8 +109,7 @@ class Penalty(AbstractHypergradient):
             else:
                 _require(value is None, key, value, f"null with rule: {self.rule}, which does not use it")
         _require(self.growth >= 0 and (is_fixed or not self.growth), "growth", self.growth, _GROWTH[self.rule])
-        whole = isinstance(self.num_steps, int) and self.num_steps >= 1
-        _require(whole, "num_steps", self.num_steps, "a whole number of at least 1")
+        _require(self.num_steps >= 1, "num_steps", self.num_steps, "a whole number of at least 1")
         _require(self.step_size > 0, "step_size", self.step_size, "a positive number")
 
     def pullback(self, view: LowerView, inputs: Vector) -> "_PenaltyPullback":

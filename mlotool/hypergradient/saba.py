@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import add, scaled
@@ -71,6 +72,7 @@ class SABA(AbstractHypergradient):
     readers: dict[str, "_Averages"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        require_fields("hypergradient", self)
         if not self.step_size > 0:
             raise ConfigError(
                 f"hypergradient.step_size: found {self.step_size}; expected a positive number. "

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.once import check_twice_differentiable
@@ -68,7 +69,8 @@ class Unrolled(AbstractHypergradient):
     sees_steps = True
 
     def __post_init__(self) -> None:
-        if self.horizon is not None and not (isinstance(self.horizon, int) and self.horizon >= 1):
+        require_fields("hypergradient", self)
+        if self.horizon is not None and self.horizon < 1:
             raise ConfigError(
                 f"hypergradient.horizon: found {self.horizon!r}; expected a whole number of at least 1, or null "
                 "for all steps. Correct hypergradient.horizon."

@@ -76,8 +76,8 @@ class LowerView:
     Args:
         problem: what stays the same.
         theta: its current parameters, detached, one tensor each.
-        function: `(theta, inputs) -> loss`, a 0-D tensor; `inputs` are the tensors of all problems that theta*_l depends
-            on, in the order in which `AbstractHypergradient.pullback` gets them.
+        function: `(theta, inputs) -> loss`, a 0-D tensor; `inputs` are the tensors of all problems that theta*_l
+            depends on, in the order in which `AbstractHypergradient.pullback` gets them.
         batch: on which the loss is evaluated.
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
         weight: of this rank's batch in the mean over ranks; the loss has it already.

@@ -158,7 +158,7 @@ class GradientPlan:
 
 
 _NO_GRADIENT = (
-    "problems.{name}.loss: the loss does not depend on any parameter of '{name}'; expected that it does. Give it a role "
-    "that plays '{name}', or an edge through which '{name}' shapes what it reads; with the first_order hypergradient "
-    "nothing passes through a solution."
+    "problems.{name}.loss: the loss does not depend on any parameter of '{name}'; expected that it does. Give it a "
+    "role that plays '{name}', or an edge through which '{name}' shapes what it reads; with the first_order "
+    "hypergradient nothing passes through a solution."
 )

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
+from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
@@ -42,20 +44,13 @@ class Graph:
 
     def __post_init__(self) -> None:
         for key in ("upper_to_lower", "lower_to_upper"):
-            edges = getattr(self, key) or {}
-            if not isinstance(edges, Mapping):
-                raise ConfigError(
-                    f"graph.{key}: found {edges!r}; expected lists of problems by problem. Write {key}: {{a: [b]}}."
-                )
-            for start, ends in edges.items():
-                is_list = isinstance(ends, Iterable | None) and not isinstance(ends, str)
-                if not is_list or any(isinstance(end, list | dict | set) for end in ends or ()):
-                    raise ConfigError(
-                        f"graph.{key}.{start}: found {ends!r}; expected a list of problems. "
-                        f"Write graph.{key}.{start}: [{ends}]."
-                    )
-            # An edge counts once, however often it is written.
-            object.__setattr__(self, key, {start: tuple(dict.fromkeys(ends or ())) for start, ends in edges.items()})
+            edges = getattr(self, key)
+            edges = {} if edges is None else edges
+            if not isinstance(edges, Mapping) or not all(isinstance(start, str) for start in edges):
+                found, advice = shown(edges), f"Write {key}: {{a: [b]}}."
+                raise ConfigError(f"graph.{key}: found {found}; expected lists of problems by problem. {advice}")
+            lists = {start: _names(f"graph.{key}.{start}", ends) for start, ends in edges.items()}
+            object.__setattr__(self, key, lists)
 
     def uppers(self, name: str) -> tuple[str, ...]:
         """Return the problems whose parameters shape the solution of `name`."""
@@ -194,6 +189,8 @@ class Graph:
                         f"{key}: unknown problem '{other}'; expected one of {', '.join(problems)}."
                         f"{did_you_mean(other, problems)} Correct the name, or add problems.{other}."
                     )
+                elif other == name:
+                    faults.append(f"{key}: {_itself(name, use)}")
                 elif other not in self.uppers(name):
                     faults.append(
                         f"{key}: '{other}' shapes '{name}' here, but no edge says so; expected one. "
@@ -225,3 +222,27 @@ class Graph:
             for upper in uppers:
                 sorter.add(upper, lower)
         return list(sorter.static_order())
+
+
+def _itself(name: str, use: str) -> str:
+    if use == "reset_to":
+        return (
+            f"found '{name}', the problem itself; expected initial or another problem, as there each unroll begins. "
+            "Write initial, or remove it."
+        )
+    return (
+        f"found '{name}', the problem whose optimizer this is; expected another problem, whose module gives the value "
+        f"when it is called without arguments, as in `mlotool show learned_lr`. Add problems.rate, and write "
+        f"{{problem: rate}} here, graph.upper_to_lower.rate: [{name}] and graph.lower_to_upper.{name}: [rate]."
+    )
+
+
+def _names(key: str, ends: Any) -> tuple[str, ...]:
+    is_list = isinstance(ends, Iterable | None) and not isinstance(ends, str | bytes | Mapping)
+    names = tuple(() if ends is None else ends) if is_list else (ends,)
+    if is_list and all(isinstance(each, str) for each in names):
+        # An edge counts once, however often it is written.
+        return tuple(dict.fromkeys(names))
+    written = ends if isinstance(ends, str) else "<name>"
+    found = shown(list(names) if is_list else ends)
+    raise ConfigError(f"{key}: found {found}; expected a list of problems' names. Write {key}: [{written}].")

@@ -5,8 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
+from mlotool.core.bound_module import tell_of_attribute
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.user_code import Call, note
+from mlotool.program.arguments import needs_batch
 from mlotool.program.problem import Problem
 from mlotool.program.share import Share
 from mlotool.program.tasks import evaluate_tasks
@@ -89,6 +91,9 @@ class LossPlan:
                 with self.problem.loss_context:
                     output = call(values, batch)
         except Exception as error:
+            if batch is None and (wrong := needs_batch(self.problem.name, error)) is not None:
+                raise wrong from error
+            tell_of_attribute(error)
             note(error, lambda: self.call_of(batch))
             raise
         return output if weight == 1.0 else Share.weigh(output, weight)

@@ -16,9 +16,10 @@ from torch.optim import Adam, Optimizer
 from mlotool.core.bound_module import BoundModule, compile_module
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.precision import DTYPES, autocast
+from mlotool.core.precision import autocast
 from mlotool.core.slots import Slots
 from mlotool.core.user_code import Call, note
+from mlotool.program.arguments import check_problem, made
 from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.fused_step import FusedStep, prefer_fused_kernels
 from mlotool.program.graph import ProblemNode
@@ -127,13 +128,13 @@ class Problem:
         parallel: AbstractParallel | None = None,
         shard: bool = False,
     ) -> None:
+        # Here these are the arguments, and nothing else.
+        check_problem(locals())
         check_module(name, module)
         self.name = name
         self.module = module
         self.parallel = parallel
         self.tasks = tasks
-        known = ", ".join(DTYPES)
-        _require(precision in DTYPES, f"problems.{name}.precision", precision, f"one of {known}")
         self.precision = precision
         self.loss_scale = LossScale() if precision == "fp16" else None
         if tasks is not None:
@@ -151,7 +152,7 @@ class Problem:
             _require(parallel is None, key, shard, "false, since its training is layer-parallel")
         self.compiled: Callable[..., Any] | None = compile_module(module) if compile else None
         self.loss = loss
-        self.roles = {role: _role(name, role, value) for role, value in (roles or {}).items()}
+        self.roles = {role: _role(value) for role, value in (roles or {}).items()}
         self.stream = stream
         self.theta = {key: tensor for key, tensor in module.named_parameters() if tensor.requires_grad}
         if not self.theta:
@@ -159,25 +160,8 @@ class Problem:
                 f"problems.{name}.module: {type(module).__name__} has no parameter that requires a gradient; expected "
                 "at least one. Unfreeze a parameter, or remove the problem and use the module inside the loss."
             )
-        for key, value in {"unroll_steps": unroll_steps, "accumulate_batches": accumulate_batches}.items():
-            whole = isinstance(value, int) and value >= 1
-            _require(whole, f"problems.{name}.{key}", value, "a whole number of at least 1")
-        whole = isinstance(warmup_steps, int) and warmup_steps >= 0
-        _require(whole, f"problems.{name}.warmup_steps", warmup_steps, "a whole number of at least 0")
         has_both = scheduler is None or optimizer is not None
         _require(has_both, f"problems.{name}.optimizer", optimizer, "an optimizer, since a scheduler is set")
-        _require(
-            gradient_clip_norm is None or gradient_clip_norm > 0,
-            f"problems.{name}.gradient_clip_norm",
-            gradient_clip_norm,
-            "a positive norm or null",
-        )
-        _require(
-            scheduler_interval in ("step", "evaluation"),
-            f"problems.{name}.scheduler_interval",
-            scheduler_interval,
-            "'step' or 'evaluation'",
-        )
         self._bind()
         if parallel is not None:
             key = f"problems.{name}"
@@ -186,11 +170,19 @@ class Problem:
             _require(precision != "fp16", f"{key}.precision", precision, "fp32 or bf16 beside layer-parallel training")
             parallel.attach(name, module)
             parallel.check_data(getattr(stream, "dataset", None))
-        built = optimizer if isinstance(optimizer, Optimizer) or optimizer is None else optimizer(self.theta.values())
+        built = optimizer
+        if built is not None and not isinstance(built, Optimizer):
+            key = f"problems.{name}.optimizer"
+            built = made(key, built, self.theta.values(), lambda each: isinstance(each, Optimizer), "a torch optimizer")
         _check_parameters(name, built, self.theta)
         self.optimizer: Optimizer | None = built
         self._bind_optimizer()
-        self.scheduler: Any = scheduler(built) if scheduler is not None and built is not None else None
+        self.scheduler: Any = None
+        if scheduler is not None:
+            key = f"problems.{name}.scheduler"
+            self.scheduler = made(
+                key, scheduler, built, lambda each: each is None or hasattr(each, "step"), "a scheduler"
+            )
         self.scheduler_interval = scheduler_interval
         self.evaluates_again = built is not None and _needs_closure(built)
         if self.evaluates_again:
@@ -589,17 +581,10 @@ def _needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _role(name: str, role: str, value: str | Mapping[str, str]) -> Role:
+def _role(value: str | Mapping[str, str]) -> Role:
     if isinstance(value, str):
         return Role(value)
-    modes = {"train": True, "eval": False, None: None}
-    key = f"problems.{name}.loss.roles.{role}"
-    if "problem" not in value or not set(value) <= {"problem", "mode"} or value.get("mode") not in modes:
-        raise ConfigError(
-            f"{key}: found {dict(value)}; expected a problem's name, or {{problem: <name>, mode: train | eval}}. "
-            f"Correct {key}."
-        )
-    return Role(value["problem"], modes[value.get("mode")])
+    return Role(value["problem"], {"train": True, "eval": False, None: None}[value.get("mode")])
 
 
 def _check_parameters(name: str, optimizer: Optimizer | None, theta: Mapping[str, Tensor]) -> None:

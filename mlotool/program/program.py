@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
+from mlotool.program.arguments import check_program
 from mlotool.program.dependence import Dependence
 from mlotool.program.differentiation import AbstractZerothOrder, Reduce, identity_reduce
 from mlotool.program.engine import Engine
@@ -26,6 +28,7 @@ from mlotool.program.training_gradient import gradient_of
 from mlotool.program.trajectory import Reading, StepGraph, StepRecord, Trajectory
 from mlotool.program.unused import UnusedWatch
 from mlotool.program.update import Settings
+from mlotool.program.usable import check_owners
 
 
 class Program:
@@ -58,13 +61,14 @@ class Program:
     """
 
     def __init__(self, problems: Iterable[Problem], graph: Graph, reduce: Reduce | None = None) -> None:
-        problems = list(problems)
+        problems = check_program(problems, graph, reduce)
         self.problems: dict[str, Problem] = {problem.name: problem for problem in problems}
         if len(self.problems) < len(problems):
             names = [problem.name for problem in problems]
             raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
         self.graph = graph
         graph.validate({name: problem.node for name, problem in self.problems.items()})
+        check_owners({name: problem.module for name, problem in self.problems.items()})
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
         stepwise = [name for name, each in self.problems.items() if _is_stepwise(each, self.problems, graph)]
         self._dependence = Dependence(graph, partial, stepwise)
@@ -176,9 +180,12 @@ class Program:
             A tensor of each parameter's shape by parameter name; zeros where the loss does not depend on it.
         """
         problem = self.problems[self._problem(name)]
-        for other in batches or {}:
-            self._problem(other)
+        require(
+            isinstance(batches, Mapping | None), "batches", batches, "batches by problem", "Write {'<name>': batch}."
+        )
         given = dict(batches or {})
+        for other in given:
+            self._problem(other)
         gradient = self._gradients[name].pure(self._batch(name, given.get(name)), Moment(given))
         return {
             key: torch.zeros_like(tensor) if value is None else problem.as_parameter(value, tensor)
@@ -340,6 +347,7 @@ class Program:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state back."""
+        require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")
         if set(state) != set(self.problems):
             raise ConfigError(
                 f"A saved program has the problems {sorted(state)}; expected {sorted(self.problems)}. "
@@ -363,9 +371,9 @@ class Program:
         return self._engine.numbers[self._problem(name)]
 
     def _problem(self, name: str) -> str:
-        if name not in self.problems:
+        if not isinstance(name, str) or name not in self.problems:
             raise ConfigError(
-                f"Unknown problem '{name}'; expected one of {', '.join(self.problems)}."
+                f"Unknown problem {shown(name)}; expected one of {', '.join(self.problems)}."
                 f"{did_you_mean(name, self.problems)} Correct the name."
             )
         return name

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
@@ -18,6 +19,7 @@ from mlotool.program.program import Program
 from mlotool.program.recording import mean_gradient
 from mlotool.program.trajectory import StepGraph
 from mlotool.program.update import Settings
+from mlotool.program.usable import check_used
 
 _Numbered = tuple[Any, int | None]
 """A batch, and its position in the stream where every epoch has the same batches."""
@@ -56,6 +58,8 @@ class Schedule:
     """
 
     def __init__(self, program: Program) -> None:
+        advice = "Write Schedule(Program(problems, graph))."
+        require(isinstance(program, Program), "Schedule.program", program, "a Program", advice)
         for name, problem in program.problems.items():
             if problem.optimizer is None:
                 raise ConfigError(
@@ -136,6 +140,8 @@ class Schedule:
             output, gradient = self._gradient(problem, batches)
         except Exception as error:
             note(error, lambda: self._gradient_call(problem.name))
+            if "uninitialized parameter" in str(error):
+                check_used(problem.name, problem.module)
             raise
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
         # Ranks that hold parts of a problem would each see the norm of their own.

@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from mlotool.core.bound_module import BoundModule
-from mlotool.core.slots import Slots
 from mlotool.core.errors import ConfigError
+from mlotool.core.slots import Slots
 from mlotool.program.loss_scale import ScaledCotangent
 
 if TYPE_CHECKING:

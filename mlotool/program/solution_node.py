@@ -1,7 +1,7 @@
 """The solution node: theta*_l as tensors whose backward is l's pullback.
 
-It is for those who differentiate a pullback, and for `Program.solution`. The node saves its OUTPUTS: differentiating the
-pullback with respect to theta leads back into the node.
+It is for those who differentiate a pullback, and for `Program.solution`. The node saves its OUTPUTS: differentiating
+the pullback with respect to theta leads back into the node.
 """
 
 from typing import Any

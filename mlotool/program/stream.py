@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, get_worker_info
 
-from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.arguments import require
+from mlotool.core.errors import RunError
 from mlotool.core.user_code import Call, UserCodeError, explained, note
-from mlotool.program.samples import collated, read_sample, whole
+from mlotool.program.samples import check_stream, collated, read_sample, whole
 from mlotool.program.share import Share, bounds, sliced
 
 
@@ -63,13 +64,8 @@ class Stream:
         num_workers: int = 0,
         repeat: int = 1,
     ) -> None:
-        if repeat < 1:
-            raise ConfigError(f"A stream got repeat={repeat}; expected at least 1. Correct stream.repeat.")
-        if batch_size < 1 or len(dataset) < 1:
-            raise ConfigError(
-                f"A stream got batch_size={batch_size} and a dataset of {len(dataset)} samples; expected at least 1 of "
-                "each. Correct stream.batch_size or the sizes of the data."
-            )
+        given = {"batch_size": batch_size, "seed": seed, "num_workers": num_workers, "repeat": repeat}
+        check_stream(dataset, shuffle=shuffle, drop_last=drop_last, **given)
         self.dataset = dataset
         self.batch_size = min(batch_size, len(dataset))
         self.num_batches = len(dataset) // self.batch_size
@@ -277,6 +273,7 @@ class SameBatch:
     """
 
     def __init__(self, stream: Stream) -> None:
+        require(isinstance(stream, Stream), "SameBatch.stream", stream, "a Stream", "Write SameBatch(Stream(...)).")
         self._stream = stream
 
     def next(self) -> Any:
@@ -339,8 +336,10 @@ class _Fetcher:
             return self._part(key)
         try:
             return self._part(key)
-        except Exception as error:
-            # As torch sends it, an exception is its traceback as one text.
+        except KeyboardInterrupt:
+            raise
+        # As torch sends it, an Exception is its traceback as one text, and anything else ends the process unsaid.
+        except BaseException as error:
             return _Failure(explained(error) or f"A loader of data failed: {type(error).__name__}: {error}")
 
     def _part(self, key: tuple[int, int, Tensor]) -> Any:

@@ -1,7 +1,7 @@
 """What a problem's own training step follows: its loss, and the mean over ranks of its total gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.loss_plan import Values
 from mlotool.program.parallel import AbstractParallel, StageDone
-from mlotool.program.share import Share
 from mlotool.program.shards import Shards
+from mlotool.program.share import Share
 from mlotool.program.solution_plan import NOW, Moment
 
 
@@ -201,5 +201,3 @@ def _reduced(gradient: Sequence[Tensor | None], reduce: Callable[[Vector], Vecto
     # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
     reduced = iter(reduce([tensor for tensor in gradient if tensor is not None]))
     return [None if tensor is None else next(reduced) for tensor in gradient]
-
-

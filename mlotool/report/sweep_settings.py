@@ -13,6 +13,9 @@ from mlotool.report.series import LARGEST
 from mlotool.report.sweep import ENDED, SweepPlan, SweepRow, read_plan, sweep_rows
 from mlotool.report.sweep_columns import Column, labels, split_keys
 
+MAX_NAMED = 5
+"""Jobs that a note names."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -23,12 +26,14 @@ class Setting:
         rows: its jobs, one a seed.
         values: the objective of those that finished.
         num_planned: how many jobs it is to have.
+        repeated: the names of its other jobs, each a repetition of one of `rows` with the same seed.
     """
 
     parameters: Mapping[str, str]
     rows: tuple[SweepRow, ...]
     values: tuple[float, ...]
     num_planned: int
+    repeated: tuple[str, ...] = ()
 
     @cached_property
     def mean(self) -> float | None:
@@ -138,11 +143,12 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know of the choice of the best setting."""
+        """What a reader must know of the values of the settings and of the choice of the best one."""
         best, ranked = self.best, self.ranked
+        repeated = {job for each in self.settings for job in each.repeated}
+        notes = [_repetition_note([row.job for row in self.rows if row.job in repeated])] if repeated else []
         if best is None:
-            return []
-        notes = []
+            return notes
         sign = 1 if self.mode == "min" else -1
         leader = min(ranked, key=lambda each: sign * (each.mean or 0.0))
         if leader.mean != best.mean:
@@ -227,14 +233,32 @@ def _settings(rows: Sequence[SweepRow], keys: Sequence[str], objective: str, pla
         if row.parameters:
             groups.setdefault(tuple(row.parameters.get(key) for key in keys), []).append(row)
     return tuple(
-        Setting(
-            {key: text for key, text in zip(keys, texts, strict=True) if text is not None},
-            tuple(group),
-            tuple(row.value for row in group if counts(row, objective) and row.value is not None),
-            max(planned, len(group)),
+        _setting(
+            {key: text for key, text in zip(keys, texts, strict=True) if text is not None}, group, objective, planned
         )
         for texts, group in groups.items()
     )
+
+
+def _setting(parameters: Mapping[str, str], jobs: Sequence[SweepRow], objective: str, planned: int) -> Setting:
+    # A study may draw a setting with the same seed again: that is the same run, and no further sample.
+    by_seed: dict[tuple[tuple[str, str], ...], SweepRow] = {}
+    for row in jobs:
+        seed = tuple(sorted((key, text) for key, text in row.parameters.items() if is_seed(key)))
+        if seed not in by_seed or counts(row, objective) or not counts(by_seed[seed], objective):
+            by_seed[seed] = row
+    kept = {row.job for row in by_seed.values()}
+    rows = tuple(row for row in jobs if row.job in kept)
+    values = tuple(row.value for row in rows if counts(row, objective) and row.value is not None)
+    repeated = tuple(row.job for row in jobs if row.job not in kept)
+    return Setting(parameters, rows, values, max(planned, len(rows)), repeated)
+
+
+def _repetition_note(jobs: Sequence[str]) -> str:
+    names = ", ".join(jobs[:MAX_NAMED]) + (", ..." if len(jobs) > MAX_NAMED else "")
+    if len(jobs) == 1:
+        return f"Job {names} has the same setting and the same seed as another job and is not counted."
+    return f"{len(jobs)} jobs have the same setting and the same seed as another job and are not counted: {names}."
 
 
 def _name(sweep_dir: Path) -> str:

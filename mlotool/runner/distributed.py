@@ -185,7 +185,8 @@ class AgreedInterrupt:
     """
 
     def __init__(self, own: Interrupt, ranks: Ranks) -> None:
-        self.requested = False
+        # In a tick others wait for this rank: a second SIGTERM does not end it.
+        self.requested = self.is_in_tick = False
         self._own = own
         self._ranks = ranks
         self._num_ticks = self._left = 1

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import NonFiniteParametersError
-from mlotool.program import Program
+from mlotool.core.errors import ConfigError, NonFiniteParametersError
+from mlotool.core.user_code import named
+from mlotool.program import Problem, Program
 from mlotool.runner.blame import advice, related
 
 
@@ -36,6 +37,27 @@ def check_parameters(program: Program, tick: int) -> None:
         # What a gradient passes through, or is made with, may be at fault as well.
         suspects = [program.problems[name] for name in dict.fromkeys([*bad, *related(bad[0], program.problems)])]
         raise NonFiniteParametersError(bad[0], tick, bad[1:], advice(suspects))
+
+
+def check_start(name: str, problem: Problem) -> None:
+    """Refuse a module whose parameters have a NaN or an infinity before anything was trained.
+
+    Args:
+        name: of the problem.
+        problem: whole, not in shards.
+
+    Raises:
+        ConfigError: it has one.
+    """
+    tensors = problem.constants()
+    if _are_finite(tensors.values()):
+        return
+    path, tensor = next((path, tensor) for path, tensor in tensors.items() if not _are_finite([tensor]))
+    raise ConfigError(
+        f"problems.{name}.module: found {tensor[~tensor.isfinite()][0].item()} in the parameter '{path}' of "
+        f"{named(problem.module)} before the first step; expected finite numbers. Correct how it begins: what __init__ "
+        "puts there, or the file that it comes from."
+    )
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

@@ -15,6 +15,9 @@ from mlotool.core.user_code import Call, WrongResultError, noted
 MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
 """Returns tensors by name: 0-D, a mean over the batch, or one value a sample."""
 
+MAX_NAMED = 5
+"""Names that a message has."""
+
 _EXPECTED = "a dict from a name to a 0-D tensor (a mean over the batch) or to a tensor with one value a sample"
 
 
@@ -31,6 +34,8 @@ class FunctionMetric:
         self._function = function
         self._totals: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
+        # Of its first batch; they are not forgotten, since the evaluations of a run are compared by name.
+        self._names: list[str] = []
 
     def reset(self) -> None:
         """Forget the batches so far."""
@@ -50,6 +55,7 @@ class FunctionMetric:
                 raise WrongResultError(kind_of(result), _EXPECTED, 'Return {"name": values.mean()}.')
             for name, value in result.items():
                 self._add(name, value, size)
+            self._check_names(list(result))
 
     def compute(self, taken: Container[str]) -> dict[str, float]:
         """Return the means.
@@ -77,6 +83,17 @@ class FunctionMetric:
         total = value.double().sum() if value.dim() else value.double() * size
         self._totals[name] = self._totals.get(name, 0.0) + total
         self._counts[name] = self._counts.get(name, 0) + size
+
+    def _check_names(self, names: list[str]) -> None:
+        self._names = self._names or names
+        changes = [f"'{name}' is new" for name in names if name not in self._names]
+        changes += [f"'{name}' is missing" for name in self._names if name not in names]
+        if changes:
+            raise WrongResultError(
+                f"other names than for its first batch: {', '.join(changes[:MAX_NAMED])}",
+                "the same names for every batch",
+                "Return a value for each name every time.",
+            )
 
     def _call(self, given: Mapping[str, Any]) -> Call:
         return Call(self._key, self._function, given, _EXPECTED, "Correct the function.")

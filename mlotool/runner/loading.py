@@ -1,7 +1,9 @@
 """Finished runs: their modules, and their metrics on any split."""
 
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,17 @@ from torch import nn
 
 from mlotool.config import Built, build, load_run_config, trust_all
 from mlotool.config.objective import is_wrong_way_round, known_direction
-from mlotool.core.errors import ConfigError
+from mlotool.core.arguments import require, require_path, require_texts
+from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import user_code
 from mlotool.runner.checkpoint import load_program
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.module_size import check_module_sizes
+
+_SHAPES = re.compile(r"size mismatch for ([\w.]+): [^\[]*(\[[^\]]*\])[^\[]*(\[[^\]]*\])")
+"""In torch's words."""
 
 
 def load(
@@ -44,7 +50,8 @@ def load(
 
         classifier = mlotool.load("outputs/mwn/2026-01-31_12-00-00", "classifier")
     """
-    built, _ = _rebuild(run_dir, checkpoint, trust, overrides)
+    require(isinstance(problem, str), "load.problem", problem, "one problem's name", "Load one after the other.")
+    built, _ = _rebuild("load", run_dir, checkpoint, trust, overrides)
     problems = built.program.problems
     if problem not in problems:
         raise ConfigError(
@@ -76,7 +83,8 @@ def evaluate(
             says what only the user may.
         CheckpointError: the checkpoint cannot be read, or does not fit config.yaml.
     """
-    built, config = _rebuild(run_dir, checkpoint, trust, overrides)
+    require(isinstance(split, str), "evaluate.split", split, "one split's name", "Evaluate one after the other.")
+    built, config = _rebuild("evaluate", run_dir, checkpoint, trust, overrides)
     evaluator = make_evaluator(config, built)
     if evaluator is None:
         raise ConfigError(
@@ -114,16 +122,40 @@ def _warn_of_best(run_dir: Path | str, checkpoint: str, config: Any) -> None:
         )
 
 
-def _rebuild(run_dir: Path | str, checkpoint: str, trust: Sequence[str], overrides: Sequence[str]) -> tuple[Built, Any]:
+def _rebuild(
+    caller: str, run_dir: Path | str, checkpoint: str, trust: Sequence[str], overrides: Sequence[str]
+) -> tuple[Built, Any]:
+    require_path(f"{caller}.run_dir", run_dir)
+    require(isinstance(checkpoint, str), f"{caller}.checkpoint", checkpoint, "'best' or 'last'")
+    require_texts(f"{caller}.trust", trust, "mymodels")
+    require_texts(f"{caller}.overrides", overrides, "data.root=/data")
     trust_all(trust)
     # The checkpoint first: without one there is no need to build anything.
     path = RunFolder(Path(run_dir)).find_checkpoint(checkpoint)
     config = load_run_config(Path(run_dir), overrides)
     if is_wrong_way_round(config):
         _warn_of_best(run_dir, checkpoint, config)
-        # It is read here, and judged no more.
-        config.objective_mode = None
+    # It has chosen the checkpoint, and nothing more: the metrics may be others than in the run.
+    config.objective = config.objective_mode = None
     check_module_sizes(config, path)
     built = build(config)
-    load_program(built.program, path)
+    with _overrides_told(overrides, path):
+        load_program(built.program, path)
     return built, config
+
+
+@contextmanager
+def _overrides_told(overrides: Sequence[str], path: Path) -> Iterator[None]:
+    """Put it down to the user's overrides where a checkpoint does not fit what they have changed."""
+    try:
+        yield
+    except CheckpointError as error:
+        changes = [word for word in overrides if word.startswith(("problems.", "data."))]
+        if not changes or error.__cause__ is None:
+            raise
+        shapes = _SHAPES.search(str(error.__cause__))
+        what = "{}: {} there, and {} with it".format(*shapes.groups()) if shapes else "other parameters"
+        raise ConfigError(
+            f"found the override {' '.join(changes)}, with which the problems do not fit {path} ({what}); expected "
+            "overrides that leave all parameters in their shapes. Leave it out, or run the recipe again with it."
+        ) from error

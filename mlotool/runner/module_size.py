@@ -38,7 +38,8 @@ def check_module_sizes(config: Any, checkpoint: Path) -> None:
         except _TooLargeError as found:
             raise ConfigError(
                 f"problems.{name}.module: found {found}, while {checkpoint} has {num_bytes} bytes in all; expected the "
-                "module that the checkpoint was written of. Put the run's own config.yaml back."
+                "module that the checkpoint was written of. Put the run's own config.yaml back, and leave out "
+                "overrides of the module."
             ) from None
         # Whatever a module does that tensors without values do not allow.
         except Exception:

@@ -257,10 +257,12 @@ class ProgramModule(LightningModule):
         # Several ranks look at the clock where they flush, together.
         last = self._last_checkpoint if self.ranks.size == 1 else None
         due_at = float("inf") if last is None else last.due_at
+        interrupt.is_in_tick = True
         for _ in range(end - self.schedule.num_ticks):
             keep(tick())
             if interrupt.seen() or now() >= due_at:
                 break
+        interrupt.is_in_tick = False
 
     def _run_chunk(self, end: int) -> None:
         while self.schedule.num_ticks < end:

@@ -24,6 +24,7 @@ from mlotool.layerparallel import MultigridResidual
 from mlotool.program import Problem, Program
 from mlotool.program.share import Share
 from mlotool.runner.evaluation import Evaluator
+from mlotool.runner.finiteness import check_start
 from mlotool.runner.modules import check_scheduler
 from mlotool.runner.objective import Objective
 from mlotool.runner.random_state import random_state, restore_random_state
@@ -53,6 +54,8 @@ def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str
     for name, problem in problems.items():
         check_scheduler(problem, objective)
         program.start(name)
+        if _can_rehearse(problem):
+            check_start(name, problem)
     with user_code(ConfigError):
         batches = {name: None if each.stream is None else each.stream.peek() for name, each in problems.items()}
         # What the samples have drawn stays drawn: the batches will be used.

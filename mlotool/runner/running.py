@@ -11,8 +11,9 @@ from typing import Any
 from pytorch_lightning import seed_everything
 
 from mlotool.config import Origin, build, check, finish_provenance, note_resume
-from mlotool.config.composition import origin_of
+from mlotool.config.composition import check_composed, origin_of
 from mlotool.config.length import read_summary
+from mlotool.core.arguments import require, require_path
 from mlotool.core.errors import ConfigError, Interrupted, RunError, RunFileError, WriteError
 from mlotool.core.interface import is_command_line
 from mlotool.core.terminable import terminable
@@ -84,6 +85,13 @@ def run(
         result = mlotool.run(mlotool.compose("mwn", ["runner.max_ticks=100"]))
         result.metrics["val/accuracy"]
     """
+    check_composed(config)
+    require_path("run.output_dir", output_dir, "a path or null")
+    require(isinstance(origin, Origin | None), "run.origin", origin, "an Origin, or null", "Leave it out.")
+    for name, function in {"watch": watch, "when_created": when_created}.items():
+        require(function is None or callable(function), f"run.{name}", function, "a function, or null", "Leave it out.")
+    if resume != "":
+        require_path("run.resume", resume, "'auto', a run folder, a checkpoint in one or null", "auto")
     runner, world = config.runner, World.find(os.environ)
     origin = origin or origin_of(config) or Origin("mlotool.run", (), None)
     resume = config.get("resume") if resume is None else resume

@@ -42,7 +42,7 @@ def serve(folder: Path) -> int:
             )
         except KeyboardInterrupt as interrupted:
             return interrupted.exit_code if isinstance(interrupted, Interrupted) else INTERRUPTED[0]
-        except Exception as error:
+        except BaseException as error:
             launch.note_failure(rank, error, traceback.format_exc())
             return error.exit_code if isinstance(error, MlotoolError) else 1
     if rank == 0:

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,6 +85,8 @@ def untracked_past() -> Iterator[None]:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SECONDS_OF_BURST = 2.0
+"""A SIGTERM that comes so soon after the first signal is the same request: clusters send several."""
 
 
 class Interrupt:
@@ -91,13 +94,15 @@ class Interrupt:
 
     Attributes:
         requested: whether to stop after the tick at hand.
+        is_in_tick: whether there is one, which may take for ever.
         exit_code: by the shells' custom, 128 and the signal.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = self.is_in_tick = False
         self.exit_code = 128 + signal.SIGINT
         self._is_listening = False
+        self._requested_at = float("inf")
 
     def listen(self) -> None:
         """Take the signals, where `graceful_interrupt` is open; again once Lightning has put a handler before it."""
@@ -120,10 +125,14 @@ class Interrupt:
 
     def _request(self, signum: int, frame: FrameType | None) -> None:
         # Clusters send SIGTERM several times; who presses Ctrl-C twice means it.
-        if self.requested and signum == signal.SIGINT:
+        if self.requested and (signum == signal.SIGINT or self._is_stuck()):
             raise KeyboardInterrupt
         if not self.requested:
-            self.requested, self.exit_code = True, 128 + signum
+            self.requested, self.exit_code, self._requested_at = True, 128 + signum, time.monotonic()
+
+    def _is_stuck(self) -> bool:
+        # Not while a checkpoint is written: it is what the first SIGTERM asked for.
+        return self.is_in_tick and time.monotonic() - self._requested_at > SECONDS_OF_BURST
 
     def seen(self) -> bool:
         """Say whether to stop after the tick at hand."""
@@ -136,7 +145,9 @@ class Interrupt:
 
 @contextmanager
 def graceful_interrupt(interrupt: Interrupt) -> Iterator[None]:
-    """Let the first Ctrl-C or SIGTERM ask for a stop after the tick at hand, and a second Ctrl-C stop at once.
+    """Let the first Ctrl-C or SIGTERM ask for a stop after the tick at hand, and a second one stop at once.
+
+    A second SIGTERM does so only where that tick goes on for longer than a cluster's signals are apart.
 
     Lightning's own way exits the process and leaves Ctrl-C disabled.
     """

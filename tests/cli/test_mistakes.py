@@ -95,6 +95,15 @@ def test_an_odd_environment_changes_nothing(tmp_path: Path, name: str) -> None:
     assert "not foreseen" not in done.stderr
 
 
+def test_a_thread_that_a_package_leaves_does_not_keep_the_command_alive(folder: Path) -> None:
+    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), name='beat').start()\n"
+    (folder / "mypackage/__init__.py").write_text(source)
+    done = _process(folder, "validate", "mine.yaml", "--trust", "mypackage", "--targets")
+    assert done.returncode == 0, done.stderr
+    assert "is valid" in done.stdout
+    assert "the threads 'beat', which mlotool did not start" in done.stderr
+
+
 @pytest.mark.parametrize(("closing", "code"), [(">&-", 0), ("2>&- >/dev/null", 0), ("> /dev/full", 1), ("| true", 0)])
 def test_output_that_goes_nowhere(tmp_path: Path, closing: str, code: int) -> None:
     command = f"{sys.executable} -m mlotool list {closing}"
@@ -102,6 +111,26 @@ def test_output_that_goes_nowhere(tmp_path: Path, closing: str, code: int) -> No
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert "not foreseen" not in done.stderr
+
+
+def test_overrides_with_which_a_checkpoint_does_not_fit_are_told(call: Call, tmp_path: Path) -> None:
+    code, _, err = call(
+        "run", "plain", "runner.max_ticks=1", "logger=csv", "runner.report=false", "evaluate.splits.val=1"
+    )
+    assert code == 0, err
+    [run] = (tmp_path / "outputs" / "plain").iterdir()
+    hidden = "problems.classifier.module.hidden"
+    for value, expected in {
+        "8": f"'{hidden}=8'; expected a list of plain values",
+        "[8]": f"found the override {hidden}=[8], with which the problems do not fit",
+        "[90000,90000]": "leave out overrides of the module",
+    }.items():
+        code, _, err = call("evaluate", str(run), "--split", "val", f"{hidden}={value}")
+        assert code == 2
+        assert expected in err
+    code, out, err = call("evaluate", str(run), "--split", "val", "evaluate.metrics=[f1]")
+    assert code == 0, err
+    assert out.startswith("val/f1 ")
 
 
 def test_a_working_folder_that_is_gone(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

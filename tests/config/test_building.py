@@ -141,7 +141,7 @@ def test_limited_data_is_spread_over_the_whole(has_batches: bool) -> None:
             return indices, seed
 
     dataset = limited(Batches() if has_batches else Numbers(), 5)
-    assert [dataset[index] for index in range(len(dataset))] == [0, 2, 4, 6, 8]
+    assert [dataset[index] for index in range(len(dataset))] == [0, 3, 4, 7, 8]
     assert hasattr(dataset, "__getitems__") is has_batches
     if has_batches:
         assert dataset.__getitems__(torch.tensor([4, 0]), seed=3) == ([8, 0], 3)
@@ -149,6 +149,16 @@ def test_limited_data_is_spread_over_the_whole(has_batches: bool) -> None:
     with pytest.raises(IndexError):
         dataset[5]
     assert len(limited(dataset, 99)) == 5
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 10, 20])
+@pytest.mark.parametrize("size", [200, 1000, 1001, 2000])
+def test_limited_data_keeps_all_classes_where_labels_alternate(size: int, period: int) -> None:
+    limit = 100
+    dataset = limited([index % period for index in range(size)], limit)
+    counts = [list(dataset).count(label) for label in range(period)]
+    assert sum(counts) == limit
+    assert min(counts) >= limit // period // 2
 
 
 def test_an_optimizer_gets_tuples_and_parameters() -> None:

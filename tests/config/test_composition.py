@@ -122,7 +122,7 @@ def test_a_run_folder_gives_its_config_back(folder: Path) -> None:
     ("recipe", "overrides"), [(3, []), ("mwn", "seed=1"), ("mwn", None), ("mwn", [1]), ("mwn", {"seed": 1})]
 )
 def test_what_is_no_recipe_or_no_list_of_overrides_is_told(recipe: Any, overrides: Any) -> None:
-    with pytest.raises(ConfigError, match=r"compose: found .*; expected a"):
+    with pytest.raises(ConfigError, match=r"compose\.(recipe|overrides): found .*; expected a"):
         compose(recipe, overrides)
 
 

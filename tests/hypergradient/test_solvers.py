@@ -487,6 +487,7 @@ def test_a_product_that_becomes_non_finite_leaves_the_best_vector_so_far() -> No
         (NormalEquationConjugateGradient, {"tolerance": math.nan}, "tolerance=nan"),
         (NormalEquationConjugateGradient, {"damping": -1.0}, "damping=-1.0"),
         (Nystrom, {"rank": 0}, "found rank=0"),
+        (Nystrom, {"rank": 10**6}, "found rank=1000000"),
         (Nystrom, {"rho": 0.0}, "rho=0.0"),
         (Nystrom, {"seed": -1}, "seed=-1"),
         (KFAC, {"kind": "ekfca"}, "found kind='ekfca'.*Did you mean 'ekfac'"),
@@ -654,3 +655,12 @@ def test_exact_refuses_large_problems() -> None:
     with pytest.raises(ConfigError, match=r"problem of 13 parameters.*expected at most max_parameters=12.*Use "):
         solve(Exact(max_parameters=12), torch.eye(SIZE, dtype=torch.float64), rand(SIZE))
     assert solve(Exact(max_parameters=13), torch.eye(SIZE, dtype=torch.float64), rand(SIZE)).status is Status.CONVERGED
+
+
+def test_nystrom_refuses_columns_that_no_memory_holds() -> None:
+    def never(vector: Vector) -> Vector:
+        raise AssertionError("nothing is computed")
+
+    vector = [torch.zeros(()).expand(10**9)]
+    with pytest.raises(ConfigError, match=r"rank: found 10000 for a problem of 1000000000 parameters.*Lower"):
+        Nystrom(rank=10_000).solve(never, vector)

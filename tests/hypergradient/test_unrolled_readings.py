@@ -16,7 +16,7 @@ from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit
 from mlotool.hypergradient.unrolled import step_gradients
 from mlotool.hypergradient.vector import leaves
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
-from mlotool.program.differentiation import LowerProblem, LowerView, Vector
+from mlotool.program.differentiation import LowerView, Vector
 from tests.hypergradient.test_unrolled import by_differences, flat
 from tests.program.small import assert_identical, numbers, parameters, samples
 from tests.programs import Point, newton

@@ -80,7 +80,7 @@ def test_a_name_instead_of_a_list(key: str) -> None:
     [
         ([("a", "b")], r": found \[\('a', 'b'\)\]; expected lists of problems by problem. Write .*: {a: \[b\]}"),
         ("a", ": found 'a'; expected lists of problems by problem"),
-        ({"a": 3}, r".a: found 3; expected a list of problems. Write .*.a: \[3\]"),
+        ({"a": 3}, r".a: found 3; expected a list of problems' names. Write .*.a: \[<name>\]"),
     ],
 )
 def test_edges_of_another_type(key: str, edges: Any, match: str) -> None:

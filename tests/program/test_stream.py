@@ -105,9 +105,16 @@ def test_a_batch_larger_than_the_data_set_is_the_whole_of_it(drop_last: bool) ->
     assert stream.state_dict() == {"epoch": 4, "batches_consumed": 1}
 
 
-@pytest.mark.parametrize(("batch_size", "size"), [(0, 3), (-1, 3), (2, 0)])
-def test_nothing_to_deliver_is_an_error(batch_size: int, size: int) -> None:
-    with pytest.raises(ValueError, match=f"batch_size={batch_size} and a dataset of {size} samples; expected"):
+@pytest.mark.parametrize(
+    ("batch_size", "size", "said"),
+    [
+        (0, 3, "stream.batch_size: found 0; expected a whole number of at least 1"),
+        (-1, 3, "stream.batch_size: found -1; expected a whole number of at least 1"),
+        (2, 0, "stream.dataset: found a Whole of length 0; expected at least one sample"),
+    ],
+)
+def test_nothing_to_deliver_is_an_error(batch_size: int, size: int, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
         Stream(Whole(size), batch_size)
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from mlotool.report.sweep_page import mean_text
+from mlotool.report.sweep_page import mean_text, write_sweep_page
 from mlotool.report.sweep_settings import compare, is_seed, seeds
 from tests.report.sweep_folders import write_begun, write_job, write_plan
 
@@ -53,6 +53,33 @@ def test_several_kinds_of_seed_are_samples_too(tmp_path: Path) -> None:
         words = (f"seed={job % 2}", f"data.seed={job // 2 % 2}", f"lr={job // 4}")
         write_job(tmp_path / str(job), *words, value=float(job))
     assert [len(each.values) for each in compare(tmp_path).settings] == [4, 4]
+
+
+def test_a_job_that_repeats_a_setting_and_a_seed_is_no_further_sample(tmp_path: Path) -> None:
+    for job, (rate, seed, value) in enumerate(
+        [("0.1", 0, 1.0), ("0.1", 1, 2.0), ("0.1", 1, 2.0), ("1", 0, 3.0), ("1", 0, 3.0), ("0.1", 1, None)]
+    ):
+        status = "failed" if value is None else "finished"
+        write_job(tmp_path / str(job), f"a.lr={rate}", f"seed={seed}", status=status, value=value)
+    found = compare(tmp_path)
+    first, second = found.settings
+    assert (first.values, first.mean, first.standard_error) == ((1.0, 2.0), 1.5, pytest.approx(0.5))
+    assert (seeds(first), first.jobs) == ("2 seeds", "0, 2")
+    assert (second.values, second.standard_error, seeds(second)) == ((3.0,), None, "1 seed")
+    assert len(found.rows) == 6
+    assert found.notes == [
+        "3 jobs have the same setting and the same seed as another job and are not counted: 1, 3, 5."
+    ]
+    assert "not counted: 1, 3, 5" in write_sweep_page(tmp_path, found).read_text()
+
+
+def test_a_setting_that_was_drawn_twice_has_no_seeds(tmp_path: Path) -> None:
+    for job, rate in enumerate(["0.1", "1", "0.1"]):
+        write_job(tmp_path / str(job), f"a.lr={rate}", value=float(job))
+    found = compare(tmp_path)
+    assert not found.has_seeds
+    assert [each.jobs for each in found.settings] == ["2", "1"]
+    assert found.notes == ["Job 0 has the same setting and the same seed as another job and is not counted."]
 
 
 def test_a_sweep_over_the_seed_alone_has_no_best(tmp_path: Path) -> None:

@@ -39,6 +39,15 @@ def test_wrong_names(tiny_run: Run) -> None:
         evaluate(run_dir, "tests", "last")
 
 
+def test_an_override_replaces_a_list_whole(tiny_run: Run) -> None:
+    run_dir = tiny_run().output_dir
+    assert set(evaluate(run_dir, "test", overrides=["evaluate.metrics=[f1]"])) == {"test/f1"}
+    with pytest.raises(
+        ConfigError, match=r"'evaluate\.metrics=f1'; expected a list of plain values, since .* has .*acc"
+    ):
+        evaluate(run_dir, "test", overrides=["evaluate.metrics=f1"])
+
+
 def test_it_says_why_there_is_no_checkpoint(tiny_run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no folder 'nowhere'; expected that of a run"):
         load("nowhere", "classifier")

@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from mlotool.core.errors import ConfigError
+from mlotool.runner import surroundings
 from mlotool.runner.folder import RunFolder, make_output_dir, plain
 from mlotool.runner.surroundings import Interrupt, graceful_interrupt, quiet_lightning, torch_settings
 
@@ -41,6 +42,22 @@ def test_the_second_ctrl_c_stops_at_once() -> None:
         assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_sigterm_ends_a_tick_unless_it_is_one_of_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt = Interrupt()
+    with graceful_interrupt(interrupt):
+        interrupt.is_in_tick = True
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupt.requested
+        monkeypatch.setattr(surroundings, "SECONDS_OF_BURST", -1.0)
+        interrupt.is_in_tick = False
+        os.kill(os.getpid(), signal.SIGTERM)
+        interrupt.is_in_tick = True
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert interrupt.exit_code == 143
 
 
 def test_a_config_becomes_plain_with_its_interpolations_resolved() -> None:

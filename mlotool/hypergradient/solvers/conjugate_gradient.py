@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.numbers import (
@@ -20,6 +21,7 @@ from mlotool.hypergradient.solvers.numbers import (
     measured,
     negated,
     root,
+    size_of,
     where,
 )
 from mlotool.hypergradient.solvers.progress import Progress, begin, relative
@@ -71,8 +73,8 @@ class ConjugateGradient(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.max_iterations, int) and self.max_iterations >= 1
-        if not whole or not self.tolerance >= 0 or not self.damping >= 0:
+        require_fields("hypergradient.solver", self, names_class=True)
+        if self.max_iterations < 1 or not self.tolerance >= 0 or not self.damping >= 0:
             raise ConfigError(
                 f"ConjugateGradient: found max_iterations={self.max_iterations}, tolerance={self.tolerance}, "
                 f"damping={self.damping}; expected a whole max_iterations >= 1, tolerance >= 0 and damping >= 0. "
@@ -117,16 +119,16 @@ class ConjugateGradient(AbstractSolver):
             product = damped(direction)
             num_products += 1
             curvature = inner(direction, product)
-            largest = larger(largest, divided(abs(curvature), length))
+            largest = larger(largest, divided(size_of(curvature), length))
             has_ended = progress.end(negated(is_finite(curvature)), Status.NON_FINITE)
             # Below eps it is rounding, whatever its sign.
-            has_ended = has_ended | progress.end(abs(curvature) <= eps * length * largest, Status.SINGULAR)
+            has_ended = has_ended | progress.end(size_of(curvature) <= eps * length * largest, Status.SINGULAR)
             has_ended = has_ended | progress.end(curvature < 0, Status.NEGATIVE_CURVATURE)
             is_first = has_ended & negated(is_warm) & (number == 0)
             has_failed = has_failed | (has_ended & negated(is_first))
             if holds_anywhere(is_first):
                 # The first direction is v itself: the step that its curvature's size allows, which has the scale of H.
-                factor = where(is_first & (curvature < 0), divided(size, abs(curvature)), 1.0)
+                factor = where(is_first & (curvature < 0), divided(size, size_of(curvature)), 1.0)
                 solution = choose(is_first, scaled(vector, factor), solution)
                 residual = choose(is_first, add(residual, product, -factor), residual)
                 squared = inner(residual, residual)

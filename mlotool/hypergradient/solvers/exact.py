@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress
@@ -45,6 +46,7 @@ class Exact(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
+        require_fields("hypergradient.solver", self, names_class=True)
         if not self.damping >= 0 or self.max_parameters < 1:
             raise ConfigError(
                 f"Exact: found damping={self.damping}, max_parameters={self.max_parameters}; expected damping >= 0 and "

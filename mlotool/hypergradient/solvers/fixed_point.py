@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.numbers import (
@@ -67,8 +68,8 @@ class FixedPoint(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.num_iterations, int) and self.num_iterations >= 1
-        if not whole or not self.step_size > 0 or not self.tolerance >= 0:
+        require_fields("hypergradient.solver", self, names_class=True)
+        if self.num_iterations < 1 or not self.step_size > 0 or not self.tolerance >= 0:
             raise ConfigError(
                 f"FixedPoint: found num_iterations={self.num_iterations}, step_size={self.step_size}, "
                 f"tolerance={self.tolerance}; expected a whole num_iterations >= 1, step_size > 0 and tolerance >= 0. "

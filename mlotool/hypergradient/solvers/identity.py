@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.vector import scaled
@@ -32,6 +33,7 @@ class Identity(AbstractSolver):
     needs_products: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        require_fields("hypergradient.solver", self, names_class=True)
         if not self.step_size > 0:
             raise ConfigError(
                 f"Identity: found step_size={self.step_size}; expected step_size > 0. "

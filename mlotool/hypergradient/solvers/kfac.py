@@ -5,14 +5,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.vector import norm, scaled, vector_jacobian
@@ -65,13 +65,7 @@ class KFAC(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        for key in ("kind", "loss"):
-            value, choices = getattr(self, key), get_args(self.__annotations__[key])
-            if value not in choices:
-                raise ConfigError(
-                    f"KFAC: found {key}={value!r}; expected one of {', '.join(choices)}."
-                    f"{did_you_mean(str(value), choices)} Correct hypergradient.solver.{key}."
-                )
+        require_fields("hypergradient.solver", self, names_class=True)
         if not self.damping > 0:
             raise ConfigError(
                 f"KFAC: found damping={self.damping}; expected damping > 0, since G may be singular. "

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.numbers import holds_anywhere, is_finite, measured, negated
@@ -49,7 +50,8 @@ class Neumann(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        if not isinstance(self.num_terms, int) or self.num_terms < 1 or not self.step_size > 0:
+        require_fields("hypergradient.solver", self, names_class=True)
+        if self.num_terms < 1 or not self.step_size > 0:
             raise ConfigError(
                 f"Neumann: found num_terms={self.num_terms}, step_size={self.step_size}; expected a whole num_terms "
                 ">= 1 and step_size > 0. Correct hypergradient.solver."

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.numbers import (
@@ -63,8 +64,8 @@ class NormalEquationConjugateGradient(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.max_iterations, int) and self.max_iterations >= 1
-        if not whole or not self.tolerance >= 0 or not self.damping >= 0:
+        require_fields("hypergradient.solver", self, names_class=True)
+        if self.max_iterations < 1 or not self.tolerance >= 0 or not self.damping >= 0:
             raise ConfigError(
                 f"NormalEquationConjugateGradient: found max_iterations={self.max_iterations}, "
                 f"tolerance={self.tolerance}, damping={self.damping}; expected a whole max_iterations >= 1, "

@@ -44,6 +44,11 @@ def larger(a: Number, b: Number) -> Number:
     return a if a > b or math.isnan(a) else b
 
 
+def size_of(a: Number) -> Number:
+    """Return the absolute value."""
+    return a.abs() if isinstance(a, Tensor) else abs(a)
+
+
 def root(a: Number) -> Number:
     """Return the square root; NaN of a negative number."""
     if isinstance(a, Tensor):

@@ -8,12 +8,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
+from mlotool.core.memory import memory_of
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress, norms, relative
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.program.differentiation import LowerView, Vector
 
+MAX_RANK = 10_000
 _RETURNED = "v is divided by rho along all that the columns of H do not show, which may be far too long."
 
 
@@ -59,11 +62,12 @@ class Nystrom(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.rank, int) and self.rank >= 1 and isinstance(self.seed, int) and self.seed >= 0
-        if not whole or not self.rho > 0:
+        require_fields("hypergradient.solver", self, names_class=True)
+        has_rank = isinstance(self.rank, int) and 1 <= self.rank <= MAX_RANK
+        if not (has_rank and isinstance(self.seed, int) and self.seed >= 0 and self.rho > 0):
             raise ConfigError(
-                f"Nystrom: found rank={self.rank}, rho={self.rho}, seed={self.seed}; expected a whole rank >= 1, "
-                "rho > 0 and a whole seed >= 0. Correct hypergradient.solver."
+                f"Nystrom: found rank={self.rank}, rho={self.rho}, seed={self.seed}; expected a whole rank from 1 "
+                f"to {MAX_RANK}, rho > 0 and a whole seed >= 0. Correct hypergradient.solver."
             )
 
     def solve(
@@ -72,6 +76,7 @@ class Nystrom(AbstractSolver):
         """Return the product of the inverse with `v`."""
         num_tasks = tasks_of(view)
         rows = flatten(vector, num_tasks)
+        _check_memory(self.rank, rows)
         indices = self._draw(rows.shape[1])
         columns = []
         for index in indices:
@@ -113,6 +118,21 @@ class Nystrom(AbstractSolver):
         # Twice: what rounding leaves of v inside would be divided by rho.
         rest = rest - left @ (left.mT @ rest)
         return (left @ (inside / (sigma[..., None] ** 2 + self.rho)) + rest / self.rho)[..., 0]
+
+
+def _check_memory(rank: int, rows: Tensor) -> None:
+    """Refuse columns that the memory does not hold, before hours go by in making them."""
+    num_tasks, size = rows.shape
+    # The columns one by one, and together.
+    needed = 2 * num_tasks * size * min(rank, size) * rows.element_size()
+    room = memory_of(rows.device)
+    if room is not None and needed > room:
+        whose = "" if num_tasks == 1 else f" in each of {num_tasks} tasks"
+        raise ConfigError(
+            f"hypergradient.solver.rank: found {rank} for a problem of {size} parameters{whose}, whose columns take "
+            f"{needed / 2**30:.1f} GiB; expected no more than the {room / 2**30:.1f} GiB of memory here. Lower "
+            "hypergradient.solver.rank, or use hypergradient=cg."
+        )
 
 
 def _factor(sketch: Tensor, indices: list[int]) -> tuple[Tensor, Tensor]:

@@ -64,9 +64,7 @@ class Progress:
         self.running = self.running & ~ended_ones
         return ended_ones
 
-    def result(
-        self, solution: list[torch.Tensor], num_products: int, residuals: Number | None = None
-    ) -> SolveResult:
+    def result(self, solution: list[torch.Tensor], num_products: int, residuals: Number | None = None) -> SolveResult:
         """Return the result.
 
         Args:
@@ -121,5 +119,3 @@ def begin(
     squared, of_zero = (measured(dot(each, each, num_tasks)) for each in (residual, vector))
     helps = squared < of_zero
     return choose(helps, start, zeros(vector)), choose(helps, residual, vector), helps, 1
-
-

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.slots import Places
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.slots import Places
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.equations import Beta
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange

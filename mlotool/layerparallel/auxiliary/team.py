@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.slots import Places
 from mlotool.core.errors import ConfigError
+from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
 from mlotool.layerparallel.auxiliary.lanes import Lanes

@@ -7,8 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.slots import Places
 from mlotool.core.errors import ConfigError
+from mlotool.core.slots import Places
 from mlotool.layerparallel.multigrid.exchange import exchanges, has_ranks
 from mlotool.layerparallel.multigrid.functions import States
 from mlotool.layerparallel.multigrid.grids import make_grids

@@ -44,8 +44,10 @@ def _data(body: str, *says: str) -> Mistake:
     return _code(f"class Mine(Data):\n    {body}", "data._target_=slip.Mine", says=says)
 
 
-def _metric(result: str, *says: str, words: tuple[str, ...] = (), code: int = 2, has_run: bool = False) -> Mistake:
-    source = f"def metric(module, batch):\n    {result}"
+def _metric(
+    result: str, *says: str, words: tuple[str, ...] = (), before: str = "", code: int = 2, has_run: bool = False
+) -> Mistake:
+    source = f"{before}def metric(module, batch):\n    {result}"
     words = ("evaluate.metrics=[accuracy,{_target_: slip.metric}]", *words)
     return _code(source, *words, says=says, code=code, has_run=has_run)
 
@@ -110,6 +112,22 @@ MISTAKES = {
         "whose gradient does not reach the parameters",
         "no copies of them",
     ),
+    "an attribute of a role": _loss(
+        f"model.temperature = 2.0\n    return {CROSS_ENTROPY}",
+        f"slip.loss ({CALLED} 7) failed at {CALLED} 8",
+        "found the attribute 'temperature' set on a role, which takes none",
+    ),
+    "a role that is frozen": _loss(
+        f"for each in model.parameters():\n        each.requires_grad_(False)\n    return {CROSS_ENTROPY}",
+        f"slip.loss ({CALLED} 7) failed at {CALLED} 9",
+        "requires_grad of the parameter 'layer.weight' of 'classifier' is set to False",
+        "Take stop_gradient(role(x))",
+    ),
+    "a role whose parameters are frozen by assignment": _loss(
+        f"for each in model.parameters():\n        each.requires_grad = False\n    return {CROSS_ENTROPY}",
+        f"slip.loss ({CALLED} 7) failed at {CALLED} 9",
+        "requires_grad of the parameter 'layer.weight' of 'classifier' is set to False",
+    ),
     "a role in train mode": _loss(
         f"model.train()\n    return {CROSS_ENTROPY}", "a role has no 'train'; it can be called"
     ),
@@ -164,6 +182,23 @@ MISTAKES = {
         "returned an incorrect number of gradients",
         before=FUNCTION,
     ),
+    "a lazy layer that nothing calls": _code(
+        f"{MINE}def __init__(self):\n        super().__init__()\n        self.spare = nn.LazyLinear(3)",
+        f"{P}module._target_=slip.Mine",
+        says=(f"{P}module: the parameter 'spare.weight' of slip.Mine ({CALLED} 7) has no shape yet", "or remove it"),
+        code=1,
+        has_run=True,
+    ),
+    "a parameter that begins as nan": _module(
+        "def __init__(self):\n        super().__init__()\n        self.spare = nn.Parameter(torch.full((3,), torch.nan))",
+        f"{P}module: found nan in the parameter 'spare' of slip.Mine ({CALLED} 7) before the first step",
+        "Correct how it begins",
+    ),
+    "a sample that is None": _item(
+        "return None if index == 3 else super().__getitem__(index)",
+        f"making a batch of 16 samples of slip.Items ({CALLED} 7), 1 of which is None, failed",
+        "Expected a sample at every index. Return one wherever __getitem__ ends",
+    ),
     "targets below zero": _item(
         'return {"input": self.inputs[index], "target": -1}', "Target -1 is out of bounds", "A target counts from 0"
     ),
@@ -178,9 +213,74 @@ MISTAKES = {
         'from PIL import Image; return {"input": Image.new("L", (8, 8)), "target": 0}', "PIL", "ToTensor makes one"
     ),
     "texts as inputs": _item('return {"input": "a sentence", "target": 0}', "input: a list of 8: ['a sentence'"),
+    "cancelled at import": _loss(
+        f"return {CROSS_ENTROPY}",
+        "importing 'slip' failed at slip/__init__.py, line 8: CancelledError; expected that it imports",
+        before="import asyncio\nraise asyncio.CancelledError\n",
+    ),
+    "a cancelled loss": _loss(
+        "import asyncio\n    raise asyncio.CancelledError", f"{CALLED} 9, in loss: CancelledError. Expected"
+    ),
+    "a loss that raises GeneratorExit": _loss("raise GeneratorExit", f"{CALLED} 8, in loss: GeneratorExit. Expected"),
+    "a loss that is cancelled later": _loss(
+        f"global calls\n    calls += 1\n    if calls > 2:\n        raise Stop('enough')\n    return {CROSS_ENTROPY}",
+        f"After tick 1: {CALLED} 18, in loss: Stop: enough. Expected",
+        before="calls = 0\n\n\nclass Stop(BaseException):\n    pass\n\n\n",
+        code=1,
+        has_run=True,
+    ),
+    "a module that cannot be built for GeneratorExit": _module(
+        "def __init__(self):\n        raise GeneratorExit",
+        f"{P}module: slip.Mine ({CALLED} 7) failed at",
+        "GeneratorExit",
+    ),
+    "a module that exits": _module(
+        "def __init__(self):\n        import sys; sys.exit(0)", f"{P}module: slip.Mine", "nothing has finished"
+    ),
+    "a split that is cancelled": _data(
+        "def split(self, name):\n        raise GeneratorExit",
+        "data: slip.Mine",
+        "in split: GeneratorExit. It was given",
+    ),
+    "a length that is cancelled": _data(
+        "def split(self, name):\n        class More(Dicts):\n            def __len__(self):\n"
+        "                raise GeneratorExit\n        return More(*samples())",
+        "in __len__: GeneratorExit. Correct __len__",
+    ),
+    "a cancelled sample": _item("raise GeneratorExit", f"{CALLED} 9, in __getitem__: GeneratorExit. Expected"),
+    "a cancelled sample of a loading process": _item(
+        "import asyncio; raise asyncio.CancelledError",
+        f"{CALLED} 9, in __getitem__: CancelledError. Expected",
+        words=(f"{P}stream.num_workers=1",),
+    ),
+    "a sample of a loading process that exits": _item(
+        "import sys; sys.exit(3)",
+        f"{CALLED} 9, in __getitem__: SystemExit: 3",
+        "nothing has finished",
+        words=(f"{P}stream.num_workers=1",),
+    ),
+    "a cancelled metric": _metric("raise GeneratorExit", "evaluate.metrics", "in metric: GeneratorExit. It was given"),
+    "a cancelled analysis": _analysis("raise GeneratorExit", "analyses.a", "in analyse: GeneratorExit. Expected"),
+    "a cancelled step": _optimizer(
+        "class Mine(torch.optim.SGD):\n    def step(self, closure=None):\n        raise GeneratorExit",
+        f"After tick 0: {CALLED} 9, in step: GeneratorExit. Expected",
+        code=1,
+        has_run=True,
+    ),
+    "a cancelled scheduler": _code(
+        "class Mine(torch.optim.lr_scheduler.LRScheduler):\n    def get_lr(self):\n        raise GeneratorExit",
+        f"{P}scheduler={{_target_: slip.Mine}}",
+        says=(f"{P}scheduler: slip.Mine", "in get_lr: GeneratorExit"),
+    ),
     "a sample that exits": _item("import sys; sys.exit('no file')", "in __getitem__: SystemExit: no file"),
     "a loading process that ends": _item(
         "import os; os._exit(3)", "A process that loads Items", words=(f"{P}stream.num_workers=1",), code=1
+    ),
+    "a loading process that ends in a dry run": _item(
+        "import os; os._exit(3)",
+        "A process that loads Items",
+        words=(f"{P}stream.num_workers=1", "debug=fast"),
+        code=1,
     ),
     "splits as a text": _data("splits = 'train'", "has splits = 'train'; expected splits (a tuple of names)"),
     "a split without a name": _data(
@@ -197,6 +297,22 @@ MISTAKES = {
         "index = ",
     ),
     "a metric with a slash": _metric('return {"top/1": torch.ones(())}', "the name 'top/1'; expected letters, digits"),
+    "a metric whose names change from batch to batch": _metric(
+        'return {f"batch_{batch[' + "'index'" + '][0]}": torch.ones(())}',
+        "evaluate.metrics[1]: slip.metric",
+        "returned other names than for its first batch: 'batch_16' is new, 'batch_0' is missing",
+        "expected the same names for every batch",
+        code=1,
+        has_run=True,
+    ),
+    "a metric with a name more in the second evaluation": _metric(
+        'calls.append(1); return {"a": torch.ones(())} | ({"b": torch.ones(())} if len(calls) > 4 else {})',
+        "returned other names than for its first batch: 'b' is new; expected",
+        words=("runner.max_ticks=4",),
+        before="calls = []\n\n\n",
+        code=1,
+        has_run=True,
+    ),
     "a complex metric": _metric('return {"a": torch.tensor(1j)}', "complex numbers as 'a'; expected real ones"),
     "an objective that is not a number": _metric(
         'return {"a": torch.tensor(float("nan"))}',

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
+from mlotool.config import compose
 from tests.cli.mistakes.mistake import Mistake
 
 PLAIN = """\
@@ -30,6 +33,19 @@ def _folders(folder: Path) -> None:
     (other / "best.ckpt").write_bytes(b"abc")
 
 
+def _of_run(*words: str, says: tuple[str, ...]) -> Mistake:
+    return Mistake(words, says, 2, {"odd.yaml": PLAIN}, _run_folder)
+
+
+def _run_folder(folder: Path) -> None:
+    """Make what of a run's folder a recipe could be taken for."""
+    (folder / "run").mkdir()
+    config = OmegaConf.to_yaml(compose(str(folder / "odd.yaml")), resolve=True)
+    for path in ("run/config.yaml", "moved.yaml"):
+        (folder / path).write_text(config)
+    (folder / "run" / "provenance.json").write_text("{}")
+
+
 OVERRIDE = "expected key=value"
 MISTAKES = {
     "a bracket that the shell has split": _run("seed=[0,1", says=("'seed=[0,1' (a bracket is not closed)", OVERRIDE)),
@@ -52,12 +68,40 @@ MISTAKES = {
     "--cfg with -m": _run("-m", "seed=0,1", "--cfg", "job", says=("--cfg: not allowed with argument -m",)),
     "--info of nothing": _run("--info", "everything", says=("invalid choice: 'everything'",)),
     "another program's launcher": _run("-m", "hydra/launcher=joblib", says=("found the group 'hydra'",)),
-    "a flag for a group": _run("debug=true", says=("Found a bool as the choice", "debug=fast")),
+    "a flag for a group": _run(
+        "debug=true", says=("debug: found true; expected the name of an option, as in debug=fast",)
+    ),
+    **{
+        f"no {key}": _run(f"{key}=null", says=(f"{key}: found null; expected {expected}",))
+        for key, expected in {
+            "data": "the name of an option, as in data=digits",
+            "hypergradient": "the name of an option, as in hypergradient=finite_difference",
+            "graph": "keys out of upper_to_lower, lower_to_upper. Leave it out where no problem shapes",
+            "problems": "a mapping. Give at least one problem, or choose a recipe",
+            "evaluate.splits": "a mapping. Write splits: {val: 100, test: end}, or evaluate=null",
+            "problems.classifier.stream.split": "a text. Write one, or problems.classifier.stream=null",
+        }.items()
+    },
+    "a name of 300 letters": _run(f"name={'a' * 300}", says=("name: found 300 characters", "expected at most 100")),
+    "a folder of 300 letters": _run(f"hydra.run.dir={'a' * 300}", says=("File name too long", "Shorten it"), code=1),
     "a key of what is null": _run("evaluate=null", "evaluate.batch_size=3", says=("has made null", "Remove the other")),
     "a sweep of nothing": _run("-m", "seed=range(5,0)", says=("seed: found no value in seed=range(5,0)",)),
     "a sweep without end": _run("-m", "seed=range(0,1000000000)", says=("has 1000000000 values; expected at most",)),
+    "a step of zero": _run(
+        "-m", "seed=range(0,3,0)", says=("seed: found the step 0 in seed=range(0,3,0)", "Write seed=range(0,3).")
+    ),
     "a seed twice": _run("-m", "seed=0,0", says=("seed: found 0 twice in seed=0,0", "each once")),
     "a sweep over names": _run("-m", "name=a,b", says=("name: found name=a,b; expected one name",)),
+    "a sweep over workers": _run(
+        "-m", "sweep.workers=1,2", says=("sweep.workers: found sweep.workers=1,2", "Write sweep.workers=<one value>")
+    ),
+    "a sweep over kinds of sweeps": _run("-m", "sweep=grid,optuna", says=("sweep: found sweep=grid,optuna",)),
+    "options for no launcher": _run(
+        "-m",
+        "seed=0,1",
+        "sweep.launcher_options={timeout_min: 3}",
+        says=("sweep.launcher_options: found {'timeout_min': 3} with sweep.launcher=local", "slurm or ray"),
+    ),
     "a tag that is none": _run(
         "-m",
         "sweep=optuna",
@@ -85,6 +129,18 @@ MISTAKES = {
     "resume of another program's run": _run("resume=other", says=("resume: found 'other'",)),
     "a sweep that resumes a folder of no sweep": _run("-m", "seed=0,1", "resume=empty", says=("has no multirun.yaml",)),
     "evaluate of another program's run": _typed("evaluate", "other", "--split", "val", says=("other",)),
+    "the config of a run as a recipe": _of_run(
+        "run", "run/config.yaml", says=("run/config.yaml: found the config of a run", "mlotool run run/recipe.yaml")
+    ),
+    "the config of a run as a choice": _of_run(
+        "run", "+recipe=run/config.yaml", says=("found the config of a run", "the same with resume=run.")
+    ),
+    "the config of a run elsewhere": _of_run(
+        "validate", "moved.yaml", says=("moved.yaml: found the config of a run", "mlotool evaluate FOLDER --split test")
+    ),
+    "the folder of a run as a recipe": _of_run(
+        "run", "run", says=("recipe: found 'run', the folder of a run", "mlotool evaluate run --split test")
+    ),
     "evaluate of a recipe": _typed("evaluate", "plain", "--split", "val", says=("plain",)),
     "evaluate without a split": _typed("evaluate", "other", says=("--split",)),
     "report of another program's run": _typed("report", "other", says=("its config.yaml has no problems",)),

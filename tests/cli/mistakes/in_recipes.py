@@ -49,6 +49,10 @@ def _classifier(line: str, *says: str, code: int = 2, leaves: tuple[str, ...] = 
     return _changed("SGD, lr: 0.01}", f"SGD, lr: 0.01}}\n    {line}", *says, code=code, leaves=leaves)
 
 
+def _with(*words: str, says: tuple[str, ...]) -> Mistake:
+    return Mistake(("run", "odd.yaml", *words), says, files={"odd.yaml": RECIPE})
+
+
 LR, CLASSIFIER = "problems.classifier.optimizer.lr", "problems.classifier."
 MISTAKES = {
     "a rate in percent": _changed("lr: 0.01", "lr: 1%", f"{LR}: found '1%'; expected a number"),
@@ -59,6 +63,15 @@ MISTAKES = {
     "no ticks": _changed("max_ticks: 2", "max_ticks: null", "runner.max_ticks: found null; expected a whole number"),
     "a trillion trillion ticks": _changed(
         "max_ticks: 2", f"max_ticks: 1{'0' * 24}", "runner.max_ticks: found 1000000", "at most 1000000000000"
+    ),
+    "a million columns": _with(
+        "hypergradient=nystrom",
+        "hypergradient.solver.rank=1000000",
+        says=("hypergradient.solver.rank: found 1000000; expected a whole number of at least 1 and at most 10,000",),
+    ),
+    "500 data workers": _with(
+        f"{CLASSIFIER}stream.num_workers=500",
+        says=(f"{CLASSIFIER}stream.num_workers: found 500; expected at most 64", "as each is a process"),
     ),
     "a seed with a leading zero": _added("seed: 010", "found 010 in line 27", "the octal number 8"),
     "a time": _added("seed: 1:30", "found 1:30 in line 27", "to the base 60"),
@@ -135,7 +148,38 @@ MISTAKES = {
     "reset to another kind of module": _classifier(
         "reset_to: reweight", f"{CLASSIFIER}reset_to: found 'reweight'", "'layers.1.weight' is not there", "same module"
     ),
-    "reset to itself": _classifier("reset_to: classifier", f"{CLASSIFIER}reset_to: 'classifier' shapes 'classifier'"),
+    "reset to itself": _classifier(
+        "reset_to: classifier", f"{CLASSIFIER}reset_to: found 'classifier', the problem itself", "Write initial"
+    ),
+    "a rate that the problem itself gives": _changed(
+        "lr: 0.01}",
+        "lr: {problem: classifier}}",
+        f"{LR}: found 'classifier', the problem whose optimizer this is; expected another problem",
+        "graph.upper_to_lower.rate: [classifier]",
+    ),
+    "batches of another problem beside a stream": _classifier(
+        "same_batch_as: reweight",
+        f"{CLASSIFIER}same_batch_as: found 'reweight' beside a stream; expected one of the two",
+        "Write problems.classifier.stream: null",
+    ),
+    "no data": _added("data: null", "data: found null; expected the node", "- override /data: digits"),
+    "no data in the defaults list": _changed(
+        "override /data: digits_noisy", "override /data: null", "~data: found a key removed", "Write data=digits"
+    ),
+    "no hypergradient in the defaults list": _changed(
+        "override /hypergradient: finite_difference",
+        "override /hypergradient: null",
+        "~hypergradient: found a key removed",
+        "Write hypergradient=finite_difference",
+    ),
+    "no splits": _changed(
+        "splits: {val: 2, test: end}",
+        "splits: null",
+        "evaluate.splits: found null; expected a mapping. Write splits: {val: 100, test: end}",
+    ),
+    "a name of 300 letters": _changed(
+        "name: odd", f"name: {'a' * 300}", "name: found 300 characters, 'aaaaaaaaaaaaaaaaaaaa'...; expected at most 100"
+    ),
     "a role of itself": _changed(
         "weigher: reweight}", "weigher: classifier}", "graph.upper_to_lower.reweight: nothing uses the edge"
     ),
@@ -146,7 +190,9 @@ MISTAKES = {
         "128x8 and 1x100",
     ),
     "batches of each other": _classifier(
-        "same_batch_as: classifier", f"{CLASSIFIER}same_batch_as: found 'classifier' beside a stream"
+        "same_batch_as: classifier",
+        f"{CLASSIFIER}same_batch_as: found 'classifier' beside a stream; expected",
+        "Remove same_batch_as",
     ),
     "an upper problem that never steps": _classifier(
         "warmup_steps: 300",

@@ -1,0 +1,193 @@
+"""Arguments of the Python interface that are of another kind than they should be: one message for each. No torch.
+
+The checks stand where objects are made and functions are entered, never where a loss is evaluated.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+from mlotool.core.described import MAX_ITEMS, described, kind_of
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}
+
+
+class Rule(NamedTuple):
+    """What an argument has to be.
+
+    Args:
+        is_right: whether a value is.
+        expected: in words.
+        advice: what to do, whole sentences; "" says to correct it.
+    """
+
+    is_right: Callable[[Any], bool]
+    expected: str
+    advice: str = ""
+
+
+FLAG = Rule(lambda value: isinstance(value, bool), "true or false")
+
+
+def require(is_right: bool, key: str, value: Any, expected: str, advice: str = "") -> None:
+    """Refuse an argument.
+
+    Args:
+        is_right: whether it is as it should be.
+        key: what the argument is called.
+        value: what was given.
+        expected: after "expected".
+        advice: what to do, whole sentences; "" says to correct it.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not is_right:
+        raise ConfigError(f"{key}: found {shown(value)}; expected {expected}. {advice or f'Correct {key}.'}")
+
+
+def require_all(key: str, given: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    """Refuse the first argument that breaks its rule.
+
+    Args:
+        key: of the object that is made.
+        given: its arguments by name.
+        rules: by name.
+    """
+    for name, rule in rules.items():
+        require(rule.is_right(given[name]), f"{key}.{name}", given[name], rule.expected, rule.advice)
+
+
+def at_least(least: int) -> Rule:
+    """Return the rule for a count."""
+    return Rule(lambda value: is_whole(value, least), f"a whole number of at least {least}")
+
+
+def require_fields(key: str, instance: Any, *, names_class: bool = False) -> None:
+    """Refuse an argument of a dataclass that is of another kind than its annotation says.
+
+    Args:
+        key: where the object stands.
+        instance: of the dataclass, whose arguments are annotated with bool, int, float, str, Literal, classes, None.
+        names_class: begin the message with the class, where several may stand at that key.
+
+    Raises:
+        ConfigError: with the first of them.
+    """
+    for each in fields(instance):
+        value = getattr(instance, each.name)
+        if each.init and not _fits(value, each.type):
+            place, found = f"{key}.{each.name}", shown(value)
+            head = f"{type(instance).__name__}: found {each.name}={found}" if names_class else f"{place}: found {found}"
+            hint = did_you_mean(value, _choices(each.type)) if isinstance(value, str) else ""
+            raise ConfigError(f"{head}; expected {_words(each.type)}.{hint} Correct {place}.")
+
+
+def shown(value: Any) -> str:
+    """Return in a few words what was found.
+
+    Example:
+        >>> shown("cg"), shown(dict), shown({"a": 1}), shown(len), shown([1])
+        ("'cg'", 'the class dict', '{a: 1}', 'the function len', '[1]')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return kind_of(value)
+    if isinstance(value, os.PathLike | bytes):
+        return repr(str(value) if isinstance(value, os.PathLike) else value)[:80]
+    if isinstance(value, list | tuple | Mapping):
+        more = ["..."] if len(value) > MAX_ITEMS else []
+        if isinstance(value, Mapping):
+            pairs = list(value.items())[:MAX_ITEMS]
+            return f"{{{', '.join([*(f'{key}: {shown(each)}' for key, each in pairs), *more])}}}"
+        items = ", ".join([*map(shown, value[:MAX_ITEMS]), *more])
+        return f"({items})" if isinstance(value, tuple) else f"[{items}]"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"
+    return described(value)
+
+
+def is_whole(value: Any, least: int | None = None) -> bool:
+    """Say whether a value is a whole number, of at least `least`; True and False are none."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and (least is None or value >= least)
+
+
+def is_number(value: Any) -> bool:
+    """Say whether a value is a number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_path(value: Any) -> bool:
+    """Say whether a value may be a path."""
+    return isinstance(value, str) or (isinstance(value, os.PathLike) and isinstance(os.fspath(value), str))
+
+
+def require_path(key: str, value: Any, expected: str = "a path", example: str = "outputs/...") -> None:
+    """Refuse what is no path, such as the result of a run.
+
+    Args:
+        key: what the argument is called.
+        value: what was given.
+        expected: after "expected"; None is right where it ends with "null".
+        example: of a value.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    name = key.rpartition(".")[2]
+    is_right = (value is None and expected.endswith("null")) or (is_path(value) and os.fspath(value) != "")
+    advice = f"Write {name}='{example}'."
+    if isinstance(getattr(value, "output_dir", None), os.PathLike):
+        advice = "Give its folder: result.output_dir."
+    require(is_right, key, value, expected, advice)
+
+
+def require_texts(key: str, value: Any, example: str) -> None:
+    """Refuse what is no list of texts; a single text is a list of its letters.
+
+    Args:
+        key: what the argument is called.
+        value: what was given.
+        example: one of such texts.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    is_right = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    name, written = key.rpartition(".")[2], value if isinstance(value, str) else example
+    require(is_right, key, value, "a list of texts", f"Write {name}=['{written}'].")
+
+
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    return tuple(each for kind in _kinds(annotation) if get_origin(kind) is Literal for each in get_args(kind))
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    for kind in _kinds(annotation):
+        if get_origin(kind) is Literal:
+            fits = isinstance(value, str) and value in get_args(kind)
+        elif kind in (int, float):
+            fits = is_whole(value) if kind is int else is_number(value)
+        else:
+            fits = isinstance(value, kind)
+        if fits:
+            return True
+    return False
+
+
+def _words(annotation: Any) -> str:
+    return " or ".join(
+        f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else _WORDS.get(kind, f"a {kind}")
+        for kind in _kinds(annotation)
+    )
