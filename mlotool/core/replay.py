@@ -206,11 +206,14 @@ class Replay:
     def _run(self, evaluation: Evaluation) -> Sequence[Tensor] | None:
         """Return None where the evaluation and the recorded constants do not fit."""
         self._rewind()
+        tape = _Tape(self._constants or [])
+        token = _TAPE.set(tape)
         try:
-            with _using(_Tape(self._constants or [])) as tape:
-                result = evaluation()
+            result = evaluation()
         except _MissingConstantsError:
             return None
+        finally:
+            _TAPE.reset(token)
         return result if tape.is_used_up else None
 
     def _rewind(self) -> None:

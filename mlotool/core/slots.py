@@ -56,15 +56,14 @@ class Slots:
 
     def put(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Put one tensor a name into the slots; return what was there, for `put_back`."""
-        found = []
+        found = [holder[attribute] for holder, attribute, _ in self._targets]
         for holder, attribute, position in self._targets:
-            found.append(holder[attribute])
             holder[attribute] = tensors[position]
         return found
 
     def put_back(self, found: Sequence[Any]) -> None:
         """Take back what `put` returned."""
-        for (holder, attribute, _), tensor in zip(self._targets, found, strict=True):
+        for (holder, attribute, _), tensor in zip(self._targets, found):  # noqa: B905 - of one length, and hot
             holder[attribute] = tensor
 
     def buffers(self) -> list[Tensor]:

@@ -21,6 +21,7 @@ class FirstOrder(AbstractHypergradient):
 
     can_push = True
     is_constant = True
+    is_traceable = True
 
     def pullback(self, view: LowerView, inputs: Vector) -> None:
         """Take the current parameters for constants."""

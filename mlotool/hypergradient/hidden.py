@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mlotool.core.replay import LossTraits, RandomState, outside_replay
+from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products import FiniteDifferenceProduct
 from mlotool.hypergradient.vector import apart, leaves, norm
 from mlotool.program.differentiation import LowerView, Vector
@@ -60,7 +61,7 @@ def warn_of_hidden_values(
     """
     # The solutions inside a loss are detached by the program itself.
     traits = view.problem.traits
-    if view.problem.is_nested or traits.has_searched_hidden_values or not bool(norm(direction) > 0):
+    if is_tracing() or view.problem.is_nested or traits.has_searched_hidden_values or not bool(norm(direction) > 0):
         return
     traits.has_searched_hidden_values = True
     share = _hidden_share(view, theta, inputs, wanted, direction, radius, with_hessian)

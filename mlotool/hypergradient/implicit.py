@@ -12,6 +12,7 @@ from torch import Tensor
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
+from mlotool.core.tracing import report
 from mlotool.hypergradient.hidden import warn_of_hidden_values
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
 from mlotool.hypergradient.quality import Quality, assess
@@ -102,6 +103,11 @@ class Implicit(AbstractHypergradient):
         return self.product == "finite_difference"
 
     @property
+    def is_traceable(self) -> bool:  # type: ignore[override]
+        """Unless it begins at the last solution, reports, or has a solver that keeps something."""
+        return self.solver.is_traceable and not self.warm_start and not self.report_every
+
+    @property
     def differentiates_twice(self) -> bool:  # type: ignore[override]
         """Products by reverse mode do; so do solvers that look at the loss themselves."""
         return self.product == "reverse" or self.solver.uses_loss or self.report_every > 0
@@ -153,7 +159,7 @@ class Implicit(AbstractHypergradient):
         """
         found = {}
         if self.last is not None and self.last.residual is not None:
-            found = {"solver_residual": self.last.residual, "solver_products": float(self.last.num_products)}
+            found = {"solver_residual": float(self.last.residual), "solver_products": float(self.last.num_products)}
         if self.quality is not None:
             found |= {"solver_residual": self.quality.residual, "solver_cosine": self.quality.cosine}
         return found
@@ -166,7 +172,7 @@ class Implicit(AbstractHypergradient):
         if self.report_every:
             state["num_pullbacks"] = self.num_pullbacks
         if self.last is not None and self.last.residual is not None:
-            state["last"] = [self.last.status.value, self.last.num_products, self.last.residual]
+            state["last"] = [self.last.status.value, self.last.num_products, float(self.last.residual)]
         if self.quality is not None:
             state["quality"] = [self.quality.residual, self.quality.cosine]
         of_solver = self.solver.state_dict()
@@ -185,6 +191,11 @@ class Implicit(AbstractHypergradient):
         if "solver" in state:
             self.solver.load_state_dict(state["solver"])
 
+    def reported(self, residual: Tensor) -> None:
+        """Take the residual of a replay."""
+        assert self.last is not None
+        self.last = replace(self.last, residual=residual)
+
     def start(self, key: str, vector: Vector) -> list[Tensor] | None:
         """Return the last solution under `key` if it fits `vector`; None to begin at zero."""
         start = self._starts.get(key, [])
@@ -200,6 +211,10 @@ class Implicit(AbstractHypergradient):
     def record(self, problem: str, result: SolveResult) -> None:
         """Keep a solve's result, and warn the first time it failed in this way."""
         self.last = result
+        if isinstance(result.residual, Tensor):
+            # A trace: its replays know the residual, and nothing else changes.
+            self.last = replace(result, solution=[], residual=None)
+            report(self, result.residual)
         failures = self.solver.failures
         if result.status not in failures or (problem, result.status) in self._warned:
             return

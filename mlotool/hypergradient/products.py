@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.replay import RandomState, Replay
+from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.once import check_twice_differentiable
 from mlotool.hypergradient.vector import add, constants, leaves, norm, scaled, slopes, vector_jacobian
 from mlotool.program.differentiation import LowerView, Vector
@@ -217,7 +218,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         radius = default_radius(point, num_tasks) if self._radius is None else self._radius
         tiny = torch.finfo(length.dtype).tiny
         # A zero vector has a zero product: keep 0 * (radius / 0) away.
-        if length.dim() or length.is_cuda:
+        if length.dim() or length.is_cuda or is_tracing():
             return radius / length.clamp_min(tiny), length / (2.0 * radius)
         # A number of the CPU needs no tensors.
         size, reach = float(length), float(radius)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from mlotool.core.replay import RandomState
+from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products import FiniteDifferenceProduct, default_radius
 from mlotool.hypergradient.vector import apart, norm
 from mlotool.program.differentiation import LowerView, Vector
@@ -43,7 +44,7 @@ def warn_of_radius(
     Cost: two cross products, once; fifteen more with the warning. Random numbers go on as if nothing had been.
     """
     traits = view.problem.traits
-    if view.problem.is_nested or traits.has_measured_radius or not bool(norm(direction) > 0):
+    if is_tracing() or view.problem.is_nested or traits.has_measured_radius or not bool(norm(direction) > 0):
         return
     traits.has_measured_radius = True
     used, random = radius or float(default_radius(theta)), RandomState(view.devices)

@@ -8,19 +8,20 @@ import torch
 from torch import Tensor
 
 from mlotool.core.gradient import gradient_of, pulled_back
+from mlotool.core.tracing import decided, is_tracing
 from mlotool.program.differentiation import Vector
 
 
 def add(a: Vector, b: Vector, scale: float | Tensor = 1.0) -> list[Tensor]:
     """Return `a + scale * b`; a tensor scale is 0-D, or one a task."""
-    if isinstance(scale, Tensor) and scale.dim():
+    if isinstance(scale, Tensor) and (scale.dim() or is_tracing()):
         return [x + _on_axis(scale, y).to(y.dtype) * y for x, y in zip(a, b, strict=True)]
     return list(torch._foreach_add(list(a), list(b), alpha=float(scale)))
 
 
 def scaled(a: Vector, factor: float | Tensor) -> list[Tensor]:
     """Return `factor * a`; a tensor factor is 0-D, or one a task."""
-    if isinstance(factor, Tensor) and factor.dim():
+    if isinstance(factor, Tensor) and (factor.dim() or is_tracing()):
         return [_on_axis(factor, x).to(x.dtype) * x for x in a]
     if isinstance(factor, Tensor) and not factor.is_cuda:
         # A 0-D tensor of a wider type would promote 0-D parameters.
@@ -30,8 +31,8 @@ def scaled(a: Vector, factor: float | Tensor) -> list[Tensor]:
 
 def choose(condition: bool | Tensor, a: Vector, b: Vector) -> list[Tensor]:
     """Return `a` where the condition holds, one or one a task, and `b` elsewhere; NaN in the other does not pass."""
-    if not isinstance(condition, Tensor):
-        return list(a if condition else b)
+    if not isinstance(condition, Tensor) or condition.dim() == 0:
+        return list(a if decided(condition) else b)
     return [torch.where(_on_axis(condition, x), x, y) for x, y in zip(a, b, strict=True)]
 
 

@@ -11,7 +11,8 @@ from mlotool.program.loss_plan import LossPlan, Values
 from mlotool.program.problem import Problem
 
 if TYPE_CHECKING:
-    from mlotool.program.solution_plan import Moment, SolutionPlan
+    from mlotool.program.moment import Moment
+    from mlotool.program.solution_plan import SolutionPlan
 
 
 class Engine:

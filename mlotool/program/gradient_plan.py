@@ -18,8 +18,10 @@ from mlotool.core.gradient import gradient_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.program.differentiation import Connected, Pullback
 from mlotool.program.engine import Engine
-from mlotool.program.loss_plan import Values
-from mlotool.program.solution_plan import Moment, SolutionPlan
+from mlotool.program.loss_plan import Tensors, Values
+from mlotool.program.moment import Moment
+from mlotool.program.problem import Problem
+from mlotool.program.solution_plan import SolutionPlan
 
 Gradient = list[Tensor | None]
 """One tensor a parameter; None where nothing depends on it."""
@@ -86,17 +88,17 @@ class GradientPlan:
             moment: what is read beside.
         """
         values, taken = self._with_solutions(batch, moment)
-        return self._swept(self._loss(values, batch).loss, taken)
+        return self._swept(self._loss(values, batch).loss, values, taken)
 
     def live(self, batch: Any, moment: Moment) -> tuple[LossOutput, Gradient]:
         """Return the loss of a training step and its gradient: the problem's own buffers move."""
         values, taken = self._with_solutions(batch, moment)
         output = self._loss.live(values, batch)
-        return output, self._swept(output.loss, taken)
+        return output, self._swept(output.loss, values, taken)
 
     def _with_solutions(self, batch: Any, moment: Moment) -> tuple[Values, list[_Taken]]:
-        values = self._engine.nothing()
-        values[self._number] = self.problem.own
+        values = moment.values(len(self._engine.problems))
+        values[self._number] = _leaves(self.problem, values[self._number])
         taken: list[_Taken] = []
         if not self._steps:
             return values, taken
@@ -116,11 +118,12 @@ class GradientPlan:
                 taken.append(_Taken(step, inputs, pullback, leaves))
         return values, taken
 
-    def _swept(self, loss: Tensor, taken: Sequence[_Taken]) -> Gradient:
-        problem, scale = self.problem, self.problem.loss_scale
+    def _swept(self, loss: Tensor, values: Values, taken: Sequence[_Taken]) -> Gradient:
+        problem, theta, scale = self.problem, values[self._number], self.problem.loss_scale
+        assert theta is not None
         if not loss.requires_grad:
             raise ConfigError(_NO_GRADIENT.format(name=problem.name))
-        sources: list[Tensor] = [*problem.own]
+        sources: list[Tensor] = [*theta]
         for each in taken:
             sources += each.leaves
         scaled = loss if scale is None else loss * scale.value
@@ -130,7 +133,7 @@ class GradientPlan:
             found = scale.unscaled(found)
         if not taken:
             return found
-        begin = len(problem.own)
+        begin = len(theta)
         cotangents: dict[int, Gradient] = {self._number: found[:begin]}
         for each in taken:
             end = begin + len(each.leaves)
@@ -155,6 +158,11 @@ class GradientPlan:
             parts = found[begin : begin + count]
             cotangents[number] = [b if a is None else a + b for a, b in zip(before, parts, strict=True)]
             begin += count
+
+
+def _leaves(problem: Problem, constants: Tensors | None) -> Tensors:
+    """Return what the gradient is taken with respect to: the parameters themselves, or others in their place."""
+    return problem.own if constants is None else [tensor.detach().requires_grad_() for tensor in constants]
 
 
 _NO_GRADIENT = (

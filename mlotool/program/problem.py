@@ -264,6 +264,7 @@ class Problem:
     def _bind(self) -> None:
         self.own = tuple(self.theta.values())
         self.slots = Slots(self.module, tuple(self.theta))
+        self.submodules = tuple(self.module.modules())
         self.player: Player
         if self.shards is None:
             self.player = WholePlayer(self.module, self.own, self.slots, self.compiled, self.parallel)

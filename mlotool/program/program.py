@@ -17,14 +17,16 @@ from mlotool.program.arguments import check_program
 from mlotool.program.dependence import Dependence
 from mlotool.program.differentiation import AbstractZerothOrder, Reduce, identity_reduce
 from mlotool.program.engine import Engine
+from mlotool.program.gradients import gradient_of
 from mlotool.program.graph import Graph
 from mlotool.program.loss_plan import Values
+from mlotool.program.moment import NOW, Moment
 from mlotool.program.pace import takes_several_steps
 from mlotool.program.problem import Problem
 from mlotool.program.rehearsal import rehearsed_loss
 from mlotool.program.shaping import learned_settings, start_of
-from mlotool.program.solution_plan import NOW, Moment, SolutionPlan
-from mlotool.program.training_gradient import gradient_of
+from mlotool.program.solution_plan import SolutionPlan
+from mlotool.program.trace import BACKENDS
 from mlotool.program.trajectory import Reading, StepGraph, StepRecord, Trajectory
 from mlotool.program.unused import UnusedWatch
 from mlotool.program.update import Settings
@@ -60,8 +62,11 @@ class Program:
         {'x': tensor([4.])}
     """
 
-    def __init__(self, problems: Iterable[Problem], graph: Graph, reduce: Reduce | None = None) -> None:
+    def __init__(
+        self, problems: Iterable[Problem], graph: Graph, reduce: Reduce | None = None, *, trace: str | None = None
+    ) -> None:
         problems = check_program(problems, graph, reduce)
+        require(trace in (None, *BACKENDS), "trace", trace, f"None or one of {', '.join(BACKENDS)}", "Correct trace.")
         self.problems: dict[str, Problem] = {problem.name: problem for problem in problems}
         if len(self.problems) < len(problems):
             names = [problem.name for problem in problems]
@@ -90,6 +95,7 @@ class Program:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
         self._read = {name: self._dependence.read_by(name) for name in recorded}
+        self._trace = trace
         self.compile(reduce or identity_reduce)
 
     @property
@@ -107,7 +113,8 @@ class Program:
         for name, steps in self._steps.items():
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
         self._gradients = {
-            name: gradient_of(number, engine, self._zeroth_order[name]) for name, number in engine.numbers.items()
+            name: gradient_of(number, engine, self._zeroth_order[name], self._trace)
+            for name, number in engine.numbers.items()
         }
 
     def loss(self, name: str, batch: Any = None) -> LossOutput:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from mlotool.program.differentiation import (
 from mlotool.program.engine import Engine
 from mlotool.program.following import moved, push
 from mlotool.program.loss_plan import Tensors, Values
+from mlotool.program.moment import NOW, Moment
 from mlotool.program.problem import Problem
 from mlotool.program.shaping import learned_settings, start_of
 from mlotool.program.share import Share
@@ -32,23 +33,6 @@ from mlotool.program.solution_node import Solution
 from mlotool.program.stream import SameBatch, Stream
 from mlotool.program.trajectory import Reading, Readings
 from mlotool.program.update import Settings, State, find_update
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What an evaluation reads beside tensors.
-
-    Args:
-        batches: by problem, batches that are given in the place of the streams' last ones.
-        readings: by problem, lower problems as they were at an earlier step.
-    """
-
-    batches: Mapping[str, Any] = field(default_factory=dict)
-    readings: Readings = field(default_factory=dict)
-
-
-NOW = Moment()
-"""All problems as they are, on their streams' last batches."""
 
 
 class SolutionPlan:
@@ -152,7 +136,7 @@ class SolutionPlan:
         reading = moment.readings.get(lower.name)
         stream = lower.stream if reading is None else reading.stream
         is_unrolled = self.algorithm.sees_steps
-        batch = None if is_unrolled else _pullback_batch(lower, stream, batches)
+        batch = None if is_unrolled else self.pullback_batch(moment)
         samples, weight = Share.opened(batch)
 
         def function(theta: Vector, flat: Vector) -> Tensor:
@@ -167,18 +151,29 @@ class SolutionPlan:
             weight,
             self._unroll(reading, moment) if is_unrolled else None,
             self._next_theta,
-            None if direct is None else lambda flat: direct(self._placed(flat, NOW)),
+            None if direct is None else lambda flat: direct(self._placed(flat, Moment(parameters=moment.parameters))),
             eliminated=self._eliminated(batch, moment) if self.inner else None,
         )
 
+    def pullback_batch(self, moment: Moment) -> Any:
+        """Return the batch on which the pullback is taken."""
+        lower, reading = self.problem, moment.readings.get(self.problem.name)
+        batch = moment.batches.get(lower.name)
+        stream = lower.stream if reading is None else reading.stream
+        if batch is None and stream is not None:
+            batch = stream.peek() if self.algorithm.batch == "fresh" else stream.last()
+        return batch
+
     def _theta(self, moment: Moment) -> tuple[Tensor, ...]:
         reading = moment.readings.get(self.problem.name)
-        return self.problem.current() if reading is None else tuple(each.detach() for each in reading.theta)
+        if reading is not None:
+            return tuple(each.detach() for each in reading.theta)
+        return self.problem.current() if moment.parameters is None else tuple(moment.parameters[self.number])
 
     def _placed(self, flat: Vector, moment: Moment) -> Values:
         """Return values with the inputs, and the lower problems that are not as they are now, in their places."""
         engine = self._engine
-        values: Values = [None] * len(engine.problems)
+        values = moment.values(len(engine.problems))
         for name, reading in moment.readings.items():
             values[engine.numbers[name]] = reading.theta
         for number, _, part in self.inputs:
@@ -199,7 +194,7 @@ class SolutionPlan:
             return inputs, inner.view(values, inputs, moment, None)
 
         def push_from(theta: Vector, flat: Vector, direction: Vector) -> dict[int, Vector]:
-            values = self._placed(flat, NOW)
+            values = self._placed(flat, Moment(parameters=moment.parameters))
             values[self.number] = theta
             moves: dict[int, Vector] = {self.number: direction}
             push(self.inner, values, moves, at)
@@ -212,7 +207,7 @@ class SolutionPlan:
                 each.name: moved(each, moment.readings.get(each.name), move)
                 for each, move in zip(problems, moves.values(), strict=True)
             }
-            there = Moment(moment.batches, {**moment.readings, **after})
+            there = replace(moment, readings={**moment.readings, **after})
             return self._at(theta, self._placed(flat, moment), batch, there)
 
         return Eliminated(push_from, function)
@@ -244,7 +239,8 @@ class SolutionPlan:
                 now = values[number] if number in inputs else None
                 values[number] = then.theta if now is None else _as_then(now, then.theta)
             # Batches that are given belong to the lower problems as they are now.
-            there = Moment({} if readings else moment.batches, {**moment.readings, **readings})
+            batches = {} if readings else moment.batches
+            there = replace(moment, batches=batches, readings={**moment.readings, **readings})
             return self._at(theta, values, batch, there)
 
         def step(
@@ -294,13 +290,6 @@ def _as_then(tensors: Tensors, values: Tensors) -> list[Tensor]:
         value + (tensor - tensor.detach()) if tensor.requires_grad else value
         for tensor, value in zip(tensors, values, strict=True)
     ]
-
-
-def _pullback_batch(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> Any:
-    batch = batches.get(problem.name) if batches else None
-    if batch is None and stream is not None:
-        batch = stream.peek() if _batch_rule(problem) == "fresh" else stream.last()
-    return batch
 
 
 def _batch_number(problem: Problem, stream: Stream | SameBatch | None, batches: Mapping[str, Any]) -> int | None:

@@ -13,10 +13,10 @@ from mlotool.program.differentiation import AbstractZerothOrder, Particle, Vecto
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.loss_plan import Values
+from mlotool.program.moment import NOW, Moment
 from mlotool.program.parallel import AbstractParallel, StageDone
 from mlotool.program.shards import Shards
 from mlotool.program.share import Share
-from mlotool.program.solution_plan import NOW, Moment
 
 
 class AbstractGradient(ABC):
@@ -49,17 +49,17 @@ class Differentiated(AbstractGradient):
     """
 
     def __init__(self, number: int, engine: Engine) -> None:
-        self._plan = GradientPlan(number, engine)
+        self.plan = GradientPlan(number, engine)
         self._reduce = engine.reduce
 
     def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
         """Return loss and gradient."""
-        output, gradient = self._plan.live(batch, NOW)
+        output, gradient = self.plan.live(batch, NOW)
         return output, _reduced(gradient, self._reduce)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient."""
-        return _reduced(self._plan(batch, moment), self._reduce)
+        return _reduced(self.plan(batch, moment), self._reduce)
 
 
 class Estimated(AbstractGradient):
@@ -179,22 +179,6 @@ class Sharded(AbstractGradient):
         shards: Shards | None = problem.shards
         assert shards is not None
         return shards.gradient(loss, problem.theta)
-
-
-def gradient_of(number: int, engine: Engine, zeroth_order: AbstractZerothOrder | None) -> AbstractGradient:
-    """Return how the total gradient of a problem is taken.
-
-    Args:
-        number: of the problem.
-        engine: of the program.
-        zeroth_order: what estimates it; None where it is differentiated.
-    """
-    problem = engine.problems[number]
-    if zeroth_order is not None:
-        return Estimated(number, engine, zeroth_order)
-    if problem.parallel is not None:
-        return LayerParallel(number, engine, problem.parallel)
-    return Differentiated(number, engine) if problem.shards is None else Sharded(number, engine)
 
 
 def _reduced(gradient: Sequence[Tensor | None], reduce: Callable[[Vector], Vector]) -> Gradient:

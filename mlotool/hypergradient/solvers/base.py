@@ -42,7 +42,7 @@ class SolveResult:
     solution: list[Tensor]
     status: Status
     num_products: int
-    residual: float | None = None
+    residual: float | Tensor | None = None
     task_statuses: tuple[Status, ...] = ()
 
 
@@ -73,6 +73,9 @@ class AbstractSolver(ABC):
 
     uses_loss: ClassVar[bool] = False
     """Whether it evaluates the loss itself."""
+
+    is_traceable: ClassVar[bool] = False
+    """Whether a trace of a solve holds for the next one, but for conditions that the solve has put down."""
 
     failures: ClassVar[Mapping[Status, str]] = {}
     """By status that is a failure, what is returned then and what to do about it, in whole sentences."""

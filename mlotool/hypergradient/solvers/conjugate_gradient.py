@@ -65,6 +65,7 @@ class ConjugateGradient(AbstractSolver):
     max_iterations: int = 10
     tolerance: float = 1e-6
     damping: float = 0.0
+    is_traceable: ClassVar[bool] = True
     uses_start: ClassVar[bool] = True
     failures: ClassVar[Mapping[Status, str]] = {
         Status.NEGATIVE_CURVATURE: f"{_ALONG} Raise damping, or use hypergradient=normal_cg.",

@@ -56,6 +56,7 @@ class FixedPoint(AbstractSolver):
     num_iterations: int = 10
     step_size: float = 0.1
     tolerance: float = 0.0
+    is_traceable: ClassVar[bool] = True
     is_polynomial: ClassVar[bool] = True
     uses_start: ClassVar[bool] = True
     failures: ClassVar[Mapping[Status, str]] = {

@@ -29,6 +29,7 @@ class Identity(AbstractSolver):
     """
 
     step_size: float = 1.0
+    is_traceable: ClassVar[bool] = True
     is_polynomial: ClassVar[bool] = True
     needs_products: ClassVar[bool] = False
 

@@ -119,7 +119,7 @@ class KFAC(AbstractSolver):
         vector: Vector,
         start: Vector | None,
         view: LowerView,
-    ) -> tuple[list[Tensor], tuple[Status, int, float | None]]:
+    ) -> tuple[list[Tensor], tuple[Status, int, float | Tensor | None]]:
         parameters = [tensor for tensor in module.parameters() if tensor.requires_grad]
         loss = _LOSSES[self.loss]()
         if self.kind == "ggn":

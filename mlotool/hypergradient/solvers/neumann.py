@@ -39,6 +39,7 @@ class Neumann(AbstractSolver):
 
     num_terms: int
     step_size: float
+    is_traceable: ClassVar[bool] = True
     is_polynomial: ClassVar[bool] = True
     failures: ClassVar[Mapping[Status, str]] = {
         Status.DIVERGED: "The truncated series is used. Lower step_size below 2 over the largest eigenvalue of H.",

@@ -54,6 +54,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
     max_iterations: int = 10
     tolerance: float = 1e-6
     damping: float = 0.0
+    is_traceable: ClassVar[bool] = True
     uses_start: ClassVar[bool] = True
     failures: ClassVar[Mapping[Status, str]] = {
         Status.SINGULAR: (

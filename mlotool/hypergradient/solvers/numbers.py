@@ -9,8 +9,10 @@ import math
 import torch
 from torch import Tensor
 
+from mlotool.core.tracing import decided, is_tracing
+
 Number = float | Tensor
-"""A float, or a tensor on the CPU in float64, one value a system."""
+"""A float, or a tensor in float64, one value a system; while tracing a single system has a tensor, too."""
 
 Truth = bool | Tensor
 """A bool, or a tensor of them, one a system."""
@@ -19,7 +21,9 @@ Truth = bool | Tensor
 def measured(values: Tensor) -> Number:
     """Return values to decide by, 0-D or one a task: constant, on the CPU, in float64."""
     values = values.detach()
-    return values.cpu().double() if values.dim() else float(values)
+    if values.dim():
+        return values.cpu().double()
+    return values.double() if is_tracing() else float(values)
 
 
 def where(condition: Truth, a: Number, b: Number) -> Number:
@@ -38,10 +42,13 @@ def divided(a: Number, b: Number) -> Number:
 
 def larger(a: Number, b: Number) -> Number:
     """Return the larger one; NaN where one of them is NaN."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.maximum(a, b)
-    assert isinstance(a, float) and isinstance(b, float)
-    return a if a > b or math.isnan(a) else b
+    if isinstance(a, float) and isinstance(b, float):
+        return a if a > b or math.isnan(a) else b
+    if isinstance(a, float) or isinstance(b, float):
+        tensor, number = (a, b) if isinstance(a, Tensor) else (b, a)
+        assert isinstance(tensor, Tensor)
+        return tensor.clamp_min(number)
+    return torch.maximum(a, b)
 
 
 def size_of(a: Number) -> Number:
@@ -68,12 +75,12 @@ def negated(a: Truth) -> Truth:
 
 def holds_anywhere(a: Truth) -> bool:
     """Return whether it holds for any system."""
-    return bool(a.any()) if isinstance(a, Tensor) else a
+    return decided(a.any()) if isinstance(a, Tensor) else a
 
 
 def holds_everywhere(a: Truth) -> bool:
     """Return whether it holds for every system."""
-    return bool(a.all()) if isinstance(a, Tensor) else a
+    return decided(a.all()) if isinstance(a, Tensor) else a
 
 
 def filled(value: float, num_tasks: int | None) -> Number:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from mlotool.core.tracing import decided, is_tracing
 from mlotool.hypergradient.solvers.base import Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.numbers import (
     Number,
@@ -55,7 +56,7 @@ class Progress:
     def end(self, condition: Truth, status: Status) -> Truth:
         """End the running systems for which the condition holds; return which these are."""
         if not isinstance(self.running, torch.Tensor):
-            ended = bool(condition) and self.running
+            ended = self.running and decided(condition)
             if ended:
                 self.running, self._codes = False, _ORDER.index(status)
             return ended
@@ -74,7 +75,8 @@ class Progress:
         """
         largest = None
         if residuals is not None and holds_everywhere(is_finite(residuals)):
-            largest = float(residuals.max() if isinstance(residuals, torch.Tensor) else residuals)
+            largest = residuals.max() if isinstance(residuals, torch.Tensor) else residuals
+            largest = largest if is_tracing() else float(largest)
         if not isinstance(self._codes, torch.Tensor):
             return SolveResult(solution, _ORDER[self._codes], num_products, largest)
         statuses = tuple(_ORDER[code] for code in self._codes.tolist())
@@ -90,7 +92,7 @@ def norms(vectors: Sequence[Vector], num_tasks: int | None) -> list[Number]:
     """Return the 2-norms of several vectors to decide by, with one transfer from the device."""
     found = measured(torch.stack([norm(vector, num_tasks) for vector in vectors]))
     assert isinstance(found, torch.Tensor)
-    return list(found.tolist() if num_tasks is None else found.unbind())
+    return list(found.tolist() if num_tasks is None and not is_tracing() else found.unbind())
 
 
 def growth(first: Number, last: Number, product: Number, progress: Progress) -> None:

@@ -1,0 +1,64 @@
+"""Decisions on values while a gradient is traced: the trace holds for one course of them, and says when it does not.
+
+A solver that ends at negative curvature decides by a number. A trace records the operations of the course that was
+taken, and beside them the conditions that led to it, as outputs: a replay in which one of them differs is not used.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+
+class Course:
+    """What was decided in one trace.
+
+    Attributes:
+        conditions: 0-D truths that hold in the course that was taken.
+        reports: by whoever reports, tensors to hand on after each replay.
+    """
+
+    def __init__(self) -> None:
+        self.conditions: list[Tensor] = []
+        self.reports: list[tuple[Any, Tensor]] = []
+
+
+_COURSE: ContextVar[Course | None] = ContextVar("mlotool_trace", default=None)
+
+
+def is_tracing() -> bool:
+    """Return whether a gradient is being traced."""
+    return _COURSE.get() is not None
+
+
+@contextmanager
+def tracing() -> Iterator[Course]:
+    """Take decisions down while a gradient is traced."""
+    course = Course()
+    token = _COURSE.set(course)
+    try:
+        yield course
+    finally:
+        _COURSE.reset(token)
+
+
+def decided(condition: bool | Tensor) -> bool:
+    """Return a condition, 0-D, as a bool; while tracing, the trace holds for this outcome alone."""
+    course = _COURSE.get()
+    if course is None or not isinstance(condition, Tensor):
+        return bool(condition)
+    with disable_proxy_modes_tracing():
+        outcome = bool(condition)
+    course.conditions.append(condition if outcome else torch.logical_not(condition))
+    return outcome
+
+
+def report(who: Any, value: Tensor) -> None:
+    """Have `who.reported(value)` called after each replay of the trace at hand."""
+    course = _COURSE.get()
+    assert course is not None
+    course.reports.append((who, value))

@@ -1,0 +1,30 @@
+"""How the total gradient of each problem is taken."""
+
+from mlotool.program.differentiation import AbstractZerothOrder, identity_reduce
+from mlotool.program.engine import Engine
+from mlotool.program.traced_gradient import Traced, can_be_traced
+from mlotool.program.training_gradient import AbstractGradient, Differentiated, Estimated, LayerParallel, Sharded
+
+
+def gradient_of(
+    number: int, engine: Engine, zeroth_order: AbstractZerothOrder | None, trace: str | None
+) -> AbstractGradient:
+    """Return how the total gradient of a problem is taken.
+
+    Args:
+        number: of the problem.
+        engine: of the program.
+        zeroth_order: what estimates it; None where it is differentiated.
+        trace: how its training steps are run as a flat program, where they can be; None leaves them to the plan.
+    """
+    problem = engine.problems[number]
+    if zeroth_order is not None:
+        return Estimated(number, engine, zeroth_order)
+    if problem.parallel is not None:
+        return LayerParallel(number, engine, problem.parallel)
+    if problem.shards is not None:
+        return Sharded(number, engine)
+    plan = Differentiated(number, engine)
+    if trace is None or engine.reduce is not identity_reduce or not can_be_traced(number, engine):
+        return plan
+    return Traced(number, engine, plan, trace)
