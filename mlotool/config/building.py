@@ -1,7 +1,7 @@
 """From a config to a program."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from mlotool.config.limit import LimitedData
 from mlotool.config.optimizer_roles import optimizer_roles
 from mlotool.config.paths import package_dir
 from mlotool.config.user_data import checked_data, split_of
+from mlotool.core.user_code import is_of_user
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -70,6 +71,10 @@ class Built:
     metrics: "Mapping[str, Callable[..., Any]]" = field(default_factory=dict)
 
 
+TRACE_FROM = 2_000
+"""Steps of a problem after which tracing its gradient, which takes about as long as so many small ones, is worth it."""
+
+
 def build(config: Any) -> Built:
     """Build what a config describes, after a check of all of it.
 
@@ -113,7 +118,8 @@ def assemble(values: Values, data: Any) -> Built:
             streams[name] = SameBatch(streams[node["same_batch_as"]])
     problems = [_problem(name, values, streams[name], is_read=bool(graph.readers(name))) for name in values["problems"]]
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
-    return Built(Program(problems, graph), data, analyses, _metrics(values["evaluate"] or {}))
+    program = Program(problems, graph, **_tracing(values["runner"]["trace"], problems))
+    return Built(program, data, analyses, _metrics(values["evaluate"] or {}))
 
 
 def hypergradient_options(config: Any) -> dict[str, Callable[[], Any]]:
@@ -125,6 +131,17 @@ def hypergradient_options(config: Any) -> dict[str, Callable[[], Any]]:
         resolved = OmegaConf.to_container(other.hypergradient, resolve=True)
         options[file.stem] = partial(instantiate, f"hypergradient={file.stem}", resolved)
     return options
+
+
+def _tracing(trace: Any, problems: Iterable["Problem"]) -> dict[str, Any]:
+    """Return the arguments of a program that `runner.trace` stands for."""
+    if trace is False:
+        return {}
+    if trace != "auto":
+        return {"trace": "eager" if trace is True else trace}
+    code = [part for each in problems for part in (each.loss, *each.module.modules())]
+    # What a user's code keeps in Python would be fixed by a trace: that is for the user to allow.
+    return {} if is_of_user(*code) else {"trace": "eager", "trace_from": TRACE_FROM}
 
 
 def derived_seed(seed: int, *purpose: str) -> int:

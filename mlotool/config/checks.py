@@ -21,6 +21,7 @@ from mlotool.config.schema import (
     OBJECTIVE_MODES,
     PRECISIONS,
     SCHEDULER_INTERVALS,
+    TRACES,
 )
 from mlotool.config.translation import translate
 from mlotool.core.errors import ConfigError
@@ -133,6 +134,12 @@ def _choice_faults(values: Values) -> Iterator[str]:
                 f"{key}: found '{value}'; expected one of {', '.join(options)}.{did_you_mean(value, options)} "
                 f"Correct {key}."
             )
+    trace = values["runner"]["trace"]
+    if is_known(trace) and not (isinstance(trace, bool) or trace in TRACES):
+        yield (
+            f"runner.trace: found {trace!r}; expected true, false or one of {', '.join(TRACES)}."
+            f"{did_you_mean(str(trace), TRACES)} Correct runner.trace."
+        )
     if values["resume"] == "":
         yield "resume: found ''; expected auto, a run folder or a checkpoint of one, or null. Correct resume."
     devices = values["runner"]["devices"]

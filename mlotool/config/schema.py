@@ -16,6 +16,7 @@ OPTION_GROUPS = GROUPS[:-1]
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 ACCELERATORS = ("auto", "cpu", "gpu")
+TRACES = ("auto", "inductor")
 SCHEDULER_INTERVALS = ("step", "evaluation")
 OBJECTIVE_MODES = ("min", "max")
 LOGGER_MODES = ("offline", "online", "disabled")
@@ -128,6 +129,7 @@ class RunnerConfig:
     devices: int | str = 1
     precision: str = "fp32"
     tf32: bool = False
+    trace: Any = "auto"
     deterministic: bool = True
     num_threads: int | None = None
     checkpoint: bool = True

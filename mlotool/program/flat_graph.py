@@ -37,11 +37,14 @@ def _remove_identities(graph: Graph) -> None:
         if node.op != "call_function":
             continue
         source = node.args[0] if node.args else None
-        is_twice = node.target is _ATEN.t.default and isinstance(source, Node) and source.target is _ATEN.t.default
+        if not isinstance(source, Node):
+            continue
         if node.target in _IDENTITIES:
             node.replace_all_uses_with(source)
-        elif is_twice:
-            node.replace_all_uses_with(source.args[0])
+        elif node.target is source.target is _ATEN.t.default:
+            [twice, *_] = source.args
+            assert isinstance(twice, Node)
+            node.replace_all_uses_with(twice)
 
 
 def _direct(target: Any) -> Any:

@@ -7,7 +7,7 @@ from mlotool.program.training_gradient import AbstractGradient, Differentiated, 
 
 
 def gradient_of(
-    number: int, engine: Engine, zeroth_order: AbstractZerothOrder | None, trace: str | None
+    number: int, engine: Engine, zeroth_order: AbstractZerothOrder | None, trace: tuple[str, int] | None
 ) -> AbstractGradient:
     """Return how the total gradient of a problem is taken.
 
@@ -15,7 +15,8 @@ def gradient_of(
         number: of the problem.
         engine: of the program.
         zeroth_order: what estimates it; None where it is differentiated.
-        trace: how its training steps are run as a flat program, where they can be; None leaves them to the plan.
+        trace: the backend of its training steps' trace, where there can be one, and the step at which it begins; None
+            leaves them to the plan.
     """
     problem = engine.problems[number]
     if zeroth_order is not None:
@@ -27,4 +28,4 @@ def gradient_of(
     plan = Differentiated(number, engine)
     if trace is None or engine.reduce is not identity_reduce or not can_be_traced(number, engine):
         return plan
-    return Traced(number, engine, plan, trace)
+    return Traced(number, engine, plan, *trace)

@@ -44,6 +44,10 @@ class Program:
         problems: the problems, in the order in which they are reported.
         graph: the edges between them.
         reduce: a mean over ranks of a list of tensors; None in one process.
+        trace: run the gradients of training steps as flat programs, traced once, without autograd: "eager", operation
+            by operation, or "inductor", compiled. A trace fixes what losses and modules keep in Python (counters, rates
+            that change); it is compared with the gradient's plan from time to time. None leaves them to their plans.
+        trace_from: the step of its problem at which a gradient is traced.
 
     Raises:
         ConfigError: the graph does not fit the problems, or an algorithm cannot do what the graph asks of it.
@@ -63,7 +67,13 @@ class Program:
     """
 
     def __init__(
-        self, problems: Iterable[Problem], graph: Graph, reduce: Reduce | None = None, *, trace: str | None = None
+        self,
+        problems: Iterable[Problem],
+        graph: Graph,
+        reduce: Reduce | None = None,
+        *,
+        trace: str | None = None,
+        trace_from: int = 0,
     ) -> None:
         problems = check_program(problems, graph, reduce)
         require(trace in (None, *BACKENDS), "trace", trace, f"None or one of {', '.join(BACKENDS)}", "Correct trace.")
@@ -95,7 +105,7 @@ class Program:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
         self._read = {name: self._dependence.read_by(name) for name in recorded}
-        self._trace = trace
+        self._trace = None if trace is None else (trace, trace_from)
         self.compile(reduce or identity_reduce)
 
     @property

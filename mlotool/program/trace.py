@@ -4,16 +4,16 @@ The trace takes the parameters and buffers of all problems and the batches, and 
 gradient. Common subexpressions of the passes that a pullback makes are shared.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import get_decompositions
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.tracing import tracing
@@ -32,8 +32,23 @@ BACKENDS = ("eager", "inductor")
 """How a trace is run: operation by operation, or as kernels that PyTorch's compiler has fused."""
 
 
+MOST_TRACES = 8
+"""Of one gradient: one for each kind of batches."""
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+_ATEN = torch.ops.aten
+_WRITING = get_decompositions([_ATEN.native_batch_norm, _ATEN.cudnn_batch_norm, _ATEN.miopen_batch_norm])
+"""Operations that write into their arguments and do not say so; what they consist of does."""
+
+
 class UntraceableError(Exception):
-    """A gradient cannot be traced, or takes another course than its trace did; the text says why."""
+    """A gradient cannot be traced; the text says why."""
+
+
+class DeviationError(UntraceableError):
+    """A gradient takes another course than its trace did."""
 
 
 @dataclass(slots=True)
@@ -70,6 +85,7 @@ class Tracer:
         self._engine = engine
         self._plan = plan
         self._backend = backend
+        self._modules = [module for problem in engine.problems for module in problem.submodules]
         self._traces: dict[Any, Trace] = {}
 
     def __call__(self, batches: Batches) -> tuple[LossOutput, Gradient]:
@@ -79,24 +95,34 @@ class Tracer:
             batches: by problem.
 
         Raises:
-            UntraceableError: the gradient cannot be traced, or takes another course than the trace did.
+            UntraceableError: the gradient cannot be traced, or takes another course than the trace did. No buffer has
+            moved.
         """
-        leaves, structure = pytree.tree_flatten(batches)
-        key = self._key(leaves, structure)
+        tensors: list[Tensor] = []
+        # What a trace holds for: kinds of tensors, other values in the batches, modes of modules.
+        key = _taken_apart(batches, tensors), tuple([module.training for module in self._modules])
         trace = self._traces.get(key)
         if trace is None:
-            trace = self._traces[key] = self._traced(leaves, structure)
+            if len(self._traces) == MOST_TRACES:
+                raise UntraceableError(f"its batches are of more than {MOST_TRACES} kinds")
+            trace = self._traces[key] = self._traced(batches, tensors)
         with torch._C._AutoDispatchBelowAutograd():
-            outputs = list(trace.run(*self._arguments(leaves)))
+            outputs = list(trace.run(*self._arguments(tensors)))
         if trace.has_conditions and not bool(outputs.pop()):
-            raise UntraceableError("a solver ended otherwise than when it was traced")
+            raise DeviationError("its solver often ends otherwise than when it was traced")
         for who in reversed(trace.reporters):
             who.reported(outputs.pop())
+        slots = self._problem.slots
+        if slots.has_buffers:
+            buffers = slots.buffers()
+            with torch.no_grad():
+                torch._foreach_copy_(buffers, outputs[-len(buffers) :])
+            del outputs[-len(buffers) :]
         loss, found = outputs[0], iter(outputs[1 + len(trace.names) :])
         metrics = dict(zip(trace.names, outputs[1:], strict=False))
         return LossOutput(loss, metrics), [next(found) if is_used else None for is_used in trace.used]
 
-    def _arguments(self, leaves: Sequence[Any]) -> list[Tensor]:
+    def _arguments(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return what a trace takes: all parameters, all buffers, the tensors of the batches."""
         found: list[Tensor] = []
         for problem in self._engine.problems:
@@ -104,15 +130,9 @@ class Tracer:
         for problem in self._engine.problems:
             if problem.slots.has_buffers:
                 found += problem.slots.buffers()
-        return found + [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return found + tensors
 
-    def _key(self, leaves: Sequence[Any], structure: Any) -> Any:
-        """Return what a trace holds for: shapes and kinds of tensors, other values of batches, modes of modules."""
-        kinds = [(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        modes = [child.training for problem in self._engine.problems for child in problem.submodules]
-        return structure, tuple(kinds), tuple(modes)
-
-    def _traced(self, leaves: Sequence[Any], structure: Any) -> Trace:
+    def _traced(self, batches: Batches, tensors: list[Tensor]) -> Trace:
         problems, problem = self._engine.problems, self._problem
         found: list[Any] = []
 
@@ -120,37 +140,36 @@ class Tracer:
             given = iter(arguments)
             parameters = [[next(given) for _ in each.own] for each in problems]
             buffers = [[next(given) for _ in each.slots.buffers()] for each in problems]
-            batches = pytree.tree_unflatten(
-                [next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
-            )
+            inside = _put_together(batches, given)
             own = [each.slots.buffers() for each in problems]
             try:
-                for each, inside in zip(problems, buffers, strict=True):
-                    each.slots.put_buffers(inside)
+                for each, its in zip(problems, buffers, strict=True):
+                    # Copies: a run that is not used leaves the buffers as they were.
+                    each.slots.put_buffers([buffer.clone() for buffer in its])
                 with tracing() as course:
-                    output, gradient = self._plan.live(batches[problem.name], Moment(batches, parameters=parameters))
+                    output, gradient = self._plan.live(inside[problem.name], Moment(inside, parameters=parameters))
+                moved = problem.slots.buffers()
             finally:
-                for each, outside in zip(problems, own, strict=True):
-                    each.slots.put_buffers(outside)
+                for each, its in zip(problems, own, strict=True):
+                    each.slots.put_buffers(its)
             used = [each is not None for each in gradient]
             reporters = [who for who, _ in course.reports]
             found[:] = [tuple(output.metrics), tuple(used), tuple(reporters), bool(course.conditions)]
             outputs = [output.loss, *output.metrics.values(), *(each for each in gradient if each is not None)]
-            outputs += [value for _, value in course.reports]
+            outputs += [*moved, *(value for _, value in course.reports)]
             if course.conditions:
                 outputs.append(torch.stack(course.conditions).all())
             return [each.detach() for each in outputs]
 
-        arguments = [tensor.detach() for tensor in self._arguments(leaves)]
         # Tracing runs the operations: buffers are to move in the trace's own runs alone.
-        arguments = [tensor.clone() for tensor in arguments]
+        arguments = [tensor.detach().clone() for tensor in self._arguments(tensors)]
         before = torch.get_rng_state()
         try:
             # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat.
-            flat = make_fx(functionalize(make_fx(function)(*arguments)))(*arguments)
+            flat = make_fx(functionalize(make_fx(function, _WRITING)(*arguments)))(*arguments)
             run = self._program(flat, arguments)
         except Exception as error:
-            raise UntraceableError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+            raise UntraceableError(_reason(error)) from error
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
             raise UntraceableError("its losses draw random numbers")
@@ -165,3 +184,36 @@ class Tracer:
         with torch.no_grad():
             compiled: Run = torch._inductor.compile(flat, [*arguments])
         return compiled
+
+
+def _reason(error: Exception) -> str:
+    if "_local_scalar_dense" in str(error):
+        return "a loss or a module takes the value of a tensor (item, float, if), which a trace does not know"
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _taken_apart(value: Any, tensors: list[Tensor]) -> Any:
+    """Add the tensors in nested containers to a list; return what is left: kinds, keys and other values."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return value.shape, value.dtype, value.device
+    if isinstance(value, dict):
+        return (dict, *[(key, _taken_apart(each, tensors)) for key, each in value.items()])
+    if isinstance(value, list | tuple):
+        return (type(value), *[_taken_apart(each, tensors) for each in value])
+    if not isinstance(value, _PLAIN):
+        # It may hold tensors, which a trace would take for constants.
+        raise UntraceableError(f"a batch holds a {type(value).__name__}")
+    return value
+
+
+def _put_together(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return the same containers with other tensors in their order."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, dict):
+        return {key: _put_together(each, tensors) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_put_together(each, tensors) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -1,6 +1,8 @@
 """Training steps along a traced gradient, held to the plan's."""
 
+import math
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,12 +10,13 @@ from torch import Tensor
 
 from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.slots import Slots
 from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient
 from mlotool.program.moment import NOW, Moment
 from mlotool.program.solution_plan import all_plans
-from mlotool.program.trace import Tracer, UntraceableError
+from mlotool.program.trace import DeviationError, Tracer, UntraceableError
 from mlotool.program.training_gradient import AbstractGradient, Differentiated
 
 MOST_DEVIATIONS = 3
@@ -37,13 +40,14 @@ class Traced(AbstractGradient):
         engine: of the program.
         plan: of the gradient.
         backend: as for `Tracer`.
+        begin: the problem's step from which on it is traced.
     """
 
-    def __init__(self, number: int, engine: Engine, plan: Differentiated, backend: str) -> None:
+    def __init__(self, number: int, engine: Engine, plan: Differentiated, backend: str, begin: int) -> None:
         self._problem = engine.problems[number]
-        self._lowers = [each.problem for each in all_plans(engine.solutions[number])]
         self._solutions = list(all_plans(engine.solutions[number]))
         self._plan = plan
+        self._begin = begin
         self._tracer = Tracer(number, engine, plan.plan, backend)
         self._is_given_up = False
         self._num_deviations = 0
@@ -52,7 +56,7 @@ class Traced(AbstractGradient):
 
     def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
         """Return loss and gradient."""
-        if self._is_given_up:
+        if self._is_given_up or self._problem.num_steps < self._begin:
             return self._plan.live(batch)
         batches = {self._problem.name: batch}
         for each in self._solutions:
@@ -74,31 +78,34 @@ class Traced(AbstractGradient):
 
     def _by_plan(self, batch: Any, reason: UntraceableError) -> tuple[LossOutput, Gradient]:
         self._num_deviations += 1
-        if reason.__cause__ is not None or self._num_deviations >= MOST_DEVIATIONS:
-            self._is_given_up = True
-            warnings.warn(
-                f"problems.{self._problem.name}: its gradient is not traced, for {reason}. It is taken as without a "
-                "trace. Write runner.trace=false to leave it so.",
-                stacklevel=2,
-            )
+        if not isinstance(reason, DeviationError) or self._num_deviations >= MOST_DEVIATIONS:
+            self._give_up(reason)
         return self._plan.live(batch)
+
+    def _give_up(self, reason: UntraceableError) -> None:
+        self._is_given_up = True
+        warnings.warn(
+            f"problems.{self._problem.name}: its gradient is not traced: {reason}. It is taken as without a trace. "
+            "Write runner.trace=false to leave it so.",
+            stacklevel=2,
+        )
 
     def _compared(self, batch: Any, batches: dict[str, Any]) -> tuple[LossOutput, Gradient]:
         slots = self._problem.slots
         before = [buffer.clone() for buffer in slots.buffers()]
-        output, gradient = self._plan.live(batch)
+        output, gradient = plan = self._plan.live(batch)
         moved = [buffer.clone() for buffer in slots.buffers()]
-        for buffer, value in zip(slots.buffers(), before, strict=True):
-            buffer.copy_(value)
+        _fill(slots, before)
         try:
             found = self._tracer(batches)
-        except UntraceableError:
-            for buffer, value in zip(slots.buffers(), before, strict=True):
-                buffer.copy_(value)
-            raise
+        except UntraceableError as reason:
+            if not isinstance(reason, DeviationError):
+                self._give_up(reason)
+            _fill(slots, moved)
+            return plan
         is_alike = [each is None for each in gradient] == [each is None for each in found[1]]
-        pairs = [(output.loss, found[0].loss), *zip(moved, slots.buffers(), strict=True)]
-        pairs += [(a, b) for a, b in zip(gradient, found[1], strict=True) if a is not None and b is not None]
+        # Of the whole gradient: a part of it may be nothing but rounding (a bias before a BatchNorm).
+        pairs = [([output.loss], [found[0].loss]), (moved, slots.buffers()), (_present(gradient), _present(found[1]))]
         difference = max(_relative(a, b) for a, b in pairs) if is_alike else float("inf")
         # A finite difference magnifies rounding.
         if not difference < 20 * torch.finfo(output.loss.dtype).eps ** 0.5:
@@ -125,7 +132,18 @@ def _keeps_nothing(algorithm: AbstractHypergradient) -> bool:
     return algorithm.is_traceable
 
 
-def _relative(a: Tensor, b: Tensor) -> float:
-    a, b = a.detach().double(), b.detach().double()
-    scale, distance = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(a - b))
+def _fill(slots: Slots, values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for buffer, value in zip(slots.buffers(), values, strict=True):
+            buffer.copy_(value)
+
+
+def _present(gradient: Gradient) -> list[Tensor]:
+    return [each for each in gradient if each is not None]
+
+
+def _relative(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    pairs = [(x.detach().double(), y.detach().double()) for x, y in zip(a, b, strict=True)]
+    scale = math.sqrt(sum(float(x.square().sum()) for x, _ in pairs))
+    distance = math.sqrt(sum(float((x - y).square().sum()) for x, y in pairs))
     return distance if scale == 0.0 else distance / scale

@@ -1,0 +1,346 @@
+"""Traced gradients: the plan's numbers, buffers and resumption; and what cannot be traced says so and goes on."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.hypergradient import (
+    ConjugateGradient,
+    EvolutionStrategies,
+    Exact,
+    FixedPoint,
+    Identity,
+    Implicit,
+    Neumann,
+    NormalEquationConjugateGradient,
+    Unrolled,
+)
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
+from mlotool.program.traced_gradient import Traced
+from tests.program.small import Mlp, assert_identical, assert_resumes, momentum, pair, parameters, samples, sgd, web
+
+Make = Callable[[], AbstractHypergradient]
+ALGORITHMS: dict[str, Make] = {
+    "identity": lambda: Implicit(Identity(0.1)),
+    "finite differences": lambda: Implicit(Identity(0.1), "finite_difference"),
+    "neumann": lambda: Implicit(Neumann(4, 0.1)),
+    "neumann by differences": lambda: Implicit(Neumann(4, 0.1), "finite_difference"),
+    "cg": lambda: Implicit(ConjugateGradient(3, 1e-12)),
+    "damped cg": lambda: Implicit(ConjugateGradient(2, 0.0, damping=0.3)),
+    "normal cg": lambda: Implicit(NormalEquationConjugateGradient(3, 1e-12)),
+    "fixed point": lambda: Implicit(FixedPoint(3, 0.1)),
+    "fresh batch": lambda: Implicit(Neumann(3, 0.1), batch="fresh"),
+}
+TRILEVEL = ({"top": ["low"]}, {"low": ["mid"], "mid": ["top"]})
+NESTED = ({"top": ["mid"], "mid": ["low"]}, {"low": ["mid", "top"], "mid": ["top"]})
+DIAMOND = ({"top": ["base"]}, {"base": ["left", "right"], "left": ["top"], "right": ["top"]})
+
+
+def traced(program: Program, backend: str | None = "eager", begin: int = 0) -> Program:
+    """Return a program of the same problems whose training steps are traced."""
+    return Program(program.problems.values(), program.graph, trace=backend, trace_from=begin)
+
+
+def ticked(program: Program, count: int = 12) -> dict[str, Tensor]:
+    schedule = Schedule(program)
+    for _ in range(count):
+        schedule.tick()
+    return parameters(program)
+
+
+def is_traced(program: Program, name: str) -> bool:
+    gradient = program._gradients[name]
+    return isinstance(gradient, Traced) and bool(gradient._tracer._traces) and not gradient._is_given_up
+
+
+def assert_close(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = 1e-10) -> None:
+    for key, value in a.items():
+        assert torch.allclose(value, b[key], rtol=tolerance, atol=tolerance), key
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_trace_takes_the_steps_of_the_plan(name: str) -> None:
+    make = partial(pair, hypergradient=ALGORITHMS[name])
+    found = traced(make())
+    # A difference divides rounding by its radius.
+    tolerance = 1e-7 if "differences" in name else 1e-10
+    assert_close(ticked(found), ticked(make()), tolerance)
+    assert is_traced(found, "u")
+    assert is_traced(found, "w")
+
+
+@pytest.mark.parametrize("edges", [TRILEVEL, NESTED, DIAMOND])
+@pytest.mark.parametrize("algorithm", ["neumann", "cg"])
+def test_in_programs_of_several_levels(edges: Any, algorithm: str) -> None:
+    make = partial(web, *edges, hypergradient=ALGORITHMS[algorithm])
+    found = traced(make())
+    assert_close(ticked(found, 8), ticked(make(), 8))
+    assert is_traced(found, "top")
+
+
+def test_what_it_reports_is_that_of_each_step() -> None:
+    """The residual of each solve, not that of the one that was traced."""
+    seen: list[list[float]] = []
+    for make in (lambda: pair(hypergradient=ALGORITHMS["cg"]), lambda: traced(pair(hypergradient=ALGORITHMS["cg"]))):
+        program, found = make(), []
+        schedule = Schedule(program)
+        for _ in range(5):
+            schedule.tick()
+            found.append(program.statistics()["w/solver_residual"])
+        seen.append(found)
+    assert len(set(seen[0])) == 5
+    assert seen[1] == pytest.approx(seen[0], rel=1e-6)
+
+
+def test_a_run_goes_on_bit_by_bit() -> None:
+    for begin in (0, 6):
+        make = partial(pair, hypergradient=ALGORITHMS["cg"])
+        assert_resumes(lambda begin=begin, make=make: traced(make(), begin=begin), num_ticks=5, num_more=9)
+
+
+def test_it_begins_at_a_step_of_the_problem() -> None:
+    program = traced(pair(hypergradient=ALGORITHMS["neumann"]), begin=4)
+    schedule = Schedule(program)
+    for number in range(6):
+        assert is_traced(program, "w") is (number > 4)
+        schedule.tick()
+
+
+def test_inductor_compiles_it() -> None:
+    make = partial(pair, hypergradient=ALGORITHMS["neumann"])
+    found = traced(make(), "inductor")
+    assert_close(ticked(found, 4), ticked(make(), 4))
+    assert is_traced(found, "u")
+
+
+def square(batch: Tensor, *, model: Any, weights: Any) -> Tensor:
+    return (torch.exp(weights()) * model(batch) ** 2).mean() + 0.1 * model(batch).mean()
+
+
+def cubic(batch: Tensor, *, model: Any) -> Tensor:
+    return (model(batch) - 1.0).abs().pow(3).mean()
+
+
+class Weights(nn.Module):
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(-0.5, 0.5, size, dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        return self.w
+
+
+def network(
+    *between: nn.Module,
+    lower: Callable[..., Any] = square,
+    hypergradient: AbstractHypergradient | None = None,
+    optimizer: Any = momentum,
+    trace: str | None = None,
+    dataset: Any = None,
+    **settings: Any,
+) -> Program:
+    module = Mlp(*between)
+    data = samples(24, 1) if dataset is None else dataset
+    problems = [
+        Problem(
+            "model",
+            module,
+            lower,
+            roles={"model": "model", "weights": "weights"},
+            stream=Stream(data, 4, seed=1),
+            optimizer=optimizer,
+            hypergradient=hypergradient or Implicit(Neumann(3, 0.05)),
+            **settings,
+        ),
+        Problem("weights", Weights(), cubic, roles={"model": "model"}, stream=Stream(samples(24, 2), 4), optimizer=sgd),
+    ]
+    return Program(problems, Graph({"weights": ["model"]}, {"model": ["weights"]}), trace=trace)
+
+
+def state(program: Program) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in program.problems["model"].module.state_dict().items()}
+
+
+def test_running_statistics_move_once_a_step() -> None:
+    plan, found = network(nn.BatchNorm1d(5).double()), network(nn.BatchNorm1d(5).double(), trace="eager")
+    ticked(plan)
+    ticked(found)
+    assert is_traced(found, "model")
+    assert is_traced(found, "weights")
+    # The loss calls the module twice.
+    assert int(state(plan)["body.1.num_batches_tracked"]) == 24
+    assert_close({k: v.double() for k, v in state(found).items()}, {k: v.double() for k, v in state(plan).items()})
+
+
+def test_steps_in_place_within_a_module() -> None:
+    plan, found = network(nn.ReLU(inplace=True)), network(nn.ReLU(inplace=True), trace="eager")
+    assert_close(ticked(found), ticked(plan))
+    assert is_traced(found, "weights")
+
+
+def test_scheduled_rates_clipping_and_several_batches_are_those_of_the_step() -> None:
+    settings: dict[str, Any] = {
+        "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5),
+        "gradient_clip_norm": 0.05,
+        "accumulate_batches": 2,
+    }
+    found = network(trace="eager", **settings)
+    assert_close(ticked(found), ticked(network(**settings)))
+    assert is_traced(found, "model")
+
+
+def test_losses_that_draw_random_numbers_go_on_by_their_plan() -> None:
+    ends = []
+    for trace in (None, "eager"):
+        torch.manual_seed(0)
+        made = network(nn.Dropout(0.5), trace=trace)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ends.append(ticked(made))
+        texts = [str(each.message) for each in caught if "is not traced" in str(each.message)]
+        assert len(texts) == (0 if trace is None else 2)
+        assert all("its losses draw random numbers" in text for text in texts)
+    assert_identical(*ends)
+
+
+def deciding(batch: Tensor, *, model: Any, weights: Any) -> Tensor:
+    loss = square(batch, model=model, weights=weights)
+    return loss * 2.0 if loss.item() > 1e9 else loss
+
+
+def test_a_loss_that_decides_by_a_value_goes_on_by_its_plan() -> None:
+    with pytest.warns(UserWarning, match="its gradient is not traced: a loss or a module takes the value") as caught:
+        found = ticked(network(lower=deciding, trace="eager"))
+    assert len(caught) == 2
+    assert_identical(found, ticked(network(lower=deciding)))
+
+
+def test_what_a_loss_keeps_in_python_stops_the_run() -> None:
+    count = [0]
+
+    def counting(batch: Tensor, *, model: Any, weights: Any) -> Tensor:
+        count[0] += 1
+        return square(batch, model=model, weights=weights) * count[0] ** 0.5
+
+    with pytest.raises(RunError, match=r"problems\.(model|weights): after \d+ steps its traced gradient differs"):
+        ticked(network(lower=counting, trace="eager"), 11)
+
+
+class Flipping(nn.Module):
+    """A quadratic whose curvature depends on the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def forward(self, sign: Tensor) -> Tensor:
+        return 0.5 * (sign.mean() * self.x[0] ** 2 + 2.0 * self.x[1] ** 2) + 0.01 * self.x.sum()
+
+
+@pytest.mark.filterwarnings("ignore:The ConjugateGradient solve at problem 'model' ended with negative curvature")
+def test_a_solve_that_ends_otherwise_is_taken_by_the_plan() -> None:
+    """The curvature is negative in every fourth batch, not in the first ones: neither course is taken for the other."""
+
+    def lower(batch: Tensor, *, model: Any, weights: Any) -> Tensor:
+        return model(batch[:, 0]) + 0.1 * (weights()[:2] * model.method("double")).sum()
+
+    Flipping.double = lambda self: self.x  # type: ignore[method-assign, assignment, return-value]
+    signs = torch.ones(12, 1, dtype=torch.float64)
+    signs[3::4] = -1.0
+    ends = []
+    for trace in (None, "eager"):
+        low = Problem(
+            "model",
+            Flipping(),
+            lower,
+            roles={"model": "model", "weights": "weights"},
+            stream=Stream(signs, 1, shuffle=False),
+            optimizer=partial(torch.optim.SGD, lr=0.01),
+            hypergradient=Implicit(ConjugateGradient(2, 0.0)),
+        )
+        upper = Problem(
+            "weights",
+            Weights(2),
+            lambda batch, *, model: (model(torch.ones(1, dtype=torch.float64)) - 1.0) ** 2,
+            roles={"model": "model"},
+            optimizer=sgd,
+        )
+        program = Program([low, upper], Graph({"weights": ["model"]}, {"model": ["weights"]}), trace=trace)
+        ends.append(ticked(program, 24))
+        if trace is not None:
+            assert is_traced(program, "weights")
+    assert_close(ends[1], ends[0])
+
+
+@dataclass
+class Sample:
+    """No container that is known."""
+
+    x: Tensor
+
+
+def test_batches_of_another_kind_are_traced_anew_and_foreign_ones_not_at_all() -> None:
+    class Odd(torch.utils.data.Dataset[Tensor]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Tensor:
+            return samples(1, index)[0]
+
+    program = network(trace="eager", dataset=Odd())
+    program.problems["model"].stream = Stream(Odd(), 4, drop_last=False, seed=1)
+    plan = network(dataset=Odd())
+    plan.problems["model"].stream = Stream(Odd(), 4, drop_last=False, seed=1)
+    # The weights are four; the last batch of an epoch has two samples.
+    for each in (program, plan):
+        each.problems["model"].loss = lambda batch, *, model, weights: square(
+            batch, model=model, weights=lambda: weights()[: len(batch)]
+        )
+    assert_close(ticked(program), ticked(plan))
+    gradient = program._gradients["model"]
+    assert isinstance(gradient, Traced)
+    assert len(gradient._tracer._traces) == 2
+
+    foreign = network(trace="eager")
+    stream = foreign.problems["model"].stream
+    assert stream is not None
+    take = stream.next
+    stream.next = lambda: Sample(take())  # type: ignore[method-assign, assignment, return-value]
+    last = stream.last
+    stream.last = lambda: last() if isinstance(last(), Sample) else Sample(last())  # type: ignore[method-assign, assignment, return-value]
+    foreign.problems["model"].loss = lambda batch, *, model, weights: square(batch.x, model=model, weights=weights)
+    with pytest.warns(UserWarning, match="a batch holds a Sample"):
+        ticked(foreign, 4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Unrolled,
+        lambda: EvolutionStrategies(2, 0.1),
+        lambda: Implicit(Exact()),
+        lambda: Implicit(ConjugateGradient(2), warm_start=True),
+        lambda: Implicit(ConjugateGradient(2), report_every=2),
+    ],
+)
+def test_what_remembers_is_not_traced(make: Make) -> None:
+    found, plan = (
+        Program(each.problems.values(), each.graph, trace=trace)
+        for each, trace in ((pair(hypergradient=make), "eager"), (pair(hypergradient=make), None))
+    )
+    ends = ticked(found), ticked(plan)
+    assert not isinstance(found._gradients["u"], Traced)
+    assert isinstance(found._gradients["w"], Traced)
+    assert_close(*ends)
+
+
+def test_an_unknown_backend() -> None:
+    with pytest.raises(ConfigError, match="trace: found 'jax'; expected None or one of eager, inductor"):
+        traced(pair(), "jax")
