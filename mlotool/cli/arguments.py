@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
+from mlotool.config.places import place_of
+from mlotool.config.schema import ROOT_KEYS
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
@@ -29,6 +31,11 @@ class VerbParser(argparse.ArgumentParser):
         namespace, unknown = self.parse_known_intermixed_args(list(words))
         if unknown:
             options = [option for action in self._actions for option in action.option_strings]
+            key, _, value = unknown[0].lstrip("-").partition("=")
+            setting = place_of(key) if key not in ROOT_KEYS else key
+            if unknown[0].startswith("-") and setting and any(action.dest == "words" for action in self._actions):
+                written = setting if "=" in setting else f"{setting}={value or '..'}"
+                self.error(f"unknown argument '{unknown[0]}'; settings have no dashes: write {written}")
             self.error(f"unknown argument '{unknown[0]}'{did_you_mean(unknown[0], options)}")
         return namespace
 

@@ -1,5 +1,6 @@
 """`mlotool copy`: a recipe as the start of one of yours; also one from the web."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -43,7 +44,7 @@ def main(words: Sequence[str]) -> int:
             f"mlotool copy {arguments.recipe} recipes/mine.yaml, or add --force to overwrite it."
         )
     write_new(target, with_origin(found.text, found.origin), is_forced=arguments.force)
-    print(printable(f"copied {arguments.recipe} to {target}; run it: mlotool run {target}"))
+    print(printable(f"copied {arguments.recipe} to {target}; run it: mlotool run {shlex.quote(str(target))}"))
     return 0
 
 
@@ -154,6 +155,11 @@ def with_origin(text: str, origin: str) -> str:
 
 
 def _target_file(target: str, file_name: str) -> Path:
+    if "=" in target:
+        raise ConfigError(
+            f"'{target}': found an override; expected a folder or a .yaml file, as a copy is the recipe's own text. "
+            "Leave it out, and write it behind mlotool run, or into the copy."
+        )
     path = Path(target).expanduser()
     if path.suffix not in ("", ".yaml") and not path.is_dir():
         raise ConfigError(

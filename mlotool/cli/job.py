@@ -52,13 +52,16 @@ class Job:
         """Run one job; return its objective, or NaN where it failed."""
         from hydra.core.hydra_config import HydraConfig
         from hydra.types import RunMode
+        from omegaconf import OmegaConf
 
         # A launcher may have carried this object into another process.
         for package in self.trusted:
             configuration.trust(package)
         hydra = HydraConfig.get()
         run_dir = Path(hydra.runtime.output_dir)
-        overrides = tuple(hydra.overrides.task)
+        # Not as they are read: one with a reference in it would be resolved, or fail here.
+        words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+        overrides = tuple(words)
         if hydra.mode == RunMode.MULTIRUN:
             self.sweep_dir = Path(hydra.sweep.dir).absolute()
             if self.plan is not None and is_first_rank():

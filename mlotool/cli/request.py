@@ -47,7 +47,12 @@ def read_request(words: Sequence[str]) -> Request:
     overrides: list[str] = []
     for word in words:
         match = _RECIPE_KEY.match(word)
-        if match is None and ("=" in word or word.startswith("~")):
+        if match is None and " " in word.partition("=")[0].strip() and "=" in word:
+            raise ConfigError(
+                f"Found '{word}', which has a space before its =; expected a recipe, or key=value. Write each as a "
+                f"word of its own, without quotes around several: {' '.join(word.split())}"
+            )
+        if match is None and ("=" in word or (word.startswith("~") and not _is_path(word))):
             overrides.append(word)
             continue
         recipe = match["value"] if match else word

@@ -13,6 +13,7 @@ from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.request import Request, read_request
 from mlotool.core.errors import ConfigError
 from mlotool.core.printable import printable
+from mlotool.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from mlotool.cli.job import Job
@@ -40,6 +41,7 @@ def main(words: Sequence[str]) -> int:
     arguments = _parser().parse(words)
     from mlotool.cli.hydra_app import call_hydra, never, open_sources
     from mlotool.cli.job import Job
+    from mlotool.cli.odd_settings import check_settings, check_sweep
     from mlotool.cli.recipes import require_recipe
     from mlotool.config.booleans import check_overrides
 
@@ -54,22 +56,21 @@ def main(words: Sequence[str]) -> int:
     if shows_only:
         if arguments.resolve:
             _limit_expansion(request)
+        if arguments.package and arguments.cfg == "job":
+            _check_package(arguments.package, request)
         call_hydra([*request.hydra_words(), *hydra_flags], never)
         return 0
     plan = None
+    check_settings(request.overrides, is_sweep=arguments.multirun)
     if arguments.multirun:
         from mlotool.cli.sweep import run_sweep
         from mlotool.config.sweep_plan import read_sweep
 
         plain, resume = _split_resume(request)
         plan = read_sweep([*plain.hydra_words(), *_sweep_folder(plain, is_sweep=False)], arguments.config_dir)
+        check_sweep(plan, request.overrides, is_resumed=resume not in (None, "null"))
         if plan.needs_processes:
             return run_sweep(plan, plain, words, arguments.trust, resume)
-    elif any(word.startswith(("sweep=", "sweep.")) for word in request.overrides):
-        print(
-            "mlotool: warning: found sweep settings, which act in a sweep only; add -m, or leave them out.",
-            file=sys.stderr,
-        )
     command = shlex.join(["mlotool", "run", *words])
     job = Job(command, request.file, tuple(arguments.trust), plan=plan)
     try:
@@ -124,6 +125,19 @@ def _limit_expansion(request: Request) -> None:
     limit_expansion(config.compose(None, request.hydra_words()))
 
 
+def _check_package(package: str, request: Request) -> None:
+    from omegaconf import OmegaConf
+
+    from mlotool import config
+
+    composed = config.compose(None, request.hydra_words())
+    if OmegaConf.select(composed, package, throw_on_resolution_failure=False) is None:
+        raise ConfigError(
+            f"--package: found '{package}', which the config does not have; expected one of {', '.join(composed)}, or "
+            f"a key below.{did_you_mean(package, composed)} Correct it."
+        )
+
+
 def _split_resume(request: Request) -> tuple[Request, str | None]:
     """Take `resume=..` out of a sweep's overrides: it means the sweep, not its jobs."""
     found = [word for word in request.overrides if word.startswith("resume=")]
@@ -157,7 +171,9 @@ def _exit_code(job: "Job", *, is_sweep: bool) -> int:
     if job.errors and job.sweep_dir is not None:
         from mlotool.cli.sweep import exit_code
 
-        return exit_code(job.sweep_dir)
+        exit_code(job.sweep_dir)
+        # A job that was refused its folder leaves nothing of it there.
+        raise job.errors[0]
     if is_sweep and job.sweep_dir is None:
         # A launcher ran the jobs in processes of its own.
         print("mlotool: `mlotool report <the sweep's folder>` makes the table of its jobs.", file=sys.stderr)

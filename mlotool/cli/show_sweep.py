@@ -38,6 +38,8 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
     console.print()
     if comparison.rows:
         _print_jobs(console, comparison)
+    else:
+        console.print("no job of this sweep has begun, or all of their folders were removed")
     if comparison.has_seeds and len(comparison.settings) > 1:
         _print_settings(console, comparison)
     _print_errors(console, comparison)

@@ -8,6 +8,7 @@ from pathlib import Path
 from mlotool.cli.request import Request
 from mlotool.cli.show_result import nearby
 from mlotool.cli.show_sweep import show_sweep
+from mlotool.config.first_point import check_first_point
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.printable import printable
@@ -31,6 +32,7 @@ def run_sweep(
         trusted: packages of the user's that recipes may use.
         resume: `auto`, the folder of the sweep to go on with, or None.
     """
+    check_first_point(plan)
     workers = worker_environments(plan)
     folder, is_resumed = choose_folder(plan, resume)
     if resume == AUTO and not is_resumed:

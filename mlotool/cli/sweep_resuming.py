@@ -43,6 +43,12 @@ def resumed_sweep(request: Request) -> list[str]:
                 "(outputs/<name>/multirun/<date>_<time>). Leave -m out to go on with one run."
             )
         check_tree(folder)
+        before, now = (_recipes(words) for words in (_words_of(folder / FILE), request.hydra_words()))
+        if before and before != now:
+            raise ConfigError(
+                f"resume: found '{folder}', a sweep of {', '.join(before)}, with {', '.join(now)}; expected the same "
+                "recipe. Name it, or leave resume out for a new sweep."
+            )
         # The jobs look in their own folders.
         return [f"hydra.sweep.dir={_quoted(folder)}", "resume=auto"]
     wanted = _said(request.hydra_words())
@@ -65,6 +71,10 @@ def _said(words: list[str]) -> list[str]:
 
     pairs = [(word.lstrip("+~").partition("=")[0], word) for word in words]
     return sorted(word for key, word in pairs if not may_differ(key) and not key.startswith("hydra."))
+
+
+def _recipes(words: list[str]) -> list[str]:
+    return [word.lstrip("+") for word in words if word.lstrip("+").startswith("recipe=")]
 
 
 def _words_of(file: Path) -> list[str]:

@@ -15,12 +15,15 @@ PLATEAU = "torch.optim.lr_scheduler.ReduceLROnPlateau"
 
 def evaluation_faults(values: Values) -> Iterator[str]:
     """Yield what is wrong with `evaluate`, `objective` and early stopping."""
-    evaluate = values["evaluate"]
+    evaluate, unknown = values["evaluate"], list[str]()
     if evaluate is not None:
         yield from _problem_faults(evaluate, values["problems"])
-        yield from _metric_faults(evaluate["metrics"])
+        unknown = list(_metric_faults(evaluate["metrics"]))
+        yield from unknown
         yield from _interval_faults(evaluate["splits"])
-    if isinstance(values["objective"], str):
+    objective = values["objective"]
+    # Of a metric that is right there is nothing to say where the list of metrics is wrong.
+    if isinstance(objective, str) and not (unknown and objective.partition("/")[2] in METRIC_NAMES):
         # Of a key that is not logged there is no direction.
         yield from list(_objective_faults(values["objective"], values)) or direction_faults(values)
         yield from _plateau_faults(values)
@@ -38,6 +41,7 @@ def evaluation_warnings(values: Values) -> Iterator[str]:
             f"objective: '{values['objective']}' selects {chosen} on test data, so the test metrics are too good; "
             "expected validation data. Set objective=val/accuracy."
         )
+    yield from _idle_patience(values)
     for name, problem in values["problems"].items():
         split = (problem["stream"] or {}).get("split")
         if split == "test" or (split == source and split in (values["evaluate"] or {}).get("splits", ())):
@@ -63,8 +67,8 @@ def _metric_faults(metrics: Any) -> Iterator[str]:
         if is_known(metric) and not isinstance(metric, Mapping) and metric not in METRIC_NAMES:
             yield (
                 f"evaluate.metrics: found '{metric}'; expected one of {', '.join(METRIC_NAMES)}."
-                f"{did_you_mean(str(metric), METRIC_NAMES)} Correct evaluate.metrics, or give a function of yours: "
-                "{_target_: mypackage.metrics.f}."
+                f"{did_you_mean(str(metric).rpartition('.')[2], METRIC_NAMES)} Correct evaluate.metrics, or give a "
+                "function of yours: {_target_: mypackage.metrics.f}."
             )
 
 
@@ -112,6 +116,20 @@ def _plateau_faults(values: Values) -> Iterator[str]:
             )
 
 
+def _idle_patience(values: Values) -> Iterator[str]:
+    """Yield a patience that is longer than the run."""
+    runner, source = values["runner"], (values["objective"] or "").partition("/")[0]
+    patience, every = runner["early_stopping_patience"], (values["evaluate"] or {"splits": {}})["splits"].get(source)
+    if not isinstance(patience, int) or not isinstance(every, int) or values["debug"]["limit_ticks"] is not None:
+        return
+    if (patience + 1) * every > runner["max_ticks"]:
+        yield (
+            f"runner.early_stopping_patience: found {patience} with evaluate.splits.{source}={every} and "
+            f"runner.max_ticks={runner['max_ticks']}; expected a run of more than {patience} evaluations, as this one "
+            f"is never stopped early. Lower evaluate.splits.{source}, or leave the patience out."
+        )
+
+
 def _patience_faults(values: Values) -> Iterator[str]:
     patience, objective = values["runner"]["early_stopping_patience"], values["objective"]
     if patience is None or not is_known(objective):
@@ -120,7 +138,7 @@ def _patience_faults(values: Values) -> Iterator[str]:
     every = (values["evaluate"] or {"splits": {}})["splits"].get(source)
     if source not in values["problems"] and not isinstance(every, int):
         yield (
-            f"runner.early_stopping_patience: found {patience} with objective={objective}; expected an objective that "
-            "is evaluated during training. Set objective=val/accuracy and evaluate.splits.val=100, or "
+            f"runner.early_stopping_patience: found {patience} with objective={objective or 'null'}; expected an "
+            "objective that is evaluated during training. Set objective=val/accuracy and evaluate.splits.val=100, or "
             "runner.early_stopping_patience=null."
         )

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlotool.config.leftover import leftover_advice
+from mlotool.config.leftover import GROUP_OF, leftover_advice
 from mlotool.config.optimizer_roles import optimizer_roles
+from mlotool.config.options import option_names
 from mlotool.config.parameter_groups import KEY, group_faults, settings_of
 from mlotool.config.resolve import is_known
+from mlotool.config.schema import OPTION_GROUPS
 from mlotool.config.signatures import keyword_faults, signature_of
 from mlotool.config.source import Signature
 from mlotool.config.sweep import DANGEROUS
@@ -75,7 +77,7 @@ def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
     key, node = place.key, place.node
     if not isinstance(node, Mapping) or "_target_" not in node:
         found = "no _target_" if isinstance(node, Mapping) else repr(node)
-        yield f"{key}: found {found}; expected a node that says what to build. Write {key}: {{_target_: .., ..}}."
+        yield f"{key}: found {found}; expected a node that says what to build. {_written(place)}"
         return
     yield from _inner_faults(place, problems, targets=targets)
     name = node["_target_"]
@@ -118,6 +120,17 @@ def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
         # torch takes any key of a group without a word.
         own = {"_target_": name, **settings_of(group)}
         yield from keyword_faults(f"{key}.{KEY}[{index}]", own, signature, given=given)
+
+
+def _written(place: Place) -> str:
+    """Return what to write in the place of what is no node."""
+    group = GROUP_OF.get(place.kind, place.kind)
+    if isinstance(place.node, str) and group in OPTION_GROUPS and place.node in option_names(group):
+        return (
+            f"Write +{group}@{place.key}={place.node} on the command line, without the + where the recipe has chosen "
+            f"one, or `- /{group}@{place.key}: {place.node}` in its defaults list."
+        )
+    return f"Write {place.key}: {{_target_: .., ..}}."
 
 
 def _inner_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[str]:

@@ -314,6 +314,41 @@ def _idle(values: Values) -> Iterator[str]:
             )
 
 
+def _unused(values: Values) -> Iterator[str]:
+    """Yield hypergradients and schedulers that nothing asks for."""
+    readers, splits = values["graph"]["lower_to_upper"], (values["evaluate"] or {}).get("splits", {})
+    for name, problem in values["problems"].items():
+        if problem.get("hypergradient") is not None and not readers.get(name):
+            lower = next((low for low, uppers in readers.items() if name in uppers), None)
+            yield (
+                f"problems.{name}.hypergradient: found one, while no problem reads the solution of '{name}'; expected "
+                "it at the lower problem, through whose solution it leads. "
+                + (f"Move it to problems.{lower}.hypergradient." if lower else "Remove it.")
+            )
+        is_idle = not any(isinstance(every, int) for every in splits.values())
+        if problem.get("scheduler") is not None and problem.get("scheduler_interval") == "evaluation" and is_idle:
+            yield (
+                f"problems.{name}.scheduler_interval: found evaluation, while nothing is evaluated during training, so "
+                f"the scheduler never steps; expected evaluate.splits.val=100, or step. Set "
+                f"problems.{name}.scheduler_interval=step."
+            )
+
+
+def _broken_episodes(values: Values) -> Iterator[str]:
+    """Yield the problems whose tasks change between the steps that are to learn them."""
+    for name, problem in values["problems"].items():
+        steps, stream = problem.get("unroll_steps"), problem.get("stream") or {}
+        repeat = stream.get("repeat")
+        if problem.get("tasks") is None or not isinstance(steps, int) or not isinstance(repeat, int):
+            continue
+        if repeat % max(steps, 1):
+            yield (
+                f"problems.{name}.stream.repeat: found {repeat} with unroll_steps={steps} and tasks; expected a "
+                f"multiple of {steps}, or the tasks change before all of their steps are done. Set "
+                f"problems.{name}.stream.repeat={steps}."
+            )
+
+
 def _ignored(values: Values) -> Iterator[str]:
     """Yield the settings that have no effect."""
     for name, problem in values["problems"].items():
@@ -325,6 +360,8 @@ def _ignored(values: Values) -> Iterator[str]:
                 f"{key}: found {batch_size}, while {split}={size}; expected no more than the split has, so each batch "
                 f"has {size} samples. Set {key}={size}, or {split}={batch_size}."
             )
+    yield from _unused(values)
+    yield from _broken_episodes(values)
     yield from _idle(values)
     logger = values["logger"]
     if logger["mode"] != "offline" and logger["wandb"] is False:

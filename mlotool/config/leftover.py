@@ -12,7 +12,8 @@ from mlotool.config.schema import OPTION_GROUPS
 from mlotool.config.sources import loaded_recipes
 from mlotool.core.errors import ConfigError
 
-_GROUP_OF = {"module": "model"}
+GROUP_OF = {"module": "model"}
+"""By kind of node, the group of its options, where it has another name."""
 
 
 def leftover_advice(key: str, kind: str | None, target: str, keyword: str) -> str:
@@ -26,7 +27,7 @@ def leftover_advice(key: str, kind: str | None, target: str, keyword: str) -> st
     """
     path = f"{key}.{keyword}"
     setters = [file for file in loaded_recipes() if _has(_load(file), path)]
-    options = _options_with(_GROUP_OF.get(kind or "", kind or ""), target)
+    options = _options_with(GROUP_OF.get(kind or "", kind or ""), target)
     if not setters:
         return ""
     where = f"It is set in {setters[-1]}"

@@ -24,7 +24,7 @@ from mlotool.config.options import FOLDER, check_name, check_placed, check_total
 from mlotool.config.paths import SUFFIX, package_dir
 from mlotool.config.reading import leaves
 from mlotool.config.replacement import TARGET, Dropped, Layer, choice_of, dropped_places
-from mlotool.config.schema import GROUPS, OPTION_GROUPS
+from mlotool.config.schema import GROUPS, OPTION_GROUPS, new_node
 from mlotool.core.errors import ConfigError
 
 
@@ -45,8 +45,11 @@ class ReplacingLoader(ConfigLoaderImpl):
         if self._is_ours():
             parsed = OverridesParser.create().parse_overrides(overrides)
             _check_choices(parsed)
-            # What a node with another target holds is new to Hydra, which wants a plus for it.
-            overrides = [f"++{word}" if _is_node(each) else word for each, word in zip(parsed, overrides, strict=True)]
+            # What a node with another target holds is new to Hydra, which wants a plus for it; so are splits and edges.
+            overrides = [
+                f"++{word}" if _is_node(each) or _is_open(each) else word
+                for each, word in zip(parsed, overrides, strict=True)
+            ]
             self._parsed = parsed
         return super().load_configuration(config_name, overrides, *arguments, **keywords)
 
@@ -69,7 +72,9 @@ class ReplacingLoader(ConfigLoaderImpl):
             chosen = [full_address(each.get_key_element()) for each in self._parsed if not _is_node(each)]
             plans = dropped_places(layers, chosen)
             self._dropped = {id(default): plan for default, plan in zip(defaults, plans, strict=False) if plan}
-        return super()._compose_config_from_defaults_list(defaults=defaults, repo=repo)
+        config = super()._compose_config_from_defaults_list(defaults=defaults, repo=repo)
+        _open_nulls(config, self._parsed or ())
+        return config
 
     def _layer(self, default: Any, repo: Any) -> Layer:
         result = super()._load_single_config(default=default, repo=repo)
@@ -116,6 +121,21 @@ class ReplacingLoader(ConfigLoaderImpl):
         return unfit_places(path, content)
 
 
+def _open_nulls(config: Any, overrides: Sequence[Override]) -> None:
+    """Give null nodes of the schema their keys where an override sets some: OmegaConf cannot merge into null."""
+    for override in overrides:
+        parts = override.key_or_group.split(".")
+        sets_keys = not override.is_sweep_override() and isinstance(override.value(), dict)
+        for size in range(1, len(parts) + sets_keys):
+            *parents, key = parts[:size]
+            parent = OmegaConf.select(config, ".".join(parents)) if parents else config
+            if not OmegaConf.is_dict(parent) or key not in parent:
+                break
+            node = new_node(".".join(parts[:size]))
+            if node is not None and parent._get_node(key)._is_none():
+                parent[key] = node
+
+
 def _line(default: GroupDefault) -> str:
     address = f"{default.group}@{default.package}" if default.package else f"{default.group}"
     return f"override {address}" if default.override else address
@@ -148,6 +168,13 @@ def _is_node(override: Override) -> bool:
     is_plain = override.type == OverrideType.CHANGE and not override.is_sweep_override()
     value = override.value() if is_plain else None
     return isinstance(value, dict) and TARGET in value
+
+
+def _is_open(override: Override) -> bool:
+    """Say whether an override sets several keys of which users give some their names: `evaluate={splits: {val: 9}}`."""
+    is_plain = override.type == OverrideType.CHANGE and not override.is_sweep_override()
+    is_named = override.key_or_group.partition(".")[0] in ("evaluate", "graph", "analyses")
+    return is_plain and is_named and isinstance(override.value(), dict)
 
 
 def _written_out(overrides: Sequence[Override]) -> list[Layer]:

@@ -79,7 +79,7 @@ def unknown_recipe(name: str) -> ConfigError:
             f"recipe: found '{name}', the folder of a run; expected a recipe. {what_to_do_with_a_run(name)}"
         )
     names = [recipe.name for recipe in list_recipes() if len(recipe.name) <= _MAX_NAME][:_MAX_NAMES]
-    near = get_close_matches(name[:_MAX_NAME], names, n=3)
+    near = get_close_matches(name[:_MAX_NAME].lower(), names, n=3)
     hint = f" Did you mean {' or '.join(repr(each) for each in near)}?" if near else ""
     folders = ", ".join(str(folder) for _, folder in recipe_folders())
     return ConfigError(

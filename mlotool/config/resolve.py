@@ -1,5 +1,6 @@
 """A config as plain values, with every reference resolved; what cannot be is a fault, not an exception."""
 
+import re
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -20,6 +21,7 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+_OF_DATA = re.compile(r"\$\{data\.(?P<key>\w+(\.\w+)*)\}")
 MAX_REFERRED = 500
 MAX_DEPTH = 60
 
@@ -125,11 +127,7 @@ def _item(node: Any, key: Any, place: str, faults: Faults) -> Any:
     except InterpolationToMissingValueError:
         return UNKNOWN  # the missing value has a fault of its own
     except InterpolationResolutionError as error:
-        text = str(error).splitlines()[0]
-        faults.append(
-            f"{place}: {text}; expected a reference to a key that has a value, such as ${{data.num_classes}}. "
-            f"Correct {place}."
-        )
+        faults.append(_unresolved(place, str(node._get_node(key)._value()), str(error).splitlines()[0]))
         return UNKNOWN
     except RecursionError:
         faults.append(
@@ -144,6 +142,23 @@ def _item(node: Any, key: Any, place: str, faults: Faults) -> Any:
     resolved = _resolve(value, place, faults)
     faults.num_references -= is_reference
     return resolved
+
+
+def _unresolved(place: str, reference: str, reason: str) -> str:
+    """Return the message for a reference that leads nowhere."""
+    asked = _OF_DATA.fullmatch(reference)
+    if asked and "not found" in reason:
+        parts = place.split(".")
+        node = ".".join(parts[:3]) if parts[0] == "problems" else parts[0]
+        choice = f" (model@{node}=..)" if parts[2:3] == ["module"] else ""
+        return (
+            f"{place}: found {reference}, while the data has no {asked['key']}; expected data and a {parts[-2]} that "
+            f"fit each other. Choose other data (data=..), or another option for {node}{choice}."
+        )
+    return (
+        f"{place}: found {reference} ({reason}); expected a reference to a key that has a value, such as "
+        f"${{data.num_classes}}. Correct {place}."
+    )
 
 
 def _missing(place: str, node: Any) -> str:

@@ -64,6 +64,8 @@ def load_run_config(run_dir: Path | str, overrides: Sequence[str] = (), *, is_ow
             f"'{run_dir}' has no config.yaml; expected the folder of a run, outputs/<name>/<date>_<time>. "
             "Give the folder that `mlotool run` printed."
         )
+    if not document.data:
+        raise ConfigError(f"{path}: found an empty file; expected the config that the run wrote. Put it back.")
     for key, value in leaves(document.data):
         if isinstance(value, str) and "${" in value:
             # Every reference was resolved when it was written; what looks like one now was put there.

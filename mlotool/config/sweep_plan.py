@@ -16,8 +16,10 @@ from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors, plain
 from mlotool.config.difference import may_differ
 from mlotool.config.length import max_ticks
+from mlotool.config.names import name_fault
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.paths import package_dir
+from mlotool.config.schema import describe_type
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
@@ -135,6 +137,9 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
         faults = list(sweep_node_faults({"sweep": settings}))
         if faults:
             raise ConfigError("\n".join(faults))
+        fault = name_fault(config.name)
+        if fault is not None:
+            raise ConfigError(f"name: {fault}. Correct it.")
         dimensions = tuple(_dimension(each, settings["method"]) for each in swept)
         return SweepPlan(
             # A job is a run: what describes the sweep is none of its overrides.
@@ -233,4 +238,11 @@ def _interval(key: str, override: Override, value: IntervalSweep) -> Dimension:
         )
     # `int(interval(1, 10))` makes the ends whole numbers; `tag(int, ...)` says the same.
     whole = "int" in value.tags or (isinstance(value.start, int) and isinstance(value.end, int))
+    if describe_type(key).startswith("a whole number") and not whole:
+        if low.is_integer() and high.is_integer():
+            return Dimension(key, (), low, high, log=log, whole=True)
+        raise ConfigError(
+            f"{key}: found {override.input_line}, from which numbers with a fraction are drawn; expected whole ones. "
+            f"Write '{key}=int(interval({low:.0f},{high:.0f}))'."
+        )
     return Dimension(key, (), low, high, log=log, whole=whole)

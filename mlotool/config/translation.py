@@ -15,6 +15,7 @@ from omegaconf.errors import (
 
 from mlotool.config.nulls import missing_choice, null_fault
 from mlotool.config.options import unknown_option
+from mlotool.config.places import place_of
 from mlotool.config.reading import read_document
 from mlotool.config.recipes import unknown_recipe
 from mlotool.config.schema import GROUPS, ROOT_KEYS, describe_type, is_container, keys_at
@@ -26,6 +27,10 @@ _NEW_PROBLEM = (
     "found a problem that the recipe does not have; expected one that it has. Correct the name, or add the problem in "
     "a recipe of yours: its module, loss, optimizer and edges."
 )
+_FUNCTIONS = ("choice", "range", "interval", "tag", "glob", "sort", "shuffle", "int", "float", "str", "bool")
+"""Those of Hydra's grammar that a value may begin with."""
+
+_SPACE = "there is a space in it"
 _ORIGIN = re.compile(rf"^In '?(?P<origin>({'|'.join(GROUPS)})/[^':]+)'?: ")
 
 
@@ -42,9 +47,11 @@ def translate(error: BaseException) -> ConfigError:
     if isinstance(error, MissingConfigException):
         return _missing(error, origin)
     if isinstance(error, OverrideParseException):
+        slip = _slip(error.override)
+        advice = f"Quote it for the shell, e.g. '{error.override.partition('=')[0]}=[1,2]'."
         return ConfigError(
-            f"Found the override '{error.override}' ({_slip(error.override)}); expected key=value, or +key=value for a "
-            f"new key. Quote it for the shell, e.g. '{error.override.partition('=')[0]}=[1,2]'."
+            f"Found the override '{error.override}' ({slip}); expected key=value, or +key=value for a new key. "
+            f"{'Write each override as a word of its own.' if slip == _SPACE else advice}"
         )
     inner = next((each for each in _chain(error) if isinstance(each, OmegaConfBaseException)), None)
     if inner is not None:
@@ -72,8 +79,16 @@ def unknown_key(path: str, options: Sequence[str], advice: str = "") -> str:
 
 def unknown_root_key(key: str) -> str:
     """Return the message for a key that the root of a config does not have."""
+    if key in GROUPS and key not in ROOT_KEYS:
+        kind = {"model": "module"}.get(key, key)
+        return (
+            f"{key}: found a choice for no problem; expected the node that it is for behind an @. Write "
+            f"+{key}@problems.<name>.{kind}=.."
+        )
     options = [*ROOT_KEYS, *(group for group in GROUPS if group not in ROOT_KEYS)]
-    return unknown_key(key, options, "Correct the key; everything else belongs under one of these.")
+    advice = "Correct the key; everything else belongs under one of these."
+    place = "" if did_you_mean(key, options) else place_of(key)
+    return unknown_key(key, options, f"Did you mean {place}? {advice}" if place else advice)
 
 
 def removed_key(path: str) -> str:
@@ -117,13 +132,25 @@ def _slip(override: str) -> str:
         return "a quote is not closed"
     if any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
         return "a bracket is not closed"
-    return "a comma has nothing behind it" if value.rstrip().endswith(",") else "its value cannot be read"
+    if value.rstrip().endswith(","):
+        return "a comma has nothing behind it"
+    if " " in key or re.search(r"\s\S+=", value):
+        return _SPACE
+    called = re.match(r"(\w+)\(", value)
+    if called and called[1] not in _FUNCTIONS:
+        return f"there is no function {called[1]}; expected one of {', '.join(_FUNCTIONS)}"
+    return "its value cannot be read: a list is [1, 2], a mapping {name: 1} without quotes around its names"
 
 
 def _missing(error: MissingConfigException, origin: str) -> ConfigError:
     group, _, option = (error.missing_cfg_file or "").partition("/")
     if group == "recipe":
         return ConfigError(f"{origin}{unknown_recipe(option)}")
+    if group == "hydra":
+        return ConfigError(
+            f"{origin}found the group 'hydra' in {error.missing_cfg_file}; expected a sweep by mlotool's own keys. "
+            "Write sweep=optuna for a search, sweep.workers=2 for jobs at a time, sweep.launcher=slurm for a cluster."
+        )
     if group not in GROUPS:
         return ConfigError(
             f"{origin}found the group '{group}'; expected one of {', '.join(GROUPS)}.{did_you_mean(group, GROUPS)} "
@@ -148,10 +175,17 @@ def _node_error(error: OmegaConfBaseException) -> str:
     if not path:
         path, value = next(filter(None, map(_misplaced, _documents())), ("", value))
     expected = describe_type(path) if path else "mappings, lists and values where the schema has them"
+    if path and value == "None" and expected.endswith("or null"):
+        return f"{path}: found 'None'; expected {expected}. Write {path}=null."
     if path and ("is not Optional" in str(error) or "'None'" in str(error)):
         return null_fault(path)
     raw = _first_line(error)
     found = raw if value is None else f"found {value!r}"
+    odd = re.search(r"Key (\S+) \((\w+)\) is incompatible with \(str\)", raw)
+    if odd:
+        found, expected = f"found the key {odd[1]}, which YAML takes for no text ({odd[2]})", "a name, or one in quotes"
+    if value is None and expected == "a value" and "Cannot merge DictConfig with ListConfig" in raw:
+        found, expected = "found a mapping in the place of a list, or the other way round", "the one that is there"
     return f"{path or 'config'}: {found}; expected {expected}. Correct it."
 
 
@@ -207,9 +241,10 @@ def _not_in_defaults(match: re.Match[str]) -> str:
         return "Found recipe=.. without a plus; expected +recipe=.., as no recipe is chosen yet. Add the plus."
     chosen = re.findall(r"[\w/]+@[\w.]+", match.string.partition("one of")[2].partition("\n")[0]) or _choices()
     known = f"expected one of {', '.join(chosen)}" if chosen else "expected a group that the recipe chooses from"
+    correction = "Correct what stands behind the @" if package else "Say behind an @ which node it is for"
     return (
         f"Found the choice '{key}', which is not in the recipe's defaults list; {known}.{did_you_mean(key, chosen)} "
-        f"Correct what stands behind the @, or write +{group}@{package or 'problems.<name>.<key>'}=.. to add a choice."
+        f"{correction}, or write +{group}@{package or 'problems.<name>.<key>'}=.. to add a choice."
     )
 
 
@@ -225,6 +260,13 @@ def _unknown_group(match: re.Match[str]) -> str:
 
 
 _PATTERNS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+    (
+        r"^Additional config directory '(?P<folder>.*)' not found",
+        lambda match: (
+            f"--config-dir: found {match['folder']}, which is not there; expected a folder with config groups. Correct "
+            "its path."
+        ),
+    ),
     (
         r"^Unexpected type for root",
         lambda match: (

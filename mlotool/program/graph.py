@@ -207,8 +207,8 @@ class Graph:
                     if start not in node.roles.values() and start not in node.other_uses.values():
                         faults.append(
                             f"graph.{key}.{start}: nothing uses the edge to '{end}'; expected that the loss of '{end}' "
-                            f"has a role for '{start}'. Write problems.{end}.loss.roles.<role>: {start}, "
-                            "or remove the edge."
+                            f"has a role for '{start}', or its optimizer or reset_to names it. Write "
+                            f"problems.{end}.loss.roles.<role>: {start}, or remove the edge."
                         )
         return faults
 

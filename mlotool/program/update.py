@@ -138,7 +138,7 @@ def spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
     found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__} {value!r}"[:200]
     raise ConfigError(
         f"{key}: its problem's module gives {found}; expected one value, {len(theta)} values (one a parameter), or a "
-        f"mapping with the keys {', '.join(theta)}. Correct the module's forward."
+        f"mapping with the keys {', '.join(theta)}. Correct the module's size, or what its forward returns."
     )
 
 

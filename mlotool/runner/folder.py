@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from mlotool.config import Origin, load_run_config, write_provenance
-from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.errors import ConfigError, MlotoolError, RunFileError
 from mlotool.core.files import write_text, writing
 from mlotool.core.run_files import check_tree
 from mlotool.program import Graph
@@ -68,9 +68,14 @@ class RunFolder:
             for folder in (claimed / "artifacts", claimed / "checkpoints"):
                 with writing(folder):
                     folder.mkdir(exist_ok=True)
-        except MlotoolError:
+        except MlotoolError as error:
             # So that the same command can take the folder once it is put right.
             (claimed / "config.yaml").unlink(missing_ok=True)
+            if isinstance(error, RunFileError):
+                raise ConfigError(
+                    f"{claimed}: found a folder with files of other programs ({error}); expected a new or empty one. "
+                    "Name another one."
+                ) from error
             raise
         return cls(claimed, sweep)
 
@@ -95,7 +100,7 @@ class RunFolder:
     def _way_out(self, is_kept: bool) -> str:
         present = sorted(each.stem for each in self.checkpoints.glob("*.ckpt"))
         if present:
-            return f"Use checkpoint={present[0]}."
+            return f"Use checkpoint={present[0]} (--checkpoint {present[0]})."
         if not is_kept:
             return "It was run with runner.checkpoint=false: run the recipe with runner.checkpoint=true."
         return "It failed before its first tick, or has not begun it yet: see its summary.json, or wait."

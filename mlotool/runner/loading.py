@@ -20,6 +20,10 @@ from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.module_size import check_module_sizes
 
+_OF_TRAINING = re.compile(
+    r"(seed|objective|objective_mode|name|runner\.(?!precision)\w+|(logger|sweep|debug|graph|hypergradient)\..*"
+    r"|problems\.\w+\.(optimizer|scheduler|stream|hypergradient|unroll_steps|warmup_steps|gradient_clip_norm).*)="
+)
 _SHAPES = re.compile(r"size mismatch for ([\w.]+): [^\[]*(\[[^\]]*\])[^\[]*(\[[^\]]*\])")
 """In torch's words."""
 
@@ -133,6 +137,7 @@ def _rebuild(
     # The checkpoint first: without one there is no need to build anything.
     path = RunFolder(Path(run_dir)).find_checkpoint(checkpoint)
     config = load_run_config(Path(run_dir), overrides)
+    _warn_of_idle(overrides)
     if is_wrong_way_round(config):
         _warn_of_best(run_dir, checkpoint, config)
     # It has chosen the checkpoint, and nothing more: the metrics may be others than in the run.
@@ -142,6 +147,17 @@ def _rebuild(
     with _overrides_told(overrides, path):
         load_program(built.program, path)
     return built, config
+
+
+def _warn_of_idle(overrides: Sequence[str]) -> None:
+    """Warn of overrides that change how a run trains, and nothing of what it has learned."""
+    for word in overrides:
+        if _OF_TRAINING.match(word):
+            warnings.warn(
+                f"found the override {word}, which does nothing here: the module is that of the checkpoint, evaluated "
+                "on the CPU; expected values of data, evaluate or problems.<name>.module. Leave it out.",
+                stacklevel=4,
+            )
 
 
 @contextmanager

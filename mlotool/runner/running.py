@@ -117,7 +117,7 @@ def run(
         with joined(world, device) as ranks, ExitStack() as stack:
             found = None if resume is None else ranks.of_first(lambda: find_run(config, resume, output_dir))
             if found is not None and found.is_finished:
-                return _finished(found, ranks)
+                return _finished(found, config, ranks)
             seed_everything(config.seed, workers=True, verbose=False)
             built = build(config)
             # Everything that can be wrong with the config is found before a folder is made.
@@ -212,12 +212,14 @@ def _go_on(found: Found, config: Any, origin: Origin, program: Program | None) -
     return checkpoint
 
 
-def _finished(found: Found, ranks: Ranks) -> RunResult:
+def _finished(found: Found, config: Any, ranks: Ranks) -> RunResult:
     path, summary = found.folder.path, read_summary(found.folder.path)
     if ranks.is_first:
+        limit = config.debug.limit_ticks
+        key = "runner.max_ticks" if limit is None or limit >= config.runner.max_ticks else "debug.limit_ticks"
         say(
-            f"{path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise runner.max_ticks to go "
-            "on, or leave resume out for a new run."
+            f"{path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise {key} to go on, or leave "
+            "resume out for a new run."
         )
     metrics, objective = summary.get("metrics"), summary.get("objective")
     # The summary may be anybody's.

@@ -58,6 +58,8 @@ class StudyPoints(AbstractPoints):
                 "'problems.<name>.optimizer.lr=tag(log, interval(1e-3, 1e-1))' on the command line."
             )
         self._distributions = {each.key: _distribution(optuna, each) for each in plan.dimensions}
+        if settings["sampler"] == "brute_force":
+            _check_countable(plan)
         if not settings["storage"]:
             _check_own_study(folder, settings["sampler"])
         self._watched = {
@@ -289,6 +291,11 @@ def _make(
     known = [each for each in inspect.signature(kind).parameters if each != "args"]
     given = {each: value for each, value in given.items() if each in known}
     for option in options:
+        if option == "seed":
+            raise ConfigError(
+                f"sweep.{key}_options.seed: found {options['seed']!r}; expected the seed in a key of its own, which "
+                "every sampler takes. Write sweep.seed=.."
+            )
         if option not in known or option in given:
             expected = ", ".join(each for each in known if each not in given) or "none"
             raise ConfigError(
@@ -304,6 +311,16 @@ def _make(
             f"sweep.{key}: '{name}' does not start with the options {dict(options)} ({error}); expected values that "
             f"optuna.{key}s.{classes[name]} takes. Correct sweep.{key}_options."
         ) from error
+
+
+def _check_countable(plan: SweepPlan) -> None:
+    """Refuse intervals of real numbers where each value is to be tried."""
+    for each in plan.dimensions:
+        if each.low is not None and not each.whole and each.step is None:
+            raise ConfigError(
+                f"{each.key}: found an interval with sweep.sampler=brute_force, which tries every value; expected "
+                f"choices, or a range with a step. Write {each.key}=0.01,0.1, or choose another sampler."
+            )
 
 
 def _distribution(optuna: Any, dimension: Dimension) -> Any:

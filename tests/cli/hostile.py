@@ -232,7 +232,7 @@ LARGE = {
         BASE + "problems: {classifier: {module: {" + _each("hidde#: 1", 450, ", ") + "}}}",
         "and 430 more",
     ),
-    "unknown-metrics": (BASE + "evaluate: {metrics: [" + _each("accurac#", 850, ", ") + "]}", "and 831 more"),
+    "unknown-metrics": (BASE + "evaluate: {metrics: [" + _each("accurac#", 850, ", ") + "]}", "and 830 more"),
     "long-texts": (BASE + f"data: {{num_classes: [{', '.join(['x' * 2_000] * 45)}]}}", "1000 values"),
     "aliases": (
         BASE + "data: {a: &a [" + "x, " * 90 + "x], b: &b [*a, *a, *a], c: [*b, *b, *b, *b, *b]}",

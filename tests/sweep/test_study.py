@@ -137,7 +137,7 @@ def test_a_job_that_ended_before_the_sweep_took_note_is_not_run_again(tmp_path: 
     ("settings", "message"),
     [
         ({"sampler_options": {"n_startup_trails": 3}}, "Did you mean 'n_startup_trials'"),
-        ({"sampler_options": {"seed": 3}}, "sampler_options.seed: found an option"),
+        ({"sampler_options": {"seed": 3}}, "sampler_options.seed: found 3; expected the seed in a key of its own"),
         ({"pruner": "percentile"}, "'percentile' does not start"),
         ({"pruner_options": {"n_warmup": 3}}, "n_warmup_steps"),
         ({"storage": "sqlite:////no/such/folder/study.db"}, "sweep.storage: found"),

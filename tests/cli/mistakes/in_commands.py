@@ -46,7 +46,19 @@ def _run_folder(folder: Path) -> None:
     (folder / "run" / "provenance.json").write_text("{}")
 
 
+def _of_sweep(*words: str, says: tuple[str, ...], optuna: bool = True) -> Mistake:
+    search = ("sweep=optuna", "sweep.num_trials=2") if optuna else ()
+    return _run("-m", *search, *words, says=says)
+
+
+def _sweep_folder(folder: Path) -> None:
+    """Make what of a sweep's folder counts where another one is to begin or to go on there."""
+    (folder / "swept").mkdir()
+    (folder / "swept" / "multirun.yaml").write_text("hydra: {overrides: {task: [+recipe=plain, 'seed=0,1']}}\n")
+
+
 OVERRIDE = "expected key=value"
+RATE = "problems.classifier.optimizer.lr"
 MISTAKES = {
     "a bracket that the shell has split": _run("seed=[0,1", says=("'seed=[0,1' (a bracket is not closed)", OVERRIDE)),
     "a quote that is not closed": _run('name="x', says=("(a quote is not closed)", OVERRIDE)),
@@ -67,7 +79,9 @@ MISTAKES = {
     ),
     "--cfg with -m": _run("-m", "seed=0,1", "--cfg", "job", says=("--cfg: not allowed with argument -m",)),
     "--info of nothing": _run("--info", "everything", says=("invalid choice: 'everything'",)),
-    "another program's launcher": _run("-m", "hydra/launcher=joblib", says=("found the group 'hydra'",)),
+    "another program's launcher": _run(
+        "-m", "hydra/launcher=joblib", says=("found the group 'hydra'", "sweep.workers=2 for jobs at a time")
+    ),
     "a flag for a group": _run(
         "debug=true", says=("debug: found true; expected the name of an option, as in debug=fast",)
     ),
@@ -155,6 +169,96 @@ MISTAKES = {
     "check of negative ticks": _typed("check", "mwn", "--ticks", "-5", says=("--ticks: found -5",)),
     "validate of a folder": _typed("validate", "mypackage", says=("found 'mypackage'", "mlotool list")),
     "validate of a file of another ending": _typed("validate", "odd.yml", says=("Did you mean", "odd.yaml")),
+    "another program's key": _run("max_epochs=3", says=("unknown key 'max_epochs'", "Did you mean runner.max_ticks?")),
+    "a rate without its place": _run("lr=0.1", says=("Did you mean problems.<name>.optimizer.lr?",)),
+    "a key in capitals": _run("SEED=3", says=("unknown key 'SEED'", "Did you mean 'seed'?")),
+    "a recipe in capitals": _typed("run", "PLAIN", says=("recipe: found 'PLAIN'", "'plain'")),
+    "an optimizer for no problem": _run(
+        "+optimizer=adam",
+        says=("optimizer: found a choice for no problem", "+optimizer@problems.<name>.optimizer=.."),
+    ),
+    "an optimizer's option in the place of a node": _run(
+        "problems.classifier.optimizer=adam",
+        says=("found 'adam'; expected a node", "+optimizer@problems.classifier.optimizer=adam on the command line"),
+    ),
+    "a reference to nothing": _run(
+        f"{RATE}=${{rate}}", says=(f"{RATE}: found ${{rate}} (Interpolation key 'rate' not found)",)
+    ),
+    "a reference to the environment": _run(
+        "seed=${oc.env:NO_SUCH_VARIABLE}",
+        says=("seed: found ${oc.env:NO_SUCH_VARIABLE}", "Environment variable 'NO_SUCH_VARIABLE' not found"),
+    ),
+    "Python's None": _run(
+        "problems.classifier.gradient_clip_norm=None", says=("found 'None'; expected a number or null", "norm=null")
+    ),
+    "JSON": _run('data={"seed": 3}', says=("a mapping {name: 1} without quotes around its names",)),
+    "a recipe and an override in one word": _typed(
+        "run", "plain seed=3", says=("Found 'plain seed=3', which has a space before its =", "word of its own")
+    ),
+    "two overrides in one word": _run("seed=3 name=x", says=("(there is a space in it)", "a word of its own")),
+    "a home that the shell leaves": _typed("run", "~/no_such.yaml", says=("recipe: found '~/no_such.yaml'",)),
+    "a setting with dashes and a space": _run("--resume", "auto", says=("settings have no dashes: write resume=..",)),
+    "a folder that Hydra enters": _run("hydra.job.chdir=true", says=("hydra.job.chdir: found true; expected false",)),
+    "a folder of groups that is not there": _run("-cd", "nowhere", says=("--config-dir: found", "is not there")),
+    "a part of the config that is not there": _run(
+        "--cfg", "job", "--package", "problms", says=("--package: found 'problms'", "Did you mean 'problems'?")
+    ),
+    "the folder of single runs for a sweep": _of_sweep(
+        "seed=0,1",
+        "hydra.run.dir=x",
+        "max_ticks=2",
+        says=("hydra.run.dir: found x with -m", "unknown key"),
+        optuna=False,
+    ),
+    "a folder with a sweep for another one": Mistake(
+        ("run", "-m", "odd.yaml", "seed=2,3", "hydra.sweep.dir=swept"),
+        ("hydra.sweep.dir: found swept, which holds a sweep already", "resume=swept"),
+        2,
+        {"odd.yaml": PLAIN},
+        _sweep_folder,
+    ),
+    "a sweep of another recipe to go on with": Mistake(
+        ("run", "-m", "odd.yaml", "seed=0,1", "resume=swept"),
+        ("resume: found 'swept', a sweep of recipe=plain, with recipe=odd",),
+        2,
+        {"odd.yaml": PLAIN},
+        _sweep_folder,
+    ),
+    "jobs in one folder": Mistake(
+        ("run", "-m", "odd.yaml", "seed=0,1", "hydra.sweep.dir=outputs/x", "hydra.sweep.subdir=y"),
+        ("holds a run already; expected a new or empty folder",),
+        2,
+        {"odd.yaml": PLAIN},
+        leaves=("run",),
+    ),
+    "a name with a space for a sweep": _of_sweep("seed=0,1", "name='a b'", says=("name: found 'a b'",), optuna=False),
+    "settings of a search in a grid": Mistake(
+        ("run", "-m", "odd.yaml", "seed=0,1", "sweep.num_trials=5"),
+        ("warning: sweep.num_trials: found it in a grid, which runs every combination", "Add sweep=optuna"),
+        0,
+        {"odd.yaml": PLAIN},
+        leaves=("run",),
+    ),
+    "an unknown key in a search": _of_sweep("lr=interval(0.1,1)", says=("unknown key 'lr'",)),
+    "an unknown key of the search": _of_sweep(
+        f"{RATE}=interval(0.1,1)", "+sweep.direction=maximize", says=("sweep.direction: unknown key 'direction'",)
+    ),
+    "an interval below zero": _of_sweep(f"{RATE}=interval(-1,-0.5)", says=(f"{RATE}: found -1.0", "at least 0")),
+    "an interval with fractions for whole numbers": _of_sweep(
+        "runner.max_ticks=interval(1.5,3.5)", says=("numbers with a fraction are drawn", "int(interval(")
+    ),
+    "every value of an interval": _of_sweep(
+        f"{RATE}=interval(0.1,1)", "sweep.sampler=brute_force", says=(f"{RATE}: found an interval", "another sampler")
+    ),
+    "a seed for the sampler": _of_sweep(
+        f"{RATE}=interval(0.1,1)",
+        "sweep.sampler_options={seed: 3}",
+        says=("sweep.sampler_options.seed: found 3", "Write sweep.seed=.."),
+    ),
+    "an interval by another name": _of_sweep(
+        f"{RATE}=loguniform(0.01,1)", says=("there is no function loguniform", "interval")
+    ),
+    "a copy with an override": _typed("copy", "plain", "seed=3", says=("'seed=3': found an override",)),
     "a verb twice": _typed("run", "run", "odd.yaml", says=("Found two recipes, 'run' and 'odd'",)),
     "a verb in capitals": _typed("RUN", "plain", says=("Unknown verb 'RUN'",)),
 }

@@ -53,6 +53,11 @@ def _with(*words: str, says: tuple[str, ...]) -> Mistake:
     return Mistake(("run", "odd.yaml", *words), says, files={"odd.yaml": RECIPE})
 
 
+def _builtin(recipe: str, *words: str, says: tuple[str, ...], code: int = 2, leaves: tuple[str, ...] = ()) -> Mistake:
+    quiet = ("debug=fast", "logger=csv", "runner.report=false", "runner.progress_bar=false")
+    return Mistake(("run", recipe, *quiet, *words), says, code, leaves=leaves)
+
+
 LR, CLASSIFIER = "problems.classifier.optimizer.lr", "problems.classifier."
 MISTAKES = {
     "a rate in percent": _changed("lr: 0.01", "lr: 1%", f"{LR}: found '1%'; expected a number"),
@@ -214,6 +219,121 @@ MISTAKES = {
     ),
     "an objective with a condition": _changed(
         "objective: val/accuracy", "objective: val/accuracy > 90%", "found 'val/accuracy > 90%', which is not logged"
+    ),
+    "tasks that change between their steps": _builtin(
+        "maml",
+        "problems.learner.stream.repeat=3",
+        says=("problems.learner.stream.repeat: found 3 with unroll_steps=5", "the tasks change", "repeat=5"),
+        code=0,
+        leaves=("run",),
+    ),
+    "a start from a solver that takes no steps": _builtin(
+        "maml",
+        "hypergradient=cg",
+        says=("reset_to: 'meta' shapes 'learner' through its steps", "hypergradient: unrolled"),
+    ),
+    "an evaluation of a recipe that has none": _builtin(
+        "maml",
+        "evaluate={problem: learner, metrics: [mean_squared_error], splits: {val: 2}}",
+        says=("analyses.val: found the name of a split",),
+    ),
+    "a learned start of another size": _builtin(
+        "maml", "problems.learner.module.hidden=[20]", says=("reset_to: found 'meta'", "the same module")
+    ),
+    "tasks on two devices": _builtin("maml", "runner.devices=2", says=("problems.learner.tasks: found 16",)),
+    "half precision through steps": _builtin("maml", "runner.precision=fp16", says=("an overflow skips", "bf16")),
+    "a fixed rate in the place of a learned one": _builtin(
+        "learned_lr",
+        f"{LR}=0.1",
+        says=("nothing uses the edge to 'classifier'", "or its optimizer or reset_to names it"),
+    ),
+    "a learned rate and a scheduler": _builtin(
+        "learned_lr",
+        f"+{CLASSIFIER}scheduler={{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}}",
+        says=(f"{CLASSIFIER}scheduler: found", "since a problem sets hyperparameters"),
+    ),
+    "a learned rate for three of six parameters": _builtin(
+        "learned_lr",
+        "problems.rate.module.size=3",
+        says=(f"{LR}: its problem's module gives shape (3,)", "Correct the module's size"),
+        leaves=("run",),
+    ),
+    "images for a transformer": _builtin(
+        "mwn_text",
+        "data=digits_noisy",
+        says=(
+            "found ${data.vocabulary_size}, while the data has no vocabulary_size",
+            "model@problems.classifier.module=",
+        ),
+    ),
+    "parameter groups as a mapping": _builtin(
+        "domain_adaptation",
+        "problems.finetune.optimizer.groups={match: layers.*, lr: 0.1}",
+        says=("problems.finetune.optimizer.groups: found a mapping in the place of a list",),
+    ),
+    "more stages than layers": _builtin(
+        "layerparallel_penalty",
+        f"{CLASSIFIER}parallel.stages=100",
+        says=("found 100 stages; expected at most 9", "Set stages=9"),
+    ),
+    "stored states of augmented samples": _builtin(
+        "layerparallel_penalty", "data.augment=true", says=("parallel.variables: found stored", "variables=auxnet")
+    ),
+    "unrolled steps of layers in parallel": _builtin(
+        "mwn_layerparallel", "hypergradient=unrolled", says=("takes the steps of 'classifier' again", "remove parallel")
+    ),
+    "shards below a hypergradient": _builtin(
+        "mwn", f"{CLASSIFIER}shard=true", says=(f"{CLASSIFIER}shard: found true", "expected first_order")
+    ),
+    "a hypergradient at the upper problem": _changed(
+        "  reweight:\n    loss",
+        "  reweight:\n    hypergradient: {_target_: mlotool.hypergradient.Unrolled}\n    loss",
+        "problems.reweight.hypergradient: found one, while no problem reads the solution of 'reweight'",
+        "Move it to problems.classifier.hypergradient.",
+        code=0,
+        leaves=("run",),
+    ),
+    "a solver's name for a node": _changed(
+        "  reweight:\n    loss",
+        "  reweight:\n    hypergradient: neumann\n    loss",
+        "problems.reweight.hypergradient: found 'neumann'; expected a node",
+        "`- /hypergradient@problems.reweight.hypergradient: neumann` in its defaults list",
+    ),
+    "a scheduler that waits for evaluations": _file(
+        RECIPE.replace("splits: {val: 2, test: end}", "splits: {test: end}")
+        .replace("objective: val", "objective: test")
+        .replace(
+            "SGD, lr: 0.01}",
+            "SGD, lr: 1%}\n    scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 1, gama: 0.5}\n"
+            "    scheduler_interval: evaluation",
+        ),
+        f"{LR}: found '1%'",
+        "unknown keyword 'gama'",
+        "Did you mean 'gamma'?",
+    ),
+    "a split without quotes": _changed(
+        "val: 2", "0: 2", "evaluate.splits.0: found the key 0, which YAML takes for no text (int)"
+    ),
+    "a metric by its class": _with(
+        "evaluate.metrics=[torchmetrics.Accuracy]",
+        says=("evaluate.metrics: found 'torchmetrics.Accuracy'", "Did you mean 'accuracy'?"),
+    ),
+    "a patience longer than the run": Mistake(
+        ("run", "odd.yaml", "runner.early_stopping_patience=3", "evaluate.splits.val=100"),
+        ("warning: runner.early_stopping_patience: found 3 with evaluate.splits.val=100", "never stopped early"),
+        0,
+        {"odd.yaml": RECIPE},
+        leaves=("run",),
+    ),
+    "roles as a list": _changed(
+        "roles: {model: classifier, weigher: reweight}",
+        "roles: [classifier, reweight]",
+        f"{CLASSIFIER}loss.roles: found ['classifier', 'reweight']; expected problems by role",
+    ),
+    "edges both ways down": _changed(
+        "upper_to_lower: {reweight: [classifier]}",
+        "upper_to_lower: {reweight: [classifier], classifier: [reweight]}",
+        "stands in graph.lower_to_upper.classifier as well; expected the two edges of a pair in opposite directions",
     ),
     "a tab": _file(RECIPE.replace("    stream: {split: meta", "\tstream: {split: meta"), "this is not YAML", "line 12"),
     "a bracket that is not closed": _file(RECIPE.replace("test: end}}", "test: end}"), "this is not YAML", "line 24"),
