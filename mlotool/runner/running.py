@@ -218,8 +218,8 @@ def _finished(found: Found, config: Any, ranks: Ranks) -> RunResult:
         limit = config.debug.limit_ticks
         key = "runner.max_ticks" if limit is None or limit >= config.runner.max_ticks else "debug.limit_ticks"
         say(
-            f"{path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise {key} to go on, or leave "
-            "resume out for a new run."
+            f"{path} has finished after {summary['num_ticks']} ticks; nothing is changed. Raise {key} to go on, or "
+            "leave resume out for a new run."
         )
     metrics, objective = summary.get("metrics"), summary.get("objective")
     # The summary may be anybody's.

@@ -178,7 +178,8 @@ def test_an_edge_that_nothing_uses(name: str, key: str, start: str) -> None:
     (message,) = faults(Graph(UP, DOWN), nodes)
     assert message == (
         f"graph.{key}.{start}: nothing uses the edge to '{name}'; expected that the loss of '{name}' has a role for "
-        f"'{start}', or its optimizer or reset_to names it. Write problems.{name}.loss.roles.<role>: {start}, or remove the edge."
+        f"'{start}', or its optimizer or reset_to names it. Write "
+        f"problems.{name}.loss.roles.<role>: {start}, or remove the edge."
     )
 
 
