@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -18,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.tracing import tracing
 from mlotool.program.engine import Engine
+from mlotool.program.batch_norms import HONEST_BATCH_NORMS
 from mlotool.program.flat_graph import simplified
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.moment import Moment
@@ -36,11 +36,6 @@ MOST_TRACES = 8
 """Of one gradient: one for each kind of batches."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-
-
-_ATEN = torch.ops.aten
-_WRITING = get_decompositions([_ATEN.native_batch_norm, _ATEN.cudnn_batch_norm, _ATEN.miopen_batch_norm])
-"""Operations that write into their arguments and do not say so; what they consist of does."""
 
 
 class UntraceableError(Exception):
@@ -166,7 +161,7 @@ class Tracer:
         before = torch.get_rng_state()
         try:
             # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat.
-            flat = make_fx(functionalize(make_fx(function, _WRITING)(*arguments)))(*arguments)
+            flat = make_fx(functionalize(make_fx(function, HONEST_BATCH_NORMS)(*arguments)))(*arguments)
             run = self._program(flat, arguments)
         except Exception as error:
             raise UntraceableError(_reason(error)) from error

@@ -1,0 +1,43 @@
+"""Batch normalisations whose schema says that they write into the running statistics.
+
+`native_batch_norm` and cuDNN's write in silence: in a traced graph two equal calls would be taken for one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+
+_ATEN = torch.ops.aten
+
+
+def _native(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    if mean is None or variance is None:
+        found: tuple[Tensor, ...] = _ATEN._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+        return found
+    found = _ATEN._native_batch_norm_legit.default(x, weight, bias, mean, variance, training, momentum, eps)
+    return found
+
+
+def _cudnn(x: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    # Its fourth output is for its own backward pass, in whose place is the native one's.
+    return (*_native(x, weight, *arguments), x.new_zeros(0, dtype=torch.uint8))
+
+
+HONEST_BATCH_NORMS: dict[Any, Callable[..., Any]] = {
+    _ATEN.native_batch_norm.default: _native,
+    _ATEN.cudnn_batch_norm.default: _cudnn,
+    **get_decompositions([_ATEN.cudnn_batch_norm_backward]),
+}
+"""A table for `make_fx`."""
