@@ -23,10 +23,11 @@ def _native(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...]
     if mean is None or variance is None:
-        found: tuple[Tensor, ...] = _ATEN._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
-        return found
-    found = _ATEN._native_batch_norm_legit.default(x, weight, bias, mean, variance, training, momentum, eps)
+        found = _ATEN._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    else:
+        found = _ATEN._native_batch_norm_legit.default(x, weight, bias, mean, variance, training, momentum, eps)
     return found
 
 

@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.tracing import tracing
-from mlotool.program.engine import Engine
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS
+from mlotool.program.engine import Engine
 from mlotool.program.flat_graph import simplified
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.moment import Moment
