@@ -165,7 +165,11 @@ class Places:
         Raises:
             KeyError: the module has no parameter or buffer of such a name; nothing has changed.
         """
-        moves = [(place, tensor) for name, tensor in parameters.items() for place in self._parameters[name]]
+        try:
+            moves = [(place, tensor) for name, tensor in parameters.items() for place in self._parameters[name]]
+        except KeyError as error:
+            names = ", ".join(self._parameters)
+            raise KeyError(f"found {error} among parameters that are given; expected names of {names}") from None
         moves += [(place, tensor) for name, tensor in buffers.items() for place in self._buffers[name]]
         saved = [(holder, attribute, holder[attribute]) for (holder, attribute), _ in moves]
         for (holder, attribute), tensor in moves:

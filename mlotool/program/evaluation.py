@@ -115,7 +115,8 @@ class Evaluation:
                     with_metrics=is_live,
                 )
         except Exception as error:
-            if batch is None and (wrong := needs_batch(name, error)) is not None:
+            has_none = batch is None and problem.stream is None
+            if has_none and (wrong := needs_batch(name, error)) is not None:
                 raise wrong from error
             tell_of_attribute(error)
             note(error, lambda: self.call_of(name, batch))

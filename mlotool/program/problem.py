@@ -18,7 +18,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import autocast
 from mlotool.core.user_code import Call, note
-from mlotool.program.arguments import check_problem, made
+from mlotool.program.arguments import check_problem, check_scheduler, made
 from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.graph import ProblemNode
 from mlotool.program.loss_scale import LossScale
@@ -179,6 +179,7 @@ class Problem:
             self.scheduler = made(
                 key, scheduler, built, lambda each: each is None or hasattr(each, "step"), "a scheduler"
             )
+        check_scheduler(name, self.scheduler, built, scheduler_interval)
         self.scheduler_interval = scheduler_interval
         self.evaluates_again = built is not None and _needs_closure(built)
         if self.evaluates_again:

@@ -28,7 +28,7 @@ from mlotool.program.share import Share
 from mlotool.program.trajectory import Reading, StepGraph, StepRecord, Trajectory
 from mlotool.program.unused import UnusedWatch
 from mlotool.program.update import Settings
-from mlotool.program.usable import check_owners
+from mlotool.program.usable import check_kept, check_owners, check_shared, check_state, without_gradient
 
 
 class Program:
@@ -69,6 +69,9 @@ class Program:
         self.graph = graph
         graph.validate({name: problem.node for name, problem in self.problems.items()})
         check_owners({name: problem.module for name, problem in self.problems.items()})
+        for problem in problems:
+            check_kept(problem.name, problem.module, problem.theta)
+        check_shared("parallel", {each.name: each.parallel for each in problems})
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
         stepwise = [name for name, each in self.problems.items() if _is_stepwise(each, self.problems, graph)]
         self._dependence = Dependence(graph, partial, stepwise)
@@ -138,7 +141,9 @@ class Program:
             ConfigError: the loss has changed parameters.
         """
         solved = {step.problem for step in self._steps[self._problem(name).name]}
-        return rehearsed_loss(self._evaluation, name, solved, batch)
+        algorithm = self.problems[name].hypergradient
+        is_repeated = name in self._solved and algorithm is not None and not algorithm.is_constant
+        return rehearsed_loss(self._evaluation, name, solved, batch, is_repeated=is_repeated)
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.
@@ -321,11 +326,7 @@ class Program:
             found = parallel.gradient(loss, parameters)
             return [*found] if parallel.is_divided else self._reduced(found)
         if not loss.requires_grad:
-            raise ConfigError(
-                f"problems.{name}.loss: the loss does not depend on any parameter of '{name}'; expected that it does. "
-                f"Give it a role that plays '{name}', or an edge through which '{name}' shapes what it reads; with "
-                "the first_order hypergradient nothing passes through a solution."
-            )
+            raise without_gradient(name)
         shards = self.problems[name].shards
         if shards is not None:
             return shards.gradient(loss, self.problems[name].theta)
@@ -333,6 +334,9 @@ class Program:
         gradient: Sequence[Tensor | None] = torch.autograd.grad(
             loss if loss_scale is None else loss * loss_scale.value, parameters, allow_unused=True
         )
+        if is_live and not self._steps[name] and all(each is None for each in gradient):
+            # Of an evaluation before: what a loss or a module has kept.
+            raise without_gradient(name)
         if loss_scale is not None:
             gradient = loss_scale.unscaled(gradient)
         reduced = self._reduced(gradient)
@@ -385,6 +389,8 @@ class Program:
                 "Load it with the recipe it was saved by."
             )
         streams = {name: problem.stream for name, problem in self.problems.items()}
+        for name, problem in self.problems.items():
+            check_state(name, state[name], problem.module, problem.optimizer, is_whole=problem.shards is None)
         for name, problem in self.problems.items():
             problem.load_state_dict(state[name], streams)
 

@@ -1,5 +1,6 @@
 """A loss as its first step will meet it, evaluated without a trace."""
 
+import warnings
 from collections.abc import Set
 from contextlib import nullcontext
 from typing import Any
@@ -10,14 +11,21 @@ from torch.overrides import TorchFunctionMode
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.replay import RandomState
+from mlotool.core.unchanged import is_same, restore_torch_settings, torch_settings
 from mlotool.core.user_code import WrongResultError, is_of_user, named, note
 from mlotool.program.evaluation import Evaluation, Scope
+
+MAX_DIFFERENCE = 1e-3
+"""Between two evaluations of a loss, relative to it: kernels on a GPU add in another order each time."""
 
 # How Python sees `tensor.requires_grad_()` and `tensor.requires_grad = ..`.
 _SETTERS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 
 
-def rehearsed_loss(evaluation: Evaluation, name: str, solved: Set[str], batch: Any) -> LossOutput:
+def rehearsed_loss(
+    evaluation: Evaluation, name: str, solved: Set[str], batch: Any, *, is_repeated: bool = False
+) -> LossOutput:
     """Return a loss in training mode, with a graph. Parameters and buffers are copies, solutions have no backwards.
 
     Args:
@@ -25,9 +33,11 @@ def rehearsed_loss(evaluation: Evaluation, name: str, solved: Set[str], batch: A
         name: the problem.
         solved: problems whose solutions its total gradient passes through.
         batch: the problem's batch.
+        is_repeated: whether a pullback will evaluate the loss again, and count on the same value.
 
     Raises:
         ConfigError: the loss has changed parameters, or its forward has made some.
+        WrongResultError: its gradient cannot be taken, or another evaluation gives another loss.
     """
     problems = evaluation.problems
     given: Scope = {}
@@ -37,11 +47,23 @@ def rehearsed_loss(evaluation: Evaluation, name: str, solved: Set[str], batch: A
         given[player] = {key: tensor.clone().requires_grad_(is_leaf) for key, tensor in constants.items()}
     before = {player: _parameters(problems[player].module) for player in given}
     is_users = is_of_user(problems[name].loss, *(problems[each].module for each in given))
+    random = RandomState(tuple(device for each in problems.values() for device in each.devices))
     with torch.enable_grad(), _Guard(given) if is_users else nullcontext():
+        settings = torch_settings()
         output = evaluation.loss(name, given, batch, steps=())
+        changed = restore_torch_settings(settings)
+    if changed:
+        error = WrongResultError(
+            f"its loss, and {changed[0]} changed for all that follows",
+            "that torch's settings stay as they were",
+            f"Use a context (with torch.no_grad():, with torch.device(...):), or call {changed[0]} where the package "
+            "is imported.",
+        )
+        note(error, lambda: evaluation.call_of(name, batch))
+        raise error
     for player, tensors in given.items():
         for key, tensor in problems[player].constants().items():
-            if not _is_same(tensors[key], tensor):
+            if not is_same(tensors[key], tensor):
                 raise ConfigError(
                     f"problems.{name}.loss: {named(problems[name].loss)} has changed the parameter '{key}' of "
                     f"'{player}'; expected a pure function, since a step may evaluate a loss many times. Leave steps "
@@ -53,9 +75,15 @@ def rehearsed_loss(evaluation: Evaluation, name: str, solved: Set[str], batch: A
                 f"problems.{player}.module: {named(problems[player].module)} has made the parameter '{min(made)}' in "
                 "its forward; expected all of them in __init__, since no optimizer knows of this one. Make it there."
             )
-    is_real = output.loss.requires_grad and not output.loss.is_complex()
-    if is_real and is_users:
-        _check_backward(evaluation, name, given, batch, output.loss)
+    if is_users:
+        try:
+            if is_repeated:
+                _check_repeated(evaluation, name, given, batch, output.loss, random)
+            if output.loss.requires_grad:
+                _check_backward(evaluation, name, given, output.loss)
+        except Exception as error:
+            note(error, lambda: evaluation.call_of(name, batch))
+            raise
     return output
 
 
@@ -86,25 +114,94 @@ class _Guard(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _check_backward(evaluation: Evaluation, name: str, given: Scope, batch: Any, loss: Tensor) -> None:
+def _check_repeated(
+    evaluation: Evaluation, name: str, given: Scope, batch: Any, loss: Tensor, random: RandomState
+) -> None:
+    """Refuse a loss that has another value at the same parameters, batch and random numbers of torch."""
+    with torch.no_grad(), random.replayed():
+        again = evaluation.loss(name, given, batch, steps=()).loss
+    first, second = float(loss.detach().mean()), float(again.mean())
+    if abs(first - second) > MAX_DIFFERENCE * max(abs(first), abs(second)):
+        raise WrongResultError(
+            f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch",
+            "the same value, since a hypergradient evaluates a loss many times",
+            "Draw by torch's own generator (torch.rand) in place of numpy's, Python's or another one, and let no value "
+            "that a call leaves behind, in a variable or an attribute of a module, change the next one.",
+        )
+
+
+def _check_backward(evaluation: Evaluation, name: str, given: Scope, loss: Tensor) -> None:
     """Take the gradient of a loss in which code of the user's has a part: that it can be, and that there is one."""
+    problem = evaluation.problems[name]
     leaves = [tensor for tensors in given.values() for tensor in tensors.values() if tensor.requires_grad]
-    try:
-        gradient = torch.autograd.grad(loss, leaves, allow_unused=True)
-        if all(each is None for each in gradient):
-            raise WrongResultError(
-                "a tensor whose gradient does not reach the parameters",
-                f"a loss that depends on the parameters of '{name}' through the modules that it was given",
-                "Call those modules themselves, no copies of them.",
-            )
-    except Exception as error:
-        note(error, lambda: evaluation.call_of(name, batch))
-        raise
+    foreign = _foreign_parameter(loss)
+    if foreign is not None:
+        raise WrongResultError(*_told_foreign(evaluation, foreign))
+    gradient = torch.autograd.grad(loss, leaves, allow_unused=True)
+    found = [_values(each) for each in gradient if each is not None]
+    if not found:
+        raise WrongResultError(
+            "a tensor whose gradient does not reach the parameters",
+            f"a loss that depends on the parameters of '{name}' through the modules that it was given",
+            "Call those modules themselves, no copies of them.",
+        )
+    if problem.precision == "fp16":
+        # Without its loss scale it overflows, or vanishes.
+        return
+    if not bool(loss.isfinite().all()):
+        # It is told itself.
+        return
+    if not all(bool(each.isfinite().all()) for each in found):
+        raise WrongResultError(
+            "a loss whose gradient is not finite before the first step",
+            "finite numbers",
+            "Look for sqrt, norm, log or a division at zero: add a small number inside, as in (x + 1e-12).sqrt().",
+        )
+    if not any(bool(each.any()) for each in found):
+        warnings.warn(
+            f"problems.{name}.loss: the gradient of {named(problem.loss)} is exactly 0 at its first batch; expected "
+            "that it moves the parameters. Look for a factor of 0, a clamp or relu that cuts all of it, and weights "
+            "that all begin at 0.",
+            stacklevel=2,
+        )
+
+
+def _foreign_parameter(loss: Tensor) -> nn.Parameter | None:
+    """Return a parameter that a loss depends on and was not given."""
+    # What a rehearsal gives are plain tensors.
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, nn.Parameter):
+            return variable
+        waiting += [each for each, _ in node.next_functions]
+    return None
+
+
+def _told_foreign(evaluation: Evaluation, parameter: nn.Parameter) -> tuple[str, str, str]:
+    """Return what was found, what was expected and what to do."""
+    for owner, problem in evaluation.problems.items():
+        for key, tensor in problem.theta.items():
+            if tensor is parameter:
+                return (
+                    f"a loss that depends on the parameter '{key}' of the module of '{owner}' itself",
+                    "that a loss takes modules by its roles alone, whose parameters mlotool moves",
+                    f"Give the loss a role that '{owner}' plays, and call that.",
+                )
+    return (
+        f"a loss that depends on a parameter of shape {tuple(parameter.shape)} which no problem trains",
+        "parameters of the problems' modules alone",
+        "Make layers in a module's __init__, none in its forward; call requires_grad_(False) on what is to stay.",
+    )
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _parameters(module: nn.Module) -> set[str]:
     return {key for key, _ in module.named_parameters()}
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
