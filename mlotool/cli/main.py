@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
+from mlotool.core.advice import MORE_MEMORY, is_out_of_memory
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.faults import bounded
 from mlotool.core.files import cannot_write
@@ -17,7 +18,7 @@ from mlotool.core.printable import printable
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.terminable import terminable
 from mlotool.core.threads import end_with_threads
-from mlotool.core.user_code import MORE_MEMORY, explained, is_out_of_memory
+from mlotool.core.user_code import explained
 
 # The order of --help. A verb's module is imported only when it is called: --help needs 0.05 s that way.
 VERBS = {

@@ -10,9 +10,10 @@ from mlotool.config.parameter_groups import KEY, grouped
 from mlotool.config.signatures import SPECIAL
 from mlotool.config.torch_names import CONTAINERS
 from mlotool.config.trusted import resolve
+from mlotool.core.advice import MORE_MEMORY, is_out_of_memory
 from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError, MlotoolError
-from mlotool.core.user_code import MORE_MEMORY, Call, explained, is_out_of_memory, note, user_frame
+from mlotool.core.user_code import Call, explained, is_of_user, note, user_frame
 
 Node = Mapping[str, Any]
 
@@ -146,8 +147,9 @@ def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any])
         raise
     # SystemExit and asyncio.CancelledError, which code of the user's may raise, are no Exceptions.
     except BaseException as error:
-        frame = user_frame(error)
-        if frame is not None:
+        # Code of the user's may fail in what it inherits, too.
+        is_inside = is_of_user(target) and error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        if user_frame(error) is not None or (is_inside and not is_out_of_memory(error)):
             note(error, lambda: Call(key, target, advice=f"Correct it, or the values under {key}."))
             raise ConfigError(explained(error)) from error
         name = f"{target.__module__}.{target.__qualname__}"

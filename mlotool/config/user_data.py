@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mlotool.core.described import described
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call, named, noted, user_code
@@ -18,13 +19,16 @@ def checked_data(data: Any) -> Any:
     Raises:
         ConfigError: it is no data object.
     """
-    missing = [name for name in ("splits", "split") if not hasattr(data, name)]
+    with user_code(ConfigError), noted(lambda: Call("data", data, expected=f"an object with {_WANTED}")):
+        # A property may fail.
+        missing = [name for name in ("splits", "split") if not hasattr(data, name)]
     if missing:
         raise ConfigError(
             f"data: {named(data)} has no {' and no '.join(missing)}; expected an object with {_WANTED}. Add what is "
             "missing; a class that holds one data set a split is enough."
         )
-    if not isinstance(data.splits, tuple | list | dict | set | frozenset):
+    is_right = isinstance(data.splits, tuple | list | dict | set | frozenset)
+    if not is_right or not data.splits or not all(isinstance(each, str) for each in data.splits):
         raise ConfigError(
             f"data: {named(data)} has splits = {data.splits!r}; expected {_WANTED}. Write splits = ('train', 'val')."
         )
@@ -42,6 +46,9 @@ def split_of(key: str, data: Any, name: str) -> Any:
     Raises:
         ConfigError: there is no such split, it is no map-style data set, or empty.
     """
+    # Imported here: it needs torch.
+    from mlotool.program.samples import is_columns
+
     if name not in data.splits:
         raise ConfigError(
             f"{key}: found '{name}'; expected a split of the data: {', '.join(map(str, data.splits))}."
@@ -54,6 +61,12 @@ def split_of(key: str, data: Any, name: str) -> Any:
             f"{key}: the split '{name}' is {_what(dataset)}, without __len__ or __getitem__; expected a map-style data "
             "set, since an epoch's order is drawn by number and a run can be resumed. Give it __len__(self) and "
             "__getitem__(self, index)."
+        )
+    theirs = dataset.dataset if isinstance(dataset, NamedSamples) else dataset
+    if is_columns(theirs):
+        raise ConfigError(
+            f"{key}: the split '{name}' is {described(theirs)}, which are columns; expected a data set of samples. "
+            "Return torch.utils.data.TensorDataset(inputs, targets)."
         )
     with user_code(ConfigError), noted(lambda: Call(key, f"the length of {_what(dataset)}", advice="Correct __len__.")):
         size = len(dataset)

@@ -1,7 +1,8 @@
 """What a loss returns when it has more to tell than one number."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from mlotool.core.described import kind_of
@@ -39,20 +40,59 @@ class LossOutput:
 
     @property
     def metrics(self) -> Metrics:
-        """The metrics by name."""
+        """The metrics by name.
+
+        Raises:
+            WrongResultError: they are no dict of tensors of one real number each.
+        """
         if callable(self._metrics):
             self._metrics = self._metrics()
+        if not isinstance(self._metrics, Mapping):
+            raise WrongResultError(
+                f"{kind_of(self._metrics)} as metrics", "a dict of 0-D tensors", "Name each of them."
+            )
+        for name, value in self._metrics.items():
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                found = f"{kind_of(value)} as the metric '{name}'"
+                raise WrongResultError(found, "0-D tensors as metrics", "Take the mean over the batch.")
+            if value.is_complex() or value.is_sparse or value.is_meta:
+                found = "complex" if value.is_complex() else "sparse" if value.is_sparse else "on the device 'meta'"
+                advice = "Take .real or .abs() of it, or .to_dense(), or make it where the loss is."
+                raise WrongResultError(f"a tensor that is {found} as the metric '{name}'", "one real number", advice)
         return self._metrics
+
+    @classmethod
+    def mean(cls, outputs: "Sequence[LossOutput]") -> "LossOutput":
+        """Return the mean of several losses and of their metrics, without a gradient.
+
+        Raises:
+            WrongResultError: their metrics have other names.
+        """
+        names = list(outputs[0].metrics)
+        for output in outputs:
+            if set(output.metrics) != set(names):
+                raise WrongResultError(
+                    f"metrics with the names {', '.join(output.metrics) or 'none'} for one batch of a step and "
+                    f"{', '.join(names) or 'none'} for another",
+                    "the same names for every batch",
+                    "Return a value for each name every time.",
+                )
+        return cls(
+            torch.stack([output.loss.detach() for output in outputs]).mean(),
+            {name: torch.stack([output.metrics[name].detach() for output in outputs]).mean() for name in names},
+        )
 
     @classmethod
     def of(cls, value: "Tensor | LossOutput") -> "LossOutput":
         """Wrap a bare loss tensor; a LossOutput passes through.
 
         Raises:
-            WrongResultError: it is neither, or the loss is not one number.
+            WrongResultError: it is neither, or the loss is not one real number.
         """
         output = value if isinstance(value, LossOutput) else cls(value)
         loss = output.loss
         if not isinstance(loss, Tensor) or (loss.dim() and loss.numel() != 1):
             raise WrongResultError(kind_of(loss), *_ONE_NUMBER)
+        if loss.is_complex():
+            raise WrongResultError("a complex number", "a real one", "Return its .abs() or .real.")
         return output

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
 
 Evaluation = Callable[[], Sequence[Tensor]]
@@ -85,6 +86,10 @@ def stop_gradient(tensor: Tensor) -> Tensor:
         >>> stop_gradient(torch.ones(2, requires_grad=True)).requires_grad
         False
     """
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(
+            f"stop_gradient: found {kind_of(tensor)}; expected a tensor. Call it for each tensor, and for no number."
+        )
     tape = _TAPE.get()
     return tensor.detach() if tape is None else tape.constant(tensor)
 

@@ -4,7 +4,7 @@
 costs as much as a layer.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,6 +44,9 @@ class Slots:
         parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
         self.module = module
         self.names = tuple(names)
+        unknown = [name for name in self.names if name not in parameters]
+        if unknown:
+            raise KeyError(_unknown(repr(unknown[0]), parameters))
         self._targets = [
             (holder, attribute, position)
             for position, name in enumerate(self.names)
@@ -105,7 +108,10 @@ class Places:
         Raises:
             KeyError: the module has no parameter or buffer of such a name; nothing has changed.
         """
-        moves = [(place, tensor) for name, tensor in parameters.items() for place in self._parameters[name]]
+        try:
+            moves = [(place, tensor) for name, tensor in parameters.items() for place in self._parameters[name]]
+        except KeyError as error:
+            raise KeyError(_unknown(error, self._parameters)) from None
         moves += [(place, tensor) for name, tensor in buffers.items() for place in self._buffers[name]]
         saved = [(holder, attribute, holder[attribute]) for (holder, attribute), _ in moves]
         for (holder, attribute), tensor in moves:
@@ -137,3 +143,7 @@ def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dic
             if id(tensor) in names:
                 slots[names[id(tensor)]].append((holder, attribute))
     return slots
+
+
+def _unknown(name: object, known: Iterable[str]) -> str:
+    return f"found {name} among parameters that are given; expected names of {', '.join(known)}"

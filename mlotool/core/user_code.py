@@ -14,11 +14,12 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlotool.core.advice import MORE_MEMORY, NO_EXIT, advice_for, is_out_of_memory
 from mlotool.core.described import described
 from mlotool.core.errors import MlotoolError, RunError
 
@@ -29,9 +30,6 @@ _LIBRARIES = (
     *{f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")},
 )
 _NOTE = "_mlotool_call"
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-MORE_MEMORY = "Expected room for it in the memory: lower batch sizes, data.sizes or the model, or end other programs."
-_NO_EXIT = "Expected that the code there returns; nothing has finished. Raise an error there that says why."
 _packages: set[str] = set()
 
 
@@ -61,9 +59,18 @@ class Call:
 
 
 def note(error: BaseException, call: Callable[[], Call]) -> None:
-    """Keep with an exception which call it came out of; the innermost one stays."""
-    if not hasattr(error, _NOTE):
+    """Keep with an exception which call it came out of; the innermost one stays.
+
+    A traceback shows it too: a Python script has no command line that would make one message of it.
+    """
+    if hasattr(error, _NOTE):
+        return
+    # A class of the user's may take no attributes.
+    with suppress(Exception):
         setattr(error, _NOTE, call)
+        # Those of mlotool say it themselves; some are raised and caught in each evaluation.
+        if not type(error).__module__.startswith("mlotool."):
+            error.add_note(f"mlotool: {_explained(error, call(), None)}")
 
 
 @contextmanager
@@ -110,7 +117,7 @@ def explained(error: BaseException) -> str | None:
         if frame is None:
             return None
         advice = MORE_MEMORY if is_out_of_memory(error) else "Expected that the code there runs. Correct it."
-        return f"{_at(frame)}: {_said(error)}. {_NO_EXIT if isinstance(error, SystemExit) else advice}"
+        return f"{_at(frame)}: {_said(error)}. {NO_EXIT if isinstance(error, SystemExit) else advice}"
     return _explained(error, call, frame)
 
 
@@ -127,6 +134,10 @@ class WrongResultError(MlotoolError):
         super().__init__(f"A function returned {found}; expected {expected}. {advice}")
         self.found, self.expected, self.advice = found, expected, advice
 
+    def __str__(self) -> str:
+        called = getattr(self, _NOTE, None)
+        return super().__str__() if called is None else _explained(self, called(), None)
+
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     """Return the deepest frame of an exception's traceback that is in code of the user's."""
@@ -135,6 +146,11 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
         if is_users(frame.f_code.co_filename, frame.f_globals.get("__name__", "")):
             found = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False)
     return found
+
+
+def passed_through(error: BaseException, folder: str) -> bool:
+    """Say whether an exception's traceback leads through a folder of a library, such as `/torch/optim/`."""
+    return any(folder in frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def is_users(file: str, module: str = "") -> bool:
@@ -201,13 +217,8 @@ def _explained(error: BaseException, call: Call, frame: traceback.FrameSummary |
         return f"{call.key}: {what} returned {error.found}; expected {error.expected}.{given} {error.advice}"
     where = "" if frame is None else f" at {_at(frame)}"
     expected = f" Expected {call.expected}." if call.expected else ""
-    return f"{call.key}: {what} failed{where}: {_said(error)}.{given}{expected} {_advice(error, call)}"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an exception means that there is no memory left, on the CPU or on a GPU."""
-    # torch raises a RuntimeError with its allocator's words.
-    return isinstance(error, MemoryError) or any(each in str(error) for each in _OUT_OF_MEMORY)
+    advice = advice_for(error, call.given) or call.advice or "Correct it."
+    return f"{call.key}: {what} failed{where}: {_said(error)}.{given}{expected} {advice}"
 
 
 def _given(values: Mapping[str, Any]) -> str:
@@ -224,30 +235,3 @@ def _said(error: BaseException) -> str:
     text = " ".join(str(error).split())
     text = text if len(text) <= 500 else f"{text[:500]}..."
     return f"{type(error).__name__}: {text}".rstrip(": .")
-
-
-def _advice(error: BaseException, call: Call) -> str:
-    text = str(error)
-    if is_out_of_memory(error):
-        return MORE_MEMORY
-    if isinstance(error, SystemExit):
-        return _NO_EXIT
-    if "shapes cannot be multiplied" in text:
-        return "The layer takes the first number of the second shape: set it to the last one of the first shape."
-    if isinstance(error, NotImplementedError):
-        return "Write the method that is missing."
-    if "modified by an inplace operation" in text:
-        return "Write x = x + y in place of x.add_(y) or x += y, in the loss and in the modules."
-    if "backward through the graph a second time" in text:
-        return "A loss returns a tensor and leaves backward() to mlotool: remove the call."
-    if "class probabilities" in text:
-        return "Classes are numbers, not one column each: give the targets as .argmax(1), of torch.long."
-    if "must have the same dtype" in text:
-        return "Give the module and the data one dtype: .float() on both."
-    if "out of bounds" in text and "Target" in text:
-        return "A target counts from 0: let the module give one output for each class."
-    if "target" in text and ("dtype" in text or "Float" in text):
-        return "Classes are whole numbers: give the targets as torch.long."
-    if isinstance(call.given.get("batch"), list | tuple):
-        return "Let the data set return dicts {input, target, ...}, or pairs (input, target), which become such."
-    return call.advice or "Correct it."

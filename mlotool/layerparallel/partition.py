@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
+from mlotool.core.arguments import is_whole, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 
@@ -252,12 +253,25 @@ def partition(
         >>> [stage.layers for stage in partition(net, 2, example=torch.zeros(1, 2))]
         [['0', '1'], ['2', '3', '4']]
     """
+    require(isinstance(module, nn.Module), "partition.module", module, "an nn.Module", "Give one that is built.")
+    is_right = is_whole(num_stages, 1)
+    require(is_right, "partition.num_stages", num_stages, "a whole number of at least 1", "Write num_stages=2.")
+    is_right = cut is None or (isinstance(cut, list | tuple) and all(isinstance(each, str) for each in cut))
+    require(is_right, "partition.cut", cut, "names of layers or null", "Write cut=['2'].")
     chain = Chain(module)
     chain.check(num_stages, cut)
-    if cut is None and num_stages > 1:
-        inputs = chain.bind(example if isinstance(example, tuple) else (example,), {})
-        return chain.stages(chain.balance(num_stages, inputs))
-    return chain.stages(chain.resolve(cut or ()))
+    if cut is not None or num_stages == 1:
+        return chain.stages(chain.resolve(cut or ()))
+    advice = "Give the module's input, or a tuple of its inputs, or set cut to the layers that begin stages."
+    inputs = example if isinstance(example, tuple) else (example,)
+    is_right = any(isinstance(each, Tensor) for each in inputs)
+    require(is_right, "partition.example", example, "a tensor, by which stages are balanced", advice)
+    try:
+        return chain.stages(chain.balance(num_stages, chain.bind(inputs, {})))
+    except Exception as error:  # it runs the user's layers
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        require(False, "partition.example", example, f"an input that {type(module).__name__} takes ({reason})", advice)
+        raise
 
 
 def first_sample(inputs: Inputs) -> Inputs:

@@ -4,8 +4,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require, require_all, shown
 from mlotool.core.errors import ConfigError
@@ -128,6 +129,34 @@ def made(key: str, maker: Callable[..., Any], argument: Any, is_right: Callable[
     if not is_right(found):
         raise ConfigError(f"{key}: {named(maker)} has returned {shown(found)}; expected {expected}. Return one.")
     return found
+
+
+def check_scheduler(problem: str, scheduler: Any, optimizer: Optimizer | None, interval: str) -> None:
+    """Refuse a scheduler of another optimizer, of rates that are no numbers, or that wants a metric at each step.
+
+    Raises:
+        ConfigError: with the first of them.
+    """
+    key = f"problems.{problem}.scheduler"
+    name = named(scheduler)
+    own = getattr(scheduler, "optimizer", optimizer)
+    if own is not optimizer:
+        raise ConfigError(
+            f"{key}: {name} sets the rates of another optimizer; expected the one that it was given. Build it from "
+            "that one: lambda optimizer: StepLR(optimizer, 10)."
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) and interval == "step":
+        raise ConfigError(
+            f"{key}: found ReduceLROnPlateau with scheduler_interval=step; expected scheduler_interval=evaluation, as "
+            "it needs an objective that is evaluated during training. Set "
+            f"problems.{problem}.scheduler_interval=evaluation and give evaluate.splits a number of ticks for the "
+            "objective's split."
+        )
+    for group in optimizer.param_groups if optimizer is not None else ():
+        rate = group.get("lr")
+        is_right = rate is None or is_number(rate) or (isinstance(rate, Tensor) and not rate.is_complex())
+        advice = f"Let {name} return numbers." if scheduler is not None else ""
+        require(is_right, f"problems.{problem}.optimizer.lr", rate, "a number", advice)
 
 
 def needs_batch(name: str, error: Exception) -> ConfigError | None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import gradient_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.program.differentiation import Connected, Pullback
@@ -22,6 +21,7 @@ from mlotool.program.loss_plan import Tensors, Values
 from mlotool.program.moment import Moment
 from mlotool.program.problem import Problem
 from mlotool.program.solution_plan import SolutionPlan
+from mlotool.program.usable import without_gradient
 
 Gradient = list[Tensor | None]
 """One tensor a parameter; None where nothing depends on it."""
@@ -122,7 +122,7 @@ class GradientPlan:
         problem, theta, scale = self.problem, values[self._number], self.problem.loss_scale
         assert theta is not None
         if not loss.requires_grad:
-            raise ConfigError(_NO_GRADIENT.format(name=problem.name))
+            raise without_gradient(problem.name)
         sources: list[Tensor] = [*theta]
         for each in taken:
             sources += each.leaves
@@ -132,6 +132,9 @@ class GradientPlan:
             # A pullback sees its cotangents without the factor.
             found = scale.unscaled(found)
         if not taken:
+            if not self._steps and all(each is None for each in found):
+                # Of an evaluation before: what a loss or a module has kept.
+                raise without_gradient(problem.name)
             return found
         begin = len(theta)
         cotangents: dict[int, Gradient] = {self._number: found[:begin]}
@@ -163,10 +166,3 @@ class GradientPlan:
 def _leaves(problem: Problem, constants: Tensors | None) -> Tensors:
     """Return what the gradient is taken with respect to: the parameters themselves, or others in their place."""
     return problem.own if constants is None else [tensor.detach().requires_grad_() for tensor in constants]
-
-
-_NO_GRADIENT = (
-    "problems.{name}.loss: the loss does not depend on any parameter of '{name}'; expected that it does. Give it a "
-    "role that plays '{name}', or an edge through which '{name}' shapes what it reads; with the first_order "
-    "hypergradient nothing passes through a solution."
-)

@@ -91,7 +91,8 @@ class LossPlan:
                 with self.problem.loss_context:
                     output = call(values, batch)
         except Exception as error:
-            if batch is None and (wrong := needs_batch(self.problem.name, error)) is not None:
+            has_none = batch is None and self.problem.stream is None
+            if has_none and (wrong := needs_batch(self.problem.name, error)) is not None:
                 raise wrong from error
             tell_of_attribute(error)
             note(error, lambda: self.call_of(batch))

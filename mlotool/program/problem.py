@@ -19,7 +19,7 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import autocast
 from mlotool.core.slots import Slots
 from mlotool.core.user_code import Call, note
-from mlotool.program.arguments import check_problem, made
+from mlotool.program.arguments import check_problem, check_scheduler, made
 from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.fused_step import FusedStep, prefer_fused_kernels
 from mlotool.program.graph import ProblemNode
@@ -183,6 +183,7 @@ class Problem:
             self.scheduler = made(
                 key, scheduler, built, lambda each: each is None or hasattr(each, "step"), "a scheduler"
             )
+        check_scheduler(name, self.scheduler, built, scheduler_interval)
         self.scheduler_interval = scheduler_interval
         self.evaluates_again = built is not None and _needs_closure(built)
         if self.evaluates_again:

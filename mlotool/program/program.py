@@ -30,7 +30,7 @@ from mlotool.program.trace import BACKENDS
 from mlotool.program.trajectory import Reading, StepGraph, StepRecord, Trajectory
 from mlotool.program.unused import UnusedWatch
 from mlotool.program.update import Settings
-from mlotool.program.usable import check_owners
+from mlotool.program.usable import check_kept, check_owners, check_shared, check_state
 
 
 class Program:
@@ -84,17 +84,20 @@ class Program:
         self.graph = graph
         graph.validate({name: problem.node for name, problem in self.problems.items()})
         check_owners({name: problem.module for name, problem in self.problems.items()})
+        for problem in problems:
+            check_kept(problem.name, problem.module, problem.theta)
+        check_shared("parallel", {each.name: each.parallel for each in problems})
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
         stepwise = [name for name, each in self.problems.items() if _is_stepwise(each, self.problems, graph)]
         self._dependence = Dependence(graph, partial, stepwise)
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
-        solved = {step.problem for steps in self._steps.values() for step in steps}
+        self._solved = {step.problem for steps in self._steps.values() for step in steps}
         check_algorithms(self.problems, self._steps)
         # Those that make their problem's own steps of other directions than its gradient.
         self._directing = {
             name: each.hypergradient
             for name, each in self.problems.items()
-            if name in solved and each.hypergradient is not None and each.hypergradient.directs_steps
+            if name in self._solved and each.hypergradient is not None and each.hypergradient.directs_steps
         }
         self._zeroth_order = {name: find_zeroth_order(name, self.problems, self._steps) for name in self.problems}
         read = {name: [step.problem for step in steps] for name, steps in self._steps.items()}
@@ -173,7 +176,9 @@ class Program:
         """
         number = self._number(name)
         solved = {each.number for each in self._engine.solutions[number]}
-        return rehearsed_loss(self._engine, number, solved, batch)
+        algorithm = self.problems[name].hypergradient
+        is_repeated = name in self._solved and algorithm is not None and not algorithm.is_constant
+        return rehearsed_loss(self._engine, number, solved, batch, is_repeated=is_repeated)
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.
@@ -371,6 +376,8 @@ class Program:
                 "Load it with the recipe it was saved by."
             )
         streams = {name: problem.stream for name, problem in self.problems.items()}
+        for name, problem in self.problems.items():
+            check_state(name, state[name], problem.module, problem.optimizer, is_whole=problem.shards is None)
         for name, problem in self.problems.items():
             problem.load_state_dict(state[name], streams)
 

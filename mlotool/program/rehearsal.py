@@ -1,6 +1,7 @@
 """A loss as its first step will meet it, evaluated without a trace."""
 
-from collections.abc import Iterable, Sequence, Set
+import warnings
+from collections.abc import Iterable, Set
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,15 +11,22 @@ from torch.overrides import TorchFunctionMode
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.replay import RandomState
+from mlotool.core.unchanged import is_same, restore_torch_settings, torch_settings
 from mlotool.core.user_code import WrongResultError, is_of_user, named, note
 from mlotool.program.engine import Engine
-from mlotool.program.loss_plan import LossPlan
+from mlotool.program.loss_plan import LossPlan, Values
+
+MAX_DIFFERENCE = 1e-3
+"""Between two evaluations of a loss, relative to it: kernels on a GPU add in another order each time."""
 
 # How Python sees `tensor.requires_grad_()` and `tensor.requires_grad = ..`.
 _SETTERS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 
 
-def rehearsed_loss(engine: Engine, number: int, solved: Set[int], batch: Any) -> LossOutput:
+def rehearsed_loss(
+    engine: Engine, number: int, solved: Set[int], batch: Any, *, is_repeated: bool = False
+) -> LossOutput:
     """Return a loss in training mode, with a graph. Parameters and buffers are copies, solutions have no backwards.
 
     Args:
@@ -26,9 +34,11 @@ def rehearsed_loss(engine: Engine, number: int, solved: Set[int], batch: Any) ->
         number: of the problem.
         solved: numbers of the problems whose solutions its total gradient passes through.
         batch: the problem's batch.
+        is_repeated: whether a pullback will evaluate the loss again, and count on the same value.
 
     Raises:
         ConfigError: the loss has changed parameters, or its forward has made some.
+        WrongResultError: its gradient cannot be taken, or another evaluation gives another loss.
     """
     problem, values = engine.problems[number], engine.nothing()
     players = dict.fromkeys([number, *(engine.numbers[role.problem] for role in problem.roles.values())])
@@ -40,13 +50,28 @@ def rehearsed_loss(engine: Engine, number: int, solved: Set[int], batch: Any) ->
         values[player] = tensors
     before = {player: _parameters(engine.problems[player].module) for player in players}
     is_users = is_of_user(problem.loss, *(engine.problems[each].module for each in players))
+    random, plan = (
+        RandomState(tuple(device for each in engine.problems for device in each.devices)),
+        engine.losses[number],
+    )
     with torch.enable_grad(), _Guard(names) if is_users else nullcontext():
-        output = engine.losses[number](values, batch)
+        settings = torch_settings()
+        output = plan(values, batch)
+        changed = restore_torch_settings(settings)
+    if changed:
+        error = WrongResultError(
+            f"its loss, and {changed[0]} changed for all that follows",
+            "that torch's settings stay as they were",
+            f"Use a context (with torch.no_grad():, with torch.device(...):), or call {changed[0]} where the package "
+            "is imported.",
+        )
+        note(error, lambda: plan.call_of(batch))
+        raise error
     for player in players:
         other, given = engine.problems[player], values[player]
         assert given is not None
         for key, now, tensor in zip(other.theta, given, other.current(), strict=True):
-            if not _is_same(now, tensor):
+            if not is_same(now, tensor):
                 raise ConfigError(
                     f"problems.{problem.name}.loss: {named(problem.loss)} has changed the parameter '{key}' of "
                     f"'{other.name}'; expected a pure function, since a step may evaluate a loss many times. Leave "
@@ -58,10 +83,15 @@ def rehearsed_loss(engine: Engine, number: int, solved: Set[int], batch: Any) ->
                 f"problems.{other.name}.module: {named(other.module)} has made the parameter '{min(made)}' in "
                 "its forward; expected all of them in __init__, since no optimizer knows of this one. Make it there."
             )
-    is_real = output.loss.requires_grad and not output.loss.is_complex()
-    if is_real and is_users:
-        leaves = [tensor for tensors in values for tensor in tensors or () if tensor.requires_grad]
-        _check_backward(engine.losses[number], leaves, batch, output.loss)
+    if is_users:
+        try:
+            if is_repeated:
+                _check_repeated(plan, values, batch, output.loss, random)
+            if output.loss.requires_grad:
+                _check_backward(engine, plan, values, output.loss)
+        except Exception as error:
+            note(error, lambda: plan.call_of(batch))
+            raise
     return output
 
 
@@ -90,24 +120,92 @@ class _Guard(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _check_backward(plan: LossPlan, leaves: Sequence[Tensor], batch: Any, loss: Tensor) -> None:
+def _check_repeated(plan: LossPlan, values: Values, batch: Any, loss: Tensor, random: RandomState) -> None:
+    """Refuse a loss that has another value at the same parameters, batch and random numbers of torch."""
+    with torch.no_grad(), random.replayed():
+        again = plan(values, batch).loss
+    first, second = float(loss.detach().mean()), float(again.mean())
+    if abs(first - second) > MAX_DIFFERENCE * max(abs(first), abs(second)):
+        raise WrongResultError(
+            f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch",
+            "the same value, since a hypergradient evaluates a loss many times",
+            "Draw by torch's own generator (torch.rand) in place of numpy's, Python's or another one, and let no value "
+            "that a call leaves behind, in a variable or an attribute of a module, change the next one.",
+        )
+
+
+def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor) -> None:
     """Take the gradient of a loss in which code of the user's has a part: that it can be, and that there is one."""
-    try:
-        gradient = torch.autograd.grad(loss, leaves, allow_unused=True)
-        if all(each is None for each in gradient):
-            raise WrongResultError(
-                "a tensor whose gradient does not reach the parameters",
-                f"a loss that depends on the parameters of '{plan.problem.name}' through the modules that it was given",
-                "Call those modules themselves, no copies of them.",
-            )
-    except Exception as error:
-        note(error, lambda: plan.call_of(batch))
-        raise
+    problem = plan.problem
+    leaves = [tensor for tensors in values for tensor in tensors or () if tensor.requires_grad]
+    foreign = _foreign_parameter(loss)
+    if foreign is not None:
+        raise WrongResultError(*_told_foreign(engine, foreign))
+    gradient = torch.autograd.grad(loss, leaves, allow_unused=True)
+    found = [_values(each) for each in gradient if each is not None]
+    if not found:
+        raise WrongResultError(
+            "a tensor whose gradient does not reach the parameters",
+            f"a loss that depends on the parameters of '{problem.name}' through the modules that it was given",
+            "Call those modules themselves, no copies of them.",
+        )
+    if problem.precision == "fp16":
+        # Without its loss scale it overflows, or vanishes.
+        return
+    if not bool(loss.isfinite().all()):
+        # It is told itself.
+        return
+    if not all(bool(each.isfinite().all()) for each in found):
+        raise WrongResultError(
+            "a loss whose gradient is not finite before the first step",
+            "finite numbers",
+            "Look for sqrt, norm, log or a division at zero: add a small number inside, as in (x + 1e-12).sqrt().",
+        )
+    if not any(bool(each.any()) for each in found):
+        warnings.warn(
+            f"problems.{problem.name}.loss: the gradient of {named(problem.loss)} is exactly 0 at its first batch; expected "
+            "that it moves the parameters. Look for a factor of 0, a clamp or relu that cuts all of it, and weights "
+            "that all begin at 0.",
+            stacklevel=2,
+        )
+
+
+def _foreign_parameter(loss: Tensor) -> nn.Parameter | None:
+    """Return a parameter that a loss depends on and was not given."""
+    # What a rehearsal gives are plain tensors.
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, nn.Parameter):
+            return variable
+        waiting += [each for each, _ in node.next_functions]
+    return None
+
+
+def _told_foreign(engine: Engine, parameter: nn.Parameter) -> tuple[str, str, str]:
+    """Return what was found, what was expected and what to do."""
+    for problem in engine.problems:
+        for key, tensor in problem.theta.items():
+            if tensor is parameter:
+                return (
+                    f"a loss that depends on the parameter '{key}' of the module of '{problem.name}' itself",
+                    "that a loss takes modules by its roles alone, whose parameters mlotool moves",
+                    f"Give the loss a role that '{problem.name}' plays, and call that.",
+                )
+    return (
+        f"a loss that depends on a parameter of shape {tuple(parameter.shape)} which no problem trains",
+        "parameters of the problems' modules alone",
+        "Make layers in a module's __init__, none in its forward; call requires_grad_(False) on what is to stay.",
+    )
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _parameters(module: nn.Module) -> set[str]:
     return {key for key, _ in module.named_parameters()}
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())

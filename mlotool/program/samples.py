@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from mlotool.core.arguments import FLAG, Rule, at_least, is_whole, require, require_all, shown
@@ -27,6 +28,44 @@ def read_sample(dataset: Any, index: int) -> Any:
     except Exception as error:
         note(error, lambda: Call("data", whole(dataset), {"index": index}, "a sample", "Correct it, or its files."))
         raise
+
+
+def read_batch(dataset: Any, indices: Any, **seed: int) -> Any:
+    """Return the batch of a data set's `__getitems__`, collated; the user's is looked at.
+
+    Args:
+        dataset: has `__getitems__`.
+        indices: of the samples.
+        seed: where the data set asks for one.
+    """
+    try:
+        batch = dataset.__getitems__(indices, **seed)
+    except Exception as error:
+        note(error, lambda: Call("data", dataset, {"indices": indices}, "a batch", "Correct the data set."))
+        raise
+    if isinstance(batch, list):
+        _check_size(dataset, len(batch), len(indices))
+        return collated(dataset, batch)
+    if type(dataset).__module__.startswith("mlotool."):
+        return batch
+    if batch is None:
+        raise ConfigError(
+            f"data: the __getitems__ of {named(dataset)} returned None for {len(indices)} indices; expected a batch, "
+            "or a list of samples. Return one, or remove __getitems__: __getitem__ alone is enough."
+        )
+    for key in ("input", "target"):
+        part = batch.get(key) if isinstance(batch, Mapping) else None
+        if isinstance(part, Tensor) and part.dim():
+            _check_size(dataset, len(part), len(indices))
+    return batch
+
+
+def _check_size(dataset: Any, size: int, num_indices: int) -> None:
+    if size != num_indices:
+        raise ConfigError(
+            f"data: the __getitems__ of {named(dataset)} returned {size} samples for {num_indices} indices; expected "
+            "one for each, in their order. Correct it, or remove it: __getitem__ alone is enough."
+        )
 
 
 def collated(dataset: Any, samples: Sequence[Any]) -> Any:
@@ -62,13 +101,32 @@ def _collation(dataset: Any, samples: Sequence[Any]) -> Call:
     first = _shapes(samples[0])
     other = next((each for each in samples if _shapes(each) != first), None)
     given = {"a sample": samples[0]} if other is None else {"a sample": samples[0], "another one": other}
+    advice = (
+        "Let the data set return tensors of one size: crop, pad, or transform them (ToTensor makes one of a picture)."
+    )
+    tensors = [each for sample in samples for each in tree_leaves(sample) if isinstance(each, Tensor)]
+    if other is not None and _form(samples[0]) != _form(other):
+        advice = "Let __getitem__ return the same keys at each index, each with values of the same kind."
+    elif any(each.requires_grad for each in tensors):
+        advice = "Return samples without a gradient: .detach()."
+    elif any(each.is_sparse for each in tensors):
+        advice = "Return dense tensors: .to_dense()."
     return Call(
         "data",
         f"making a batch of {len(samples)} samples of {named(whole(dataset))}",
         given,
         "tensors of one shape, numbers or texts, in dicts or tuples of one form",
-        "Let the data set return tensors of one size: crop, pad, or transform them (ToTensor makes one of a picture).",
+        advice,
     )
+
+
+def _form(sample: Any) -> Any:
+    """Return the kinds of what a sample holds, by key."""
+    if isinstance(sample, Mapping):
+        return {key: _form(each) for key, each in sample.items()}
+    if isinstance(sample, list | tuple):
+        return [_form(each) for each in sample]
+    return type(sample)
 
 
 def _shapes(value: Any) -> Any:
@@ -102,11 +160,22 @@ def check_stream(dataset: Any, **settings: Any) -> None:
     require_all("stream", settings, _RULES)
 
 
+def is_columns(value: Any) -> bool:
+    """Say whether a value holds columns, such as `(inputs, targets)`, in the place of samples.
+
+    Example:
+        >>> import torch
+        >>> is_columns((torch.zeros(4, 2), torch.zeros(4))), is_columns([torch.zeros(2), torch.zeros(2)])
+        (True, False)
+    """
+    if isinstance(value, Mapping):
+        return 0 not in value
+    shapes = [tuple(each.shape) for each in value if hasattr(each, "shape")] if type(value) in (list, tuple) else []
+    return len(shapes) == len(value) and len(set(shapes)) > 1 if shapes else False
+
+
 def _is_map_style(value: Any) -> bool:
     if isinstance(value, type | str | bytes | IterableDataset) or (isinstance(value, Tensor) and value.dim() == 0):
         return False
-    # A dict of columns has no samples.
-    is_numbered = not isinstance(value, Mapping) or 0 in value
-    return (
-        is_numbered and hasattr(value, "__len__") and (hasattr(value, "__getitem__") or hasattr(value, "__getitems__"))
-    )
+    is_numbered = hasattr(value, "__getitem__") or hasattr(value, "__getitems__")
+    return hasattr(value, "__len__") and is_numbered and not is_columns(value)

@@ -12,7 +12,7 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
-from mlotool.core.user_code import Call, is_of_user, note
+from mlotool.core.user_code import Call, is_of_user, note, passed_through
 from mlotool.program.pace import ticks_per_step
 from mlotool.program.problem import Evaluate, Problem
 from mlotool.program.program import Program
@@ -110,6 +110,9 @@ class Schedule:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state back."""
+        keys = ("num_ticks", "waited", "snapshots", "at_start")
+        is_right = isinstance(state, Mapping) and all(each in state for each in keys)
+        require(is_right, "state", state, "what a schedule's state_dict() has returned", "Give that.")
         self.num_ticks = state["num_ticks"]
         self._waited = {(upper, lower): steps for upper, lower, steps in state["waited"]}
         self._snapshots = dict(state["snapshots"])
@@ -202,7 +205,7 @@ class Schedule:
             self.program.record(problem.name, drawn, randoms)
         if len(outputs) == 1:
             return outputs[0], total
-        return _mean_output(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
+        return LossOutput.mean(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
 
     def _kept_gradient(self, problem: Problem, batches: Iterable[_Numbered]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the same, and keep the graph of the gradient in the record of the step."""
@@ -218,7 +221,7 @@ class Schedule:
         found, mean = mean_gradient(slopes, theta, self.program.reduce)
         graph = StepGraph(theta, [tensor for tensors in inputs for tensor in tensors], found, mean)
         self.program.record(name, drawn, randoms, graph)
-        output = outputs[0] if len(outputs) == 1 else _mean_output(outputs)
+        output = outputs[0] if len(outputs) == 1 else LossOutput.mean(outputs)
         return output, [None if each is None else each.detach() for each in mean]
 
     def _direction_on(self, problem: Problem, batch: Any, number: int | None) -> tuple[LossOutput, list[Tensor | None]]:
@@ -277,10 +280,16 @@ class _Step:
         try:
             norm = self.problem.step(self.gradient, self.settings, self.evaluate)
         except Exception as error:
-            is_foreign = is_of_user(self.problem.optimizer)
+            # torch's optimizers refuse gradients and rates that code of the user's has made.
+            is_sparse = any(each is not None and each.is_sparse for each in self.gradient)
+            is_foreign = is_sparse or passed_through(error, "/torch/optim/") or is_of_user(self.problem.optimizer)
             note(error, lambda: Call(f"problems.{self.problem.name}", "its step", is_foreign=is_foreign))
             raise
-        return _result(self.problem, self.output, norm, hypergradient_norm)
+        try:
+            return _result(self.problem, self.output, norm, hypergradient_norm)
+        except Exception as error:
+            note(error, lambda: Call(f"problems.{self.problem.name}.loss", self.problem.loss))
+            raise
 
 
 def _last_number(problem: Problem) -> int | None:
@@ -323,11 +332,3 @@ def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
-
-
-def _mean_output(outputs: list[LossOutput]) -> LossOutput:
-    names = outputs[0].metrics
-    return LossOutput(
-        torch.stack([output.loss.detach() for output in outputs]).mean(),
-        {name: torch.stack([output.metrics[name].detach() for output in outputs]).mean() for name in names},
-    )

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, get_worker_info
 
-from mlotool.core.arguments import require
+from mlotool.core.arguments import is_whole, require
 from mlotool.core.errors import RunError
-from mlotool.core.user_code import Call, UserCodeError, explained, note
-from mlotool.program.samples import check_stream, collated, read_sample, whole
+from mlotool.core.user_code import UserCodeError, explained
+from mlotool.program.samples import check_stream, collated, read_batch, read_sample, whole
 from mlotool.program.share import Share, bounds, sliced
 
 
@@ -145,13 +145,21 @@ class Stream:
             rank: which one this is.
             num_ranks: how many there are.
         """
+        is_right = is_whole(rank, 0) and is_whole(num_ranks, 1) and rank < num_ranks
+        require(is_right, "Stream.divide", (rank, num_ranks), "a rank from 0 on, and more ranks than that")
         self._fetcher.rank, self._fetcher.num_ranks = rank, num_ranks
         self._ahead = self._last = self._loader = None
         return self
 
     def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "Stream":
         """Deliver batches on `device`, floating-point tensors as `dtype` (None leaves theirs)."""
-        self._device, self._dtype = torch.device(device), dtype
+        is_right = dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+        require(is_right, "Stream.to.dtype", dtype, "a floating-point dtype or null", "Write dtype=torch.float32.")
+        try:
+            self._device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            require(False, "Stream.to.device", device, "'cpu', 'cuda' or a torch.device", f"torch says: {error}")
+        self._dtype = dtype
         self._ahead = self._last = self._loader = None
         return self
 
@@ -179,6 +187,11 @@ class Stream:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to a position."""
+        keys, size = ("epoch", "batches_consumed"), self.num_batches
+        is_right = isinstance(state, Mapping) and all(is_whole(state.get(key), 0) for key in keys)
+        is_right = is_right and state["batches_consumed"] <= size
+        expected = f"a position: an epoch from 0 on, and batches_consumed from 0 to {size}"
+        require(is_right, "Stream.state", state, expected, "Give what state_dict() of such a stream has returned.")
         self._epoch, self._batches_consumed = state["epoch"], state["batches_consumed"]
         self._times_given = state.get("times_given", self._repeat)
         self._order = self._loader = self._ahead = self._last = None
@@ -359,16 +372,9 @@ class _Fetcher:
             return self.dataset[indices]
         # A Subset has `__getitems__` too, but returns a list of samples.
         if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
-            try:
-                if getattr(self.dataset, "seeded", False):
-                    return self.dataset.__getitems__(indices, seed=_mix(self.seed, epoch, number))
-                batch = self.dataset.__getitems__(indices)
-            except Exception as error:
-                note(
-                    error, lambda: Call("data", self.dataset, {"indices": indices}, "a batch", "Correct the data set.")
-                )
-                raise
-            return collated(self.dataset, batch) if isinstance(batch, list) else batch
+            is_seeded = getattr(self.dataset, "seeded", False)
+            seed = {"seed": _mix(self.seed, epoch, number)} if is_seeded else {}
+            return read_batch(self.dataset, indices, **seed)
         samples, epoch_seed = [], _mix(self.seed, epoch)
         with torch.random.fork_rng(devices=[]):
             for index in indices.tolist():

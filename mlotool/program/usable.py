@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.user_code import named
 
@@ -67,6 +68,128 @@ def check_owners(modules: Mapping[str, nn.Module]) -> None:
                         )
 
 
+def check_kept(problem: str, module: nn.Module, theta: Mapping[str, Tensor]) -> None:
+    """Refuse a module whose parameters are others than when its problem was made.
+
+    Raises:
+        ConfigError: a layer was replaced, added or frozen since then.
+    """
+    now = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
+    changed = [name for name in {**theta, **now} if theta.get(name) is not now.get(name)]
+    if changed:
+        raise ConfigError(
+            f"problems.{problem}.module: its parameter '{changed[0]}' was replaced, added, removed or frozen after "
+            "the problem was made; expected the same ones, which its optimizer steps. Change the module before "
+            "Problem(...)."
+        )
+
+
+def check_state(problem: str, state: Any, module: nn.Module, optimizer: Any, *, is_whole: bool) -> None:
+    """Refuse a saved state of another problem.
+
+    Args:
+        problem: the problem's name.
+        state: what its `state_dict` should have returned.
+        module: of the problem.
+        optimizer: of the problem.
+        is_whole: whether this rank holds all of the module.
+
+    Raises:
+        ConfigError: it is none, its tensors have other shapes, or its optimizer is another one.
+    """
+    key, expected = f"state.{problem}", "what state_dict() of the same problems has returned"
+    advice = "Give that."
+    keys = ("module", "optimizer", "scheduler", "num_steps", "stream", "hypergradient", "trajectory")
+    require(isinstance(state, Mapping), key, state, expected, advice)
+    missing = [each for each in keys if each not in state]
+    if missing:
+        raise ConfigError(f"{key}: found no '{missing[0]}' in it; expected {expected}. {advice}")
+    own = {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
+    for name, tensor in own.items() if is_whole else ():
+        saved = state["module"].get(name)
+        # A lazy parameter takes the shape of what it loads.
+        if not is_lazy(tensor) and (not isinstance(saved, Tensor) or saved.shape != tensor.shape):
+            raise ConfigError(
+                f"{key}: found {shown(saved)} for '{name}' of its module; expected {shown(tensor)}. Load it into the "
+                "same module."
+            )
+    if (state["optimizer"] is None) != (optimizer is None):
+        raise ConfigError(f"{key}: found an optimizer in one alone of the state and the problem; expected {expected}.")
+    if optimizer is None:
+        return
+    [own_settings, saved_settings] = [
+        {name for group in each["param_groups"] for name in group}
+        for each in (optimizer.state_dict(), state["optimizer"])
+    ]
+    lacking = sorted(own_settings - saved_settings - {"initial_lr"})
+    if lacking:
+        raise ConfigError(
+            f"{key}: found the state of another optimizer, without '{lacking[0]}'; expected that of "
+            f"{type(optimizer).__name__}. Load it into a problem with the optimizer that it was saved by."
+        )
+
+
+def without_gradient(problem: str) -> ConfigError:
+    """Return what to raise where a loss has no graph."""
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return ConfigError(
+            f"problems.{problem}.loss: its gradient is wanted where gradients are switched off; expected that they are "
+            "on. Leave the block of torch.no_grad() or torch.inference_mode(), or call torch.set_grad_enabled(True)."
+        )
+    return ConfigError(
+        f"problems.{problem}.loss: the loss does not depend on any parameter of '{problem}'; expected that it does. "
+        f"Give it a role that plays '{problem}', or an edge through which '{problem}' shapes what it reads; with "
+        "the first_order hypergradient nothing passes through a solution, and what a loss or a module has kept of its "
+        "last call leads to the parameters of then."
+    )
+
+
+def check_saving(problem: str, module: nn.Module) -> None:
+    """Refuse a module of the user's that does not take back what it saves.
+
+    Raises:
+        ConfigError: its state lacks a parameter, or it does not load it.
+    """
+    key, name = f"problems.{problem}.module", named(module)
+    try:
+        state = module.state_dict()
+        missing = [path for path, _ in module.named_parameters() if path not in state]
+        if not missing:
+            module.load_state_dict(state)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise ConfigError(
+            f"{key}: {name} does not save and load its state ({type(error).__name__}: {reason}); expected that it "
+            "loads what it has saved, which checkpoints need. Correct its state_dict, load_state_dict, get_extra_state "
+            "and set_extra_state, or remove them."
+        ) from error
+    if missing:
+        raise ConfigError(
+            f"{key}: the state_dict() of {name} lacks the parameter '{missing[0]}'; expected all of them, or a "
+            "checkpoint would not have them. Add to what super().state_dict() returns."
+        )
+
+
+def check_shared(argument: str, objects: Mapping[str, Any]) -> None:
+    """Refuse an object that two problems were given and each of them would change.
+
+    Args:
+        argument: of the problems.
+        objects: by problem; None where there is none.
+
+    Raises:
+        ConfigError: with the first of them.
+    """
+    owners: dict[int, str] = {}
+    for problem, value in objects.items():
+        owner = problem if value is None else owners.setdefault(id(value), problem)
+        if owner != problem:
+            raise ConfigError(
+                f"problems.{problem}.{argument}: found the {type(value).__name__} of problems.{owner}.{argument}; "
+                "expected one of its own, since it keeps what it has seen. Make one for each problem."
+            )
+
+
 def check_used(problem: str, module: nn.Module) -> None:
     """Refuse a lazy module that has no shape yet though a loss was evaluated.
 
@@ -108,6 +231,12 @@ def _fault(parameter: Tensor) -> tuple[str, str, str] | None:
             "is on the device 'meta', which has no values",
             "parameters with their values",
             "Make the module without that device.",
+        )
+    if parameter.is_inference():
+        return (
+            "was made in torch.inference_mode(), so that no step can change it",
+            "parameters that can be trained",
+            "Make the module outside of that block.",
         )
     if parameter.layout != torch.strided:
         return "is sparse", "dense parameters", "Make it dense: .to_dense()."

@@ -9,14 +9,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from mlotool.config.names import is_plain_name
+from mlotool.config.names import MAX_NAME, is_plain_name
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
 from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.program import Program
-from mlotool.runner.evaluation import find_split, whole_batches
+from mlotool.runner.evaluation import Batches, find_split
 
 _EXPECTED = "tensors, numbers or texts by name"
 
@@ -38,7 +38,7 @@ def run_analyses(
     """
     numbers: dict[str, float] = {}
     for name, analysis in analyses.items():
-        batches = whole_batches(find_split(data, analysis.split), analysis.batch_size, device)
+        batches = Batches(find_split(data, analysis.split), analysis.batch_size, device)
         roles = _bind(name, analysis.roles, program)
         with noted(partial(Call, f"analyses.{name}", analysis.function, {}, _EXPECTED, "Correct it.")), torch.no_grad():
             result = analysis.function(batches, **roles)
@@ -59,14 +59,22 @@ def run_analyses(
 
 def _check(key: Any, value: Any) -> None:
     if not is_plain_name(key):
-        wanted = "letters, digits, '-', '_' and '.', as it names a file"
-        raise WrongResultError(f"the name {key!r}", wanted, "Rename it.")
+        wanted = f"at most {MAX_NAME} letters, digits, '-', '_' and '.', as it names a file"
+        raise WrongResultError(f"the name {str(key)[:MAX_NAME]!r}", wanted, "Rename it.")
     try:
         is_numeric = isinstance(value, str) or _as_array(value).dtype.kind in "biuf"
     except (TypeError, ValueError, RuntimeError):
         is_numeric = False
     if not is_numeric:
-        raise WrongResultError(f"{kind_of(value)} as '{key}'", _EXPECTED, "Convert it, or save it from your function.")
+        kind = kind_of(value)
+        if isinstance(value, Tensor):
+            oddities = [
+                *([f"of {value.dtype}"] if value.is_complex() else []),
+                *(["that is sparse"] if value.layout != torch.strided else []),
+                *([f"on the device '{value.device.type}'"] if value.is_meta else []),
+            ]
+            kind = " ".join([kind, *oddities])
+        raise WrongResultError(f"{kind} as '{key}'", _EXPECTED, "Convert it, or save it from your function.")
 
 
 def _bind(name: str, roles: Mapping[str, Any], program: Program) -> dict[str, BoundModule]:
@@ -87,4 +95,6 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 def _as_array(value: Any) -> Any:
-    return _as_tensor(value).detach().cpu().numpy()
+    tensor = _as_tensor(value).detach().cpu()
+    # numpy has no such numbers.
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -9,7 +9,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mlotool.program import Problem
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from mlotool.core.described import described
+from mlotool.program import Problem, Stream
+from mlotool.program.share import Share
+
+MAX_BATCHES = 100
+"""Of the last ones, which are looked at for numbers that are not finite."""
 
 EXPLODED = 1e3
 """Of a finite loss over the smallest before it, from which on it is said to have grown."""
@@ -54,6 +62,29 @@ class Traces:
         trace.smallest, trace.last, trace.tick = min(trace.smallest, abs(value)), value, tick
 
 
+def unsound_batch(problem: Problem) -> str | None:
+    """Return in whole sentences which of a problem's last batches has numbers that are not finite; None where none.
+
+    Cost: up to `MAX_BATCHES` of them are made again.
+    """
+    if not isinstance(problem.stream, Stream):
+        return None
+    try:
+        batches = problem.stream.recent(MAX_BATCHES)
+    except Exception:
+        # A data set that now fails is not what is to be told.
+        return None
+    for shared in batches:
+        batch, _ = Share.opened(shared)
+        numbers = [each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.is_floating_point()]
+        if not all(bool(each.isfinite().all()) for each in numbers):
+            return (
+                f"One of the last batches of '{problem.name}' holds numbers that are not finite: "
+                f"{described(batch)}. Correct the samples, or leave them out of the data set."
+            )
+    return None
+
+
 def explain(problem: str, problems: Mapping[str, Problem], traces: Traces) -> str:
     """Return, in whole sentences, what may have made the loss of `problem` not finite, and what to do.
 
@@ -62,6 +93,9 @@ def explain(problem: str, problems: Mapping[str, Problem], traces: Traces) -> st
         problems: of the program, by name.
         traces: the losses before it, in the order in which a tick computes them.
     """
+    unsound = unsound_batch(problems[problem])
+    if unsound is not None:
+        return unsound
     sources = list(related(problem, problems))
     stepped = [name for name in sources if traces.is_resumed or name in traces.by_problem]
     narrow = _narrow(problems[problem])

@@ -14,7 +14,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call, noted
-from mlotool.program.samples import collated, read_sample
+from mlotool.program.samples import collated, read_batch, read_sample
 from mlotool.runner.function_metric import FunctionMetric, MetricFunction
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Evaluator:
             )
         self._reset()
         batch = _batch(dataset, range(size), self._device)
-        self._update(self.model(), batch, size)
+        self._update(self.model(), batch, size, is_rehearsal=True)
         if any(name in CLASSIFICATION_METRICS for name in self._metrics):
             self._check_targets(split, batch["target"])
         names = list(self._metrics)
@@ -139,7 +139,7 @@ class Evaluator:
         for function in self._functions:
             function.reset()
 
-    def _update(self, model: BoundModule, batch: Any, size: int) -> None:
+    def _update(self, model: BoundModule, batch: Any, size: int, *, is_rehearsal: bool = False) -> None:
         if self._metrics:
             with noted(lambda: self._call("evaluate.problem", self._module, batch)):
                 output, target = model(batch["input"]), batch["target"]
@@ -154,7 +154,10 @@ class Evaluator:
                     else:
                         metric.update(output, target)
         for function in self._functions:
-            function.update(model, batch, size)
+            if is_rehearsal:
+                function.rehearse(model, batch, size)
+            else:
+                function.update(model, batch, size)
 
     def _check_targets(self, split: str, target: Tensor) -> None:
         lowest, highest = int(target.min()), int(target.max())
@@ -234,9 +237,24 @@ def find_split(data: Any, split: str) -> Any:
     return data.split(split)
 
 
-def whole_batches(dataset: Any, batch_size: int, device: torch.device | str = "cpu") -> Iterator[dict[str, Any]]:
-    """Yield all samples of `dataset` in their order, in batches on `device`; the last may be smaller."""
-    return (batch for _, batch in _sized_batches(dataset, batch_size, device))
+class Batches:
+    """All samples of a data set in their order, in batches on a device; the last may be smaller.
+
+    Args:
+        dataset: map-style.
+        batch_size: samples a batch.
+        device: where the batches go.
+    """
+
+    def __init__(self, dataset: Any, batch_size: int, device: torch.device | str = "cpu") -> None:
+        self._dataset, self._batch_size, self._device = dataset, batch_size, device
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._dataset) / self._batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield them, from the first one each time."""
+        return (batch for _, batch in _sized_batches(self._dataset, self._batch_size, self._device))
 
 
 def _sized_batches(dataset: Any, batch_size: int, device: torch.device | str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -247,8 +265,7 @@ def _sized_batches(dataset: Any, batch_size: int, device: torch.device | str) ->
 
 def _batch(dataset: Any, indices: Sequence[int], device: torch.device) -> Any:
     if hasattr(dataset, "__getitems__"):
-        batch = dataset.__getitems__(list(indices))
-        batch = collated(dataset, batch) if isinstance(batch, list) else batch
+        batch = read_batch(dataset, list(indices))
     else:
         batch = collated(dataset, [read_sample(dataset, index) for index in indices])
     return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)

@@ -10,6 +10,7 @@ from torch import Tensor
 from mlotool.config.names import is_plain_name
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.described import kind_of
+from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, noted
 
 MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
@@ -57,6 +58,19 @@ class FunctionMetric:
                 self._add(name, value, size)
             self._check_names(list(result))
 
+    def rehearse(self, module: BoundModule, batch: Any, size: int) -> None:
+        """Take a batch, and refuse a function that changes it, or the module."""
+        given = dict(module.named_parameters()), batch
+        before = snapshot(given)
+        self.update(module, batch, size)
+        with noted(lambda: self._call({"batch": batch})):
+            if not is_unchanged(before, (dict(module.named_parameters()), batch)):
+                raise WrongResultError(
+                    "its numbers, and a batch or a module that it has changed",
+                    "one that leaves both as they are, since other metrics and the training use them",
+                    "Write x = x * 2 in place of x.mul_(2), and copy a dict before changing its keys.",
+                )
+
     def compute(self, taken: Container[str]) -> dict[str, float]:
         """Return the means.
 
@@ -77,9 +91,15 @@ class FunctionMetric:
             value = torch.tensor(float(value))
         if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
             found = f"{kind_of(value)} as '{name}' for {size} samples"
-            raise WrongResultError(found, f"a tensor of shape () or ({size},)", "Take the mean over the other axes.")
+            advice = "Take the mean over the other axes."
+            if not isinstance(value, Tensor):
+                advice = "Make it a number or a tensor: float(x), torch.as_tensor(x)."
+            raise WrongResultError(found, f"a tensor of shape () or ({size},)", advice)
         if value.is_complex():
             raise WrongResultError(f"complex numbers as '{name}'", "real ones", "Take .abs() or .real of them.")
+        if value.is_sparse or value.is_meta:
+            kind = "on the device 'meta'" if value.is_meta else "sparse"
+            raise WrongResultError(f"a tensor that is {kind} as '{name}'", "one with its values", "Make it dense.")
         total = value.double().sum() if value.dim() else value.double() * size
         self._totals[name] = self._totals.get(name, 0.0) + total
         self._counts[name] = self._counts.get(name, 0) + size

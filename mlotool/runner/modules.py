@@ -20,6 +20,7 @@ from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.learned import LearnedValues
 from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective, Watch
+from mlotool.runner.plain_state import check_plain
 from mlotool.runner.plan import ChunkLoader, TickPlan
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
@@ -52,7 +53,9 @@ class ProblemModule(LightningModule):
         problem = self.problem
         values = {f"{problem.name}/step": float(problem.num_steps)}
         if problem.optimizer is not None:
-            values[f"{problem.name}/lr"] = float(problem.optimizer.param_groups[0]["lr"])
+            # Not every optimizer has one.
+            rate = problem.optimizer.param_groups[0].get("lr")
+            values |= {} if rate is None else {f"{problem.name}/lr": float(rate)}
         with torch.no_grad():
             given = program.settings(problem.name)
         for key in problem.optimizer_roles:
@@ -216,9 +219,10 @@ class ProgramModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add everything that a bit-identical resume needs, in plain containers."""
         self._check_finite()
-        schedule = self.schedule.state_dict()
+        program, schedule = self.program.state_dict(), self.schedule.state_dict()
+        check_plain(program)
         checkpoint[STATE_KEY] = {
-            "program": self.program.state_dict(),
+            "program": program,
             "schedule": schedule,
             # A checkpoint at the start of a resumed run comes before the states are put back.
             "random_states": self._random_states or random_states(self.program, self.ranks, schedule["snapshots"]),

@@ -5,24 +5,22 @@ Nothing is left of it: parameters and buffers are copies, random numbers are dra
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_flatten, tree_map
 
 from mlotool.config.names import is_plain_name
-from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.suggest import did_you_mean
-from mlotool.core.user_code import WrongResultError, note, user_code
+from mlotool.core.unchanged import is_unchanged, snapshot
+from mlotool.core.user_code import WrongResultError, is_of_user, note, user_code
 from mlotool.layerparallel import MultigridResidual
 from mlotool.program import Problem, Program
 from mlotool.program.share import Share
+from mlotool.program.usable import check_saving
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_start
 from mlotool.runner.modules import check_scheduler
@@ -56,6 +54,8 @@ def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str
         program.start(name)
         if _can_rehearse(problem):
             check_start(name, problem)
+            if is_of_user(*problem.module.modules()):
+                check_saving(name, problem.module)
     with user_code(ConfigError):
         batches = {name: None if each.stream is None else each.stream.peek() for name, each in problems.items()}
         # What the samples have drawn stays drawn: the batches will be used.
@@ -75,23 +75,22 @@ def _can_rehearse(problem: Problem) -> bool:
 
 def _rehearse_loss(program: Program, name: str, shared: Any) -> None:
     batch, _ = Share.opened(shared)
-    before = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, batch)
+    before = snapshot(batch)
     output = program.rehearse(name, shared)
     try:
         _check_batch(before, batch)
-        _check_real(output)
         _check_metrics(output)
         _check_gradient(program, name, output)
         _check_finite(program, name, output)
-    except WrongResultError as error:
+    # Metrics may be a function of the user's, which is called here.
+    except Exception as error:
         note(error, lambda: program.call_of(name, batch))
         raise
 
 
 def _check_batch(before: Any, batch: Any) -> None:
     """Refuse a loss that changes its batch: a step may evaluate it many times, and other problems may read it."""
-    (old, old_form), (new, new_form) = tree_flatten(before), tree_flatten(batch)
-    if old_form == new_form and all(_is_same(a, b) for a, b in zip(old, new, strict=True)):
+    if is_unchanged(before, batch):
         return
     raise WrongResultError(
         "its loss and a batch that it has changed",
@@ -100,20 +99,11 @@ def _check_batch(before: Any, batch: Any) -> None:
     )
 
 
-def _is_same(a: Any, b: Any) -> bool:
-    return not isinstance(a, Tensor) or torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
-
-
 def _check_metrics(output: LossOutput) -> None:
-    if not isinstance(output.metrics, Mapping):
-        raise WrongResultError(f"{kind_of(output.metrics)} as metrics", "a dict of 0-D tensors", "Name each of them.")
-    for name, value in output.metrics.items():
+    for name in output.metrics:
         if not is_plain_name(name) or name in RESERVED:
             wanted = f"letters, digits, '-', '_' and '.', and none of {', '.join(RESERVED)}, which are logged too"
             raise WrongResultError(f"a metric with the name {name!r}", wanted, "Rename it.")
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            found = f"{kind_of(value)} as the metric '{name}'"
-            raise WrongResultError(found, "0-D tensors as metrics", "Take the mean over the batch.")
 
 
 def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
@@ -123,13 +113,8 @@ def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
         "a tensor without a gradient",
         f"a loss that depends on the parameters of '{name}'",
         f"Give it a role that plays '{name}', or an edge through which '{name}' shapes what it reads; what went "
-        "through detach(), item(), numpy(), argmax or a comparison has no gradient.",
+        "through detach(), no_grad, item(), numpy(), argmax or a comparison has no gradient.",
     )
-
-
-def _check_real(output: LossOutput) -> None:
-    if output.loss.is_complex():
-        raise WrongResultError("a complex number", "a real one", "Return its .abs() or .real.")
 
 
 def _check_finite(program: Program, name: str, output: LossOutput) -> None:
@@ -168,6 +153,8 @@ def _traceless(problems: Iterable[Problem]) -> Iterator[None]:
             each.serial()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # Of the rehearsal itself.
+            warnings.filterwarnings("default", message=r"problems\.\w+\.loss: the gradient of .* is exactly 0 at its f")
             yield
     finally:
         for problem, call in zip(problems, compiled, strict=True):

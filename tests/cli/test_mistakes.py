@@ -12,7 +12,7 @@ import pytest
 from mlotool.config import trusted
 from mlotool.core import user_code
 from tests.cli.conftest import Result
-from tests.cli.mistakes import in_code, in_commands, in_recipes
+from tests.cli.mistakes import in_code, in_commands, in_numbers, in_recipes
 from tests.cli.mistakes.mistake import Mistake
 from tests.cli.user_package import write_package
 
@@ -22,6 +22,7 @@ MISTAKES = {
     for place, table in {
         "recipe": in_recipes.MISTAKES,
         "code": in_code.MISTAKES,
+        "numbers": in_numbers.MISTAKES,
         "command": in_commands.MISTAKES,
     }.items()
     for name, mistake in table.items()

@@ -189,3 +189,25 @@ class Branching(nn.Module):
 def test_what_cannot_be_cut(make, num_stages, cut, message) -> None:
     with pytest.raises(ConfigError, match=message):
         partition(make(), num_stages, cut, example=images())
+
+
+WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "no module": ({"module": None}, "partition.module: found None; expected an nn.Module"),
+    "a function": ({"module": len}, "partition.module: found the function len; expected an nn.Module"),
+    "stages": ({"num_stages": 0}, "partition.num_stages: found 0; expected a whole number of at least 1"),
+    "numbers of layers": ({"cut": [2]}, "partition.cut: found [2]; expected names of layers or null"),
+    "no example": ({"example": None}, "partition.example: found None; expected a tensor, by which stages are balanced"),
+    "an example of another shape": (
+        {"example": torch.zeros(1, 9)},
+        "partition.example: found a tensor of shape (1, 9); expected an input that Sequential takes (addmm: mat1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arguments_of_a_wrong_kind_are_refused(name: str) -> None:
+    given, said = WRONG[name]
+    module = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    with pytest.raises(ConfigError) as refused:
+        partition(**{"module": module, "num_stages": 2, "example": torch.zeros(1, 2), **given})
+    assert str(refused.value).startswith(said)

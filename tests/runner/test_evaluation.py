@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from mlotool.core.errors import ConfigError
-from mlotool.runner.evaluation import METRIC_NAMES, Evaluator, build_metric, whole_batches
+from mlotool.runner.evaluation import METRIC_NAMES, Batches, Evaluator, build_metric
 from tests.runner.tiny import NUM_CLASSES, NUM_FEATURES, Data
 
 
@@ -51,7 +51,7 @@ def test_evaluation_is_in_eval_mode_and_leaves_the_mode_and_random_numbers_alone
 
 def test_a_data_set_of_single_items_gives_the_same_batches() -> None:
     split = Data().split("val")
-    for one, other in zip(whole_batches(split, 6), whole_batches(Items(split), 6), strict=True):
+    for one, other in zip(Batches(split, 6), Batches(Items(split), 6), strict=True):
         assert all(torch.equal(one[key], other[key]) for key in ("input", "target"))
 
 

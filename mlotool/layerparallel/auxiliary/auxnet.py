@@ -75,7 +75,7 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
         later = chain.names[chain.names.index(cut[-1]) + 1 :] if cut else chain.names
         fitting = [name for name in later if found[name][0] == shape and _fits(later, name, shapes[number:], found)]
         if not fitting:
-            offered = "; ".join(f"{name}: {list(found[name][0])}" for name in chain.names)
+            offered = "; ".join(f"{name}: {list(found[name][0])}" for name in chain.names) or "none"
             raise ConfigError(
                 f"{key}: {type(auxnet).__name__} has no place for interface {number} of {len(shapes)} (a state of "
                 f"shape {list(shape)}, with {left} more behind it); expected a smaller network of the same widths. It "

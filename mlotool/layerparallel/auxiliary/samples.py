@@ -6,9 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 
 # s: samples of a batch
+
+
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Samples:
@@ -40,6 +44,11 @@ class Samples:
                 f"{' and '.join(needed)}, which say what sample each variable is of. Use a data set that gives them, "
                 f"or set {key}.variables=auxnet."
             )
+        for name in needed:
+            value = batch[name]
+            is_right = isinstance(value, Tensor) and value.ndim == 1 and value.dtype in _WHOLE and int(value.min()) >= 0
+            expected = "a whole number of at least 0 a sample, that of its place in the data set"
+            require(is_right, f"the batch's '{name}'", value, expected, "Return it from __getitem__: 'index': index.")
         slots: Tensor = batch["index"].cpu()
         if "copy" not in batch:
             return slots

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.multigrid.arguments import check_solve
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, Ranks
 from mlotool.layerparallel.multigrid.grids import Grid, make_grids
 from mlotool.layerparallel.multigrid.solver import Advance, Method, solve
@@ -88,6 +89,7 @@ def mgrit(
         >>> round(states[-1].item(), 4), round(0.9**16, 4), len(residuals), residuals[-1] < 1e-6
         (0.1853, 0.1853, 5, True)
     """
+    check_solve(step, h, group, u0=u0)
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else Ranks(group)
     states, residuals = solve_states(batched(step), u0, num_layers, float(h), method, initial, exchange)
@@ -154,6 +156,7 @@ def mgrit_adjoint(
         >>> round(adjoints[0].item(), 4), adjoints[16].item()
         (0.1853, 1.0)
     """
+    check_solve(step, h, group, states=states, cotangent=cotangent)
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else Ranks(group, is_mirrored=True)
     adjoints, residuals = solve_adjoints(

@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.slots import Places
 from mlotool.layerparallel.multigrid.exchange import exchanges, has_ranks
@@ -143,6 +144,8 @@ class MultigridResidual(nn.Module):
         return self._solve(state)[0]
 
     def _solve(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        advice = "Call the module with a state alone."
+        require(isinstance(state, Tensor), "MultigridResidual.state", state, "a tensor (b, ...)", advice)
         theta = dict(self.layers.named_parameters())
         index = None if self.warm_start is None else self.warm_start.index
         states, last = States.apply(BatchSystem(self, tuple(theta), state, index), state, *theta.values())
@@ -196,6 +199,9 @@ def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:
         return blocks
     step_size = 1.0 if h is None else h
     if isinstance(blocks, Iterable):
+        blocks = list(blocks)
+        are_built = all(isinstance(block, nn.Module) for block in blocks)
+        require(are_built, "blocks", blocks, "modules that are built", "Give [Block(), Block()].")
         found = BlockLayers(blocks, step_size)
         if num_layers not in (None, found.num_layers):
             raise ConfigError(

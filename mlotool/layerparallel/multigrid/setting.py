@@ -175,7 +175,7 @@ def _find(name: str, module: nn.Module, part: str | None) -> dict[str, nn.Module
         return {part: child}
     if isinstance(child, nn.Sequential):
         return {part: WholeLayers(child)}
-    runs = [path for path, each in children.items() if isinstance(each, nn.Sequential) and len(each) > 1]
+    runs = [path for path, each in children.items() if path and isinstance(each, nn.Sequential) and len(each) > 1]
     raise ConfigError(
         f"problems.{name}.parallel.part: found {type(child).__name__ if child is not None else 'nothing'} at "
         f"'{part}' in {type(module).__name__}; expected mlotool.models.ResidualLayers, or an nn.Sequential of blocks "

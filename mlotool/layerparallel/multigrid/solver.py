@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import is_number
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone
 from mlotool.layerparallel.multigrid.grids import Grid, check_names, make_grids
@@ -48,7 +49,7 @@ class Method:
         if not isinstance(self.cycles, int) or self.cycles < 0:
             raise ConfigError(f"cycles: found {self.cycles!r}; expected a whole number of at least 0. Correct cycles.")
         for key, value in (("tolerance", self.tolerance), ("relative_tolerance", self.relative_tolerance)):
-            if value is not None and not value >= 0:
+            if value is not None and not (is_number(value) and value >= 0):
                 raise ConfigError(f"{key}: found {value!r}; expected a number of at least 0, or null. Correct {key}.")
 
 

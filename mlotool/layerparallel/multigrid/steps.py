@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.multigrid.grids import Grid
 
@@ -45,10 +46,11 @@ def batched(step: Any) -> Evaluate:
     many: Evaluate | None = getattr(step, "many", None)
 
     def evaluate(values: Tensor, layers: range, step_size: float) -> Tensor:
+        version = None if values.is_inference() else values._version
         if many is not None:
-            return _checked(many(values, layers, step_size), values, layers)
+            return _checked(many(values, layers, step_size), values, layers, version)
         moved = [
-            _checked(step(each, layer, step_size), each, range(layer, layer + 1))
+            _checked(step(each, layer, step_size), each, range(layer, layer + 1), version)
             for each, layer in zip(values, layers, strict=True)
         ]
         return torch.stack(moved)
@@ -109,10 +111,19 @@ class Linearised:
         return self._traces[key]
 
 
-def _checked(moved: Tensor, values: Tensor, layers: range) -> Tensor:
+def _checked(moved: Tensor, values: Tensor, layers: range, version: int | None) -> Tensor:
+    single = len(layers) == 1
+    name = f"layer {layers.start}" if single else f"layers {layers.start}, {layers.start + layers.step}, ..."
+    if not isinstance(moved, Tensor):
+        raise ConfigError(
+            f"step: {name} returned {kind_of(moved)}; expected a tensor, the state after it. Return that alone."
+        )
+    if version is not None and values._version != version:
+        raise ConfigError(
+            f"step: {name} changed the state that it was given; expected one that leaves it, since it is evaluated "
+            "again. Write u = u + x in place of u.add_(x) or u += x."
+        )
     if moved.shape != values.shape:
-        single = len(layers) == 1
-        name = f"layer {layers.start}" if single else f"layers {layers.start}, {layers.start + layers.step}, ..."
         raise ConfigError(
             f"step: {name} turned a state of shape {tuple(values.shape)} into {tuple(moved.shape)}; expected the same "
             "shape, since coarse grids leave layers out. Keep layers that change the shape outside of the multigrid "

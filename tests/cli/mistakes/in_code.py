@@ -326,7 +326,9 @@ MISTAKES = {
     ),
     "an analysis that returns a list": _analysis("return [1, 2]", f"slip.analyse ({CALLED} 7) returned a list"),
     "an analysis that returns objects": _analysis('return {"a": object()}', "returned an object as 'a'"),
-    "an analysis that names a path": _analysis('return {"../x": "text"}', "the name '../x'; expected letters, digits"),
+    "an analysis that names a path": _analysis(
+        'return {"../x": "text"}', "the name '../x'; expected at most 100 letters, digits"
+    ),
     "an optimizer that is none of torch's": _optimizer(
         "class Mine:\n    def __init__(self, params, lr):\n        self.params = list(params)",
         f"{P}optimizer: slip.Mine has returned a Mine; expected a torch Optimizer",

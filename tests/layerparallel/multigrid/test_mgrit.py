@@ -3,10 +3,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel import BatchedStep, mgrit, mgrit_adjoint
+from mlotool.layerparallel import BatchedStep, MultigridResidual, mgrit, mgrit_adjoint
 from tests.layerparallel.multigrid.reference import Network, Reference, levels_of
 
 WIDTH, BATCH = 3, 4
@@ -190,3 +190,44 @@ def test_a_layer_that_changes_the_shape_is_refused() -> None:
         mgrit(step, torch.zeros(4, 3), 16, 0.1)
     with pytest.raises(ConfigError, match=r"states: found the shape \(3, 4, 3\); expected \(17, 4, 3\)"):
         mgrit_adjoint(step, torch.zeros(3, 4, 3), torch.zeros(4, 3), 16, 0.1)
+
+
+def euler(u: Tensor, n: int, h: float) -> Tensor:
+    return u - h * u
+
+
+SOLVES: dict[str, tuple[Callable[[], object], str]] = {
+    "no step": (lambda: mgrit(None, torch.ones(1), 16, 0.1), "step: found None; expected a function step"),
+    "a step of two": (lambda: mgrit(lambda u, n: u, torch.ones(1), 16, 0.1), "step: found the function <lambda>;"),
+    "a step that returns nothing": (
+        lambda: mgrit(lambda u, n, h: None, torch.ones(1), 16, 0.1),  # type: ignore[arg-type,return-value]
+        "step: layer 0 returned None; expected a tensor",
+    ),
+    "a step in place": (
+        lambda: mgrit(lambda u, n, h: u.sub_(h * u), torch.ones(1), 16, 0.1),
+        "step: layer 0 changed the state that it was given; expected one that leaves it",
+    ),
+    "a list": (lambda: mgrit(euler, [1.0], 16, 0.1), "u0: found [1.0]; expected a tensor of floating-point numbers"),  # type: ignore[arg-type]
+    "whole numbers": (lambda: mgrit(euler, torch.ones(1).long(), 16, 0.1), "u0: found a tensor of shape (1,);"),
+    "h": (lambda: mgrit(euler, torch.ones(1), 16, float("nan")), "h: found nan; expected a finite number"),
+    "tolerance": (lambda: mgrit(euler, torch.ones(1), 16, 0.1, tolerance="1"), "tolerance: found '1'; expected a num"),  # type: ignore[arg-type]
+    "group": (lambda: mgrit(euler, torch.ones(1), 16, 0.1, group=2), "group: found 2; expected a torch.distributed"),
+    "states": (
+        lambda: mgrit_adjoint(euler, [torch.ones(1)], torch.ones(1), 16, 0.1),  # type: ignore[arg-type]
+        "states: found [a tensor of shape (1,)]; expected a tensor",
+    ),
+    "cotangent": (lambda: mgrit_adjoint(euler, torch.ones(17, 1), None, 16, 0.1), "cotangent: found None; expected"),  # type: ignore[arg-type]
+    "functions as blocks": (lambda: MultigridResidual([euler] * 8), "blocks: found [the function euler, the function"),
+    "a tuple of states": (
+        lambda: MultigridResidual([nn.Linear(1, 1) for _ in range(8)])((torch.ones(1, 1),)),
+        "MultigridResidual.state: found (a tensor of shape (1, 1)); expected a tensor (b, ...)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOLVES)
+def test_arguments_of_a_wrong_kind_are_refused(name: str) -> None:
+    call, said = SOLVES[name]
+    with pytest.raises(ConfigError) as refused:
+        call()
+    assert str(refused.value).startswith(said)
