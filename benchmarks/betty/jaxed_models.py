@@ -57,7 +57,9 @@ def _convolve(theta: Arrays, name: str, x: Array, stride: int = 1, padding: int 
 
 def _batch_norm(theta: Arrays, moved: Arrays, name: str, x: Array) -> Array:
     """Return x normalized over its batch; the running statistics in `moved` are replaced."""
-    mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3))
+    mean = x.mean((0, 2, 3))
+    centred = x - _channels(mean)
+    variance = (centred**2).mean((0, 2, 3))
     count = x.size // len(mean)
     news = {"running_mean": mean, "running_var": variance * (count / (count - 1))}
     for key, new in news.items():
@@ -65,7 +67,7 @@ def _batch_norm(theta: Arrays, moved: Arrays, name: str, x: Array) -> Array:
         moved[f"{name}.{key}"] = old + DECAY * (lax.stop_gradient(new) - old)
     moved[f"{name}.num_batches_tracked"] = moved[f"{name}.num_batches_tracked"] + 1
     scale = theta[f"{name}.weight"] * lax.rsqrt(variance + EPSILON)
-    return (x - _channels(mean)) * _channels(scale) + _channels(theta[f"{name}.bias"])
+    return centred * _channels(scale) + _channels(theta[f"{name}.bias"])
 
 
 def _channels(vector: Array) -> Array:

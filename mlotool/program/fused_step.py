@@ -58,7 +58,7 @@ class FusedStep:
         self._step = {SGD: _sgd, Adam: _adam, AdamW: _adam}.get(type(optimizer))
         self._groups: list[_Group] = []
         self._is_first = True
-        self._is_contiguous = all(parameter.is_contiguous() for parameter in parameters)
+        self._is_contiguous = False
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
         """Take a step; return False, with nothing done, where the optimizer has to take it itself."""
@@ -110,6 +110,8 @@ class FusedStep:
             state = states[0] if names else optimizer.state.get(parameters[0])
             found.append(_Group(settings, places, parameters, state, vectors))
         self._groups = found
+        # Here, as the parameters of lazy modules have no shape before the first step.
+        self._is_contiguous = all(parameter.is_contiguous() for parameter in self._parameters)
         return bool(found)
 
 
