@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,14 @@ from mlotool.hypergradient import ConjugateGradient, Identity, Implicit, Neumann
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 
 
-def build(task: Task, *, with_stop_gradient: bool = False, own_data: bool = False, is_compiled: bool = False) -> Rival:
+def build(
+    task: Task,
+    *,
+    with_stop_gradient: bool = False,
+    own_data: bool = False,
+    is_compiled: bool = False,
+    trace: str | None = None,
+) -> Rival:
     """Return mlotool's schedule on the task.
 
     Args:
@@ -37,14 +45,16 @@ def build(task: Task, *, with_stop_gradient: bool = False, own_data: bool = Fals
         with_stop_gradient: the lower loss detaches by `stop_gradient`, as mlotool's own losses do; else by `detach`.
         own_data: draw batches by `Stream`; else take those made beforehand.
         is_compiled: the classifier runs through `torch.compile`.
+        trace: as for `Program`; such a rival can be restarted, since a compiler takes long.
     """
-    schedule = _schedule(task, stop_gradient if with_stop_gradient else Tensor.detach, own_data, is_compiled)
+    schedule = _schedule(task, stop_gradient if with_stop_gradient else Tensor.detach, own_data, is_compiled, trace)
     problems = schedule.program.problems
+    restart = None if trace is None else _restart_of(schedule)
 
     def cycle() -> None:
         schedule.tick()
 
-    return Rival(cycle, problems["classifier"].module, problems["reweight"].module)
+    return Rival(cycle, problems["classifier"].module, problems["reweight"].module, restart)
 
 
 def solves(task: Task, num_cycles: int) -> Counter[str]:
@@ -58,7 +68,24 @@ def solves(task: Task, num_cycles: int) -> Counter[str]:
     return found
 
 
-def _schedule(task: Task, detach: Callable[[Tensor], Tensor], own_data: bool, is_compiled: bool = False) -> Schedule:
+def _restart_of(schedule: Schedule) -> Callable[[], None]:
+    """Return what brings a schedule back to where it is now."""
+    start = deepcopy((schedule.program.state_dict(), schedule.state_dict()))
+
+    def restart() -> None:
+        schedule.program.load_state_dict(start[0])
+        schedule.load_state_dict(start[1])
+
+    return restart
+
+
+def _schedule(
+    task: Task,
+    detach: Callable[[Tensor], Tensor],
+    own_data: bool,
+    is_compiled: bool = False,
+    trace: str | None = None,
+) -> Schedule:
     def weighted_loss(batch: Batch, *, classifier: Any, reweight: Any) -> Tensor:
         losses = sample_losses(classifier(batch["input"]), batch)
         loss = (reweight(detach(losses)) * losses).mean()
@@ -91,7 +118,7 @@ def _schedule(task: Task, detach: Callable[[Tensor], Tensor], own_data: bool, is
         ),
     ]
     graph = Graph(upper_to_lower={"reweight": ["classifier"]}, lower_to_upper={"classifier": ["reweight"]})
-    return Schedule(Program(problems, graph))
+    return Schedule(Program(problems, graph, trace=trace))
 
 
 def _algorithm(task: Task) -> Implicit:

@@ -150,6 +150,14 @@ class CyclingBatches:
         """Return the batch that `next` returned last."""
         return self._batches[(self._position - 1) % len(self._batches)]
 
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        return {"position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go to a position."""
+        self._position = state["position"]
+
 
 class _Mlp(nn.Sequential):
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ from mlotool.program.stream import Stream
 from mlotool.program.tasks import stack_parameters
 from mlotool.program.trajectory import Streams, Trajectory, copied
 from mlotool.program.update import Settings, State, clipped, find_update
-from mlotool.program.usable import check_module
+from mlotool.program.usable import check_module, check_used, is_lazy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -495,6 +495,8 @@ class Problem:
 
     def _set_gradient(self, gradient: Sequence[Tensor | None]) -> None:
         for parameter, value in zip(self.theta.values(), gradient, strict=True):
+            if value is None and is_lazy(parameter):
+                check_used(self.name, self.module)
             if value is not None:
                 value = self.as_parameter(value, parameter)
             # torch's fused kernels read a gradient in the parameter's order, whatever its own strides are.

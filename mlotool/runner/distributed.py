@@ -61,7 +61,6 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
                 "are the batch's first axis, which ranks would divide. Set runner.devices=1."
             )
     _check_same_start(program, ranks)
-    program.compile(ranks.mean)
     whole = set()
     for name, problem in program.problems.items():
         share = (ranks.rank, ranks.size)
@@ -74,6 +73,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             whole.add(name)
         if problem.is_sharded:
             problem.divide(ranks.mesh(next(iter(problem.theta.values())).device))
+    program.compile(ranks.mean)
     if ranks.is_first:
         for text in differences(program, whole):
             warnings.warn(text, stacklevel=2)
@@ -139,9 +139,11 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
 
 def merge_shards(program: Program, ranks: Ranks) -> None:
     """Put sharded problems together again on rank 0, on the CPU: what comes after training is its own."""
-    for problem in program.problems.values():
-        if problem.shards is not None:
-            problem.merge(is_kept=ranks.is_first)
+    sharded = [problem for problem in program.problems.values() if problem.shards is not None]
+    for problem in sharded:
+        problem.merge(is_kept=ranks.is_first)
+    if sharded:
+        program.compile(program.reduce)
 
 
 def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:

@@ -175,7 +175,7 @@ def test_a_rank_ends_with_the_code_of_its_signal(tmp_path: Path, monkeypatch: py
     def end(*_: Any, **__: Any) -> None:
         raise Interrupted(128 + number)
 
-    Launch(tmp_path).request({}, None, Origin("a test", (), None), None)
+    Launch(tmp_path).request({"name": "a_test"}, None, Origin("a test", (), None), None)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(serving, "watch_parent", lambda: None)
     monkeypatch.setattr(serving, "run", end)
@@ -222,7 +222,7 @@ def test_packages_are_trusted_where_they_were_found(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "path", [str(home), *sys.path])
     monkeypatch.chdir(tmp_path)
     trust("besides")
-    Launch(tmp_path).request({}, None, Origin("a test", (), None), None)
+    Launch(tmp_path).request({"name": "a_test"}, None, Origin("a test", (), None), None)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in (str(home), str(tmp_path))])
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(serving, "watch_parent", lambda: None)
