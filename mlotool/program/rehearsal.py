@@ -164,8 +164,8 @@ def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor
     if not any(bool(each.any()) for each in found):
         warnings.warn(
             f"problems.{problem.name}.loss: the gradient of {named(problem.loss)} is exactly 0 at its first batch; "
-            "expected that it moves the parameters. Look for a factor of 0, a clamp or relu that cuts all of it, and weights "
-            "that all begin at 0.",
+            "expected that it moves the parameters. Look for a factor of 0, a clamp or relu that cuts all of it, and "
+            "weights that all begin at 0.",
             stacklevel=2,
         )
 
