@@ -130,6 +130,12 @@ class RandomState:
         for device, state in self._cuda:
             torch.cuda.set_rng_state(state, device)
 
+    def equals(self, other: "RandomState") -> bool:
+        """Return whether nothing was drawn between the two."""
+        pairs = [(self._cpu, other._cpu)]
+        pairs += [(mine, its) for (_, mine), (_, its) in zip(self._cuda, other._cuda, strict=True)]
+        return all(torch.equal(mine, its) for mine, its in pairs)
+
     @contextmanager
     def replayed(self) -> Iterator[None]:
         """Draw again what was drawn from here on; afterwards the generators go on as if nothing had been."""

@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.replay import RandomState
 from mlotool.core.tracing import tracing
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS
 from mlotool.program.engine import Engine
@@ -158,15 +159,16 @@ class Tracer:
 
         # Tracing runs the operations: buffers are to move in the trace's own runs alone.
         arguments = [tensor.detach().clone() for tensor in self._arguments(tensors)]
-        before = torch.get_rng_state()
+        devices = tuple({device for each in problems for device in each.devices})
+        before = RandomState(devices)
         try:
             # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat.
             flat = make_fx(functionalize(make_fx(function, HONEST_BATCH_NORMS)(*arguments)))(*arguments)
             run = self._program(flat, arguments)
         except Exception as error:
             raise UntraceableError(_reason(error)) from error
-        if not torch.equal(before, torch.get_rng_state()):
-            torch.set_rng_state(before)
+        if not before.equals(RandomState(devices)):
+            before.restore()
             raise UntraceableError("its losses draw random numbers")
         return Trace(run, *found)
 

@@ -75,6 +75,7 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "problem name": ({"problems.2nd": ProblemConfig()}, ["problems.2nd", "Rename"]),
     "problem like a split": ({"problems.val": ProblemConfig()}, ["problems.val", "evaluate.splits"]),
     "devices": ({"runner.devices": 0}, ["runner.devices: found 0", "at least 1, or auto"]),
+    "trace": ({"runner.trace": "induktor"}, ["runner.trace: found 'induktor'", "Did you mean 'inductor'?"]),
     "precision": ({"runner.precision": "bf61"}, ["found 'bf61'", "Did you mean 'bf16'?"]),
     "accelerator": ({"runner.accelerator": "cuda"}, ["runner.accelerator: found 'cuda'"]),
     "logger": ({"logger.mode": "ofline"}, ["Did you mean 'offline'?"]),
