@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
-from mlotool.report.figure import WIDE_INCHES, Card, Sketchbook
+from mlotool.report.figure import SIZE_INCHES, WIDE_INCHES, Card, Sketchbook
 from mlotool.report.formats import NONE, shortened, shortened_key
 from mlotool.report.importance import importances
 from mlotool.report.palette import light
@@ -34,12 +34,14 @@ def parallel_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     settings, columns = [comparison.settings[index] for index in drawn], differing[: MAX_AXES - 1]
     values = [each.drawn or 0.0 for each in settings]
     seen = visible_range(values)
-    figure, axes = book.new(WIDE_INCHES)
-    budget = CHARACTERS_ACROSS // (len(columns) + 1)
+    # Two axes or three fit a telephone.
+    is_wide = len(columns) > 2
+    figure, axes = book.new(WIDE_INCHES if is_wide else SIZE_INCHES)
+    budget = (CHARACTERS_ACROSS if is_wide else CHARACTERS_ACROSS // 2) // (len(columns) + 1)
     scales = [*(_Scale.of(column, budget) for column in columns), _Scale.of_objective(comparison, values, seen, budget)]
     _draw_lines(axes, comparison, settings, np.stack([scale.heights for scale in scales], axis=1))
     _draw_scales(axes, scales)
-    figure.legend(*_legend(comparison, settings), loc="outside upper left", ncols=4)
+    figure.legend(*_legend(comparison, settings), loc="outside upper left", ncols=4 if is_wide else 2)
     notes = [seen.note([each.jobs for each in settings], values, _whose(comparison))]
     left = len(differing) - len(columns)
     notes.append(f"{left} more hyperparameter{'s are' if left > 1 else ' is'} not drawn." if left else "")
