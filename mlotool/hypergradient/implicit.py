@@ -309,6 +309,11 @@ class _ImplicitPullback:
             point = tuple(tensor.detach() for tensor in theta)
             loss = replace(paired, theta=point, function=lambda moved, _: paired(moved, constants))
         result = self.solver.solve(lambda direction: reduce(product.hessian(direction)), vector, start=start, view=loss)
+        if not isinstance(result, SolveResult):
+            raise ConfigError(
+                f"{type(self.solver).__name__}.solve: found {type(result).__name__}; expected a SolveResult. Return "
+                "mlotool.hypergradient.SolveResult(solution, status, num_products)."
+            )
         self.record(result)
         return result.solution
 

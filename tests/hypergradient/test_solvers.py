@@ -19,6 +19,7 @@ from mlotool.hypergradient import (
     Exact,
     FixedPoint,
     Identity,
+    Implicit,
     Neumann,
     NormalEquationConjugateGradient,
     Nystrom,
@@ -26,6 +27,7 @@ from mlotool.hypergradient import (
     Status,
 )
 from mlotool.program.differentiation import Vector
+from tests.program.small import pair
 
 SHAPES = [(2, 3), (), (4,), (1, 2)]
 SIZE = 13
@@ -664,3 +666,17 @@ def test_nystrom_refuses_columns_that_no_memory_holds() -> None:
     vector = [torch.zeros(()).expand(10**9)]
     with pytest.raises(ConfigError, match=r"rank: found 10000 for a problem of 1000000000 parameters.*Lower"):
         Nystrom(rank=10_000).solve(never, vector)
+
+
+def test_a_solver_of_ones_own_has_to_return_a_result() -> None:
+    class Nothing(Identity):
+        def solve(self, *_: Any, **__: Any) -> Any:
+            return None
+
+    with pytest.raises(ConfigError, match=r"Nothing\.solve: found NoneType; expected a SolveResult"):
+        pair(hypergradient=lambda: Implicit(Nothing())).gradient("u")
+
+
+def test_a_step_size_without_end() -> None:
+    with pytest.raises(ConfigError, match="found step_size=inf; expected a finite step_size"):
+        Identity(float("inf"))

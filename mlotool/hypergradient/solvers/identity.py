@@ -1,5 +1,6 @@
 """The inverse of a multiple of the identity."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,9 +36,9 @@ class Identity(AbstractSolver):
 
     def __post_init__(self) -> None:
         require_fields("hypergradient.solver", self, names_class=True)
-        if not self.step_size > 0:
+        if not 0 < self.step_size < math.inf:
             raise ConfigError(
-                f"Identity: found step_size={self.step_size}; expected step_size > 0. "
+                f"Identity: found step_size={self.step_size}; expected a finite step_size > 0. "
                 "Correct hypergradient.solver.step_size."
             )
 
