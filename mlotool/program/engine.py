@@ -40,6 +40,12 @@ class Engine:
         """Return values of which every problem has its current ones, as constants."""
         return [None] * len(self.problems)
 
+    def own(self, number: int) -> Values:
+        """Return values in which one problem has its parameters themselves."""
+        values = self.nothing()
+        values[number] = self.problems[number].own
+        return values
+
     def loss_with(
         self, loss: LossPlan, solutions: Sequence["SolutionPlan"], values: Values, batch: Any, moment: "Moment"
     ) -> Tensor:

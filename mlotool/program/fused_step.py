@@ -31,7 +31,7 @@ class _Group:
         settings: of the group; a scheduler changes them in place.
         positions: of its parameters' gradients.
         parameters: its parameters.
-        states: the first parameter's state, by which a state that was loaded or cleared is noticed.
+        state: the first parameter's state, by which a state that was loaded or cleared is noticed.
         vectors: by name of a state, one tensor a parameter.
     """
 
@@ -84,7 +84,10 @@ class FusedStep:
         optimizer, state = self.optimizer, self.optimizer.state
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return False
-        return bool(self._groups) and all(state.get(each.parameters[0]) is each.state for each in self._groups)
+        return bool(self._groups) and all(
+            state.get(each.parameters[0]) is each.state and _names(optimizer, each.settings) == (*each.vectors,)
+            for each in self._groups
+        )
 
     def _find(self) -> bool:
         """Look up the state of all groups; return whether every one has a kernel and a state."""

@@ -160,9 +160,8 @@ class Program:
             name: the problem.
             batch: its batch; None takes its stream's last one.
         """
-        number, values = self._number(name), self._engine.nothing()
-        values[number] = self.problems[name].own
-        return self._engine.losses[number](values, self._batch(name, batch))
+        number = self._number(name)
+        return self._engine.losses[number](self._engine.own(number), self._batch(name, batch))
 
     def rehearse(self, name: str, batch: Any) -> LossOutput:
         """Return the loss of problem `name` as its next step will meet it, with a graph; nothing is updated.

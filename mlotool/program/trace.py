@@ -34,17 +34,13 @@ BACKENDS = ("eager", "inductor")
 
 
 MOST_TRACES = 8
-"""Of one gradient: one for each kind of batches."""
+"""Of one gradient: one for each kind of batches, and for each course of its solver's decisions."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 class UntraceableError(Exception):
     """A gradient cannot be traced; the text says why."""
-
-
-class DeviationError(UntraceableError):
-    """A gradient takes another course than its trace did."""
 
 
 @dataclass(slots=True)
@@ -67,7 +63,10 @@ class Trace:
 
 
 class Tracer:
-    """Traces the gradient of one problem, once for each kind of batches, and runs the traces.
+    """Traces the gradient of one problem, and runs the traces.
+
+    There is one for each kind of batches, and for each course that a solver's decisions have taken: what a step gets is
+    the same whichever steps were before it.
 
     Args:
         number: of the problem.
@@ -82,7 +81,8 @@ class Tracer:
         self._plan = plan
         self._backend = backend
         self._modules = [module for problem in engine.problems for module in problem.submodules]
-        self._traces: dict[Any, Trace] = {}
+        self._traces: dict[Any, list[Trace]] = {}
+        self._num_traces = 0
 
     def __call__(self, batches: Batches) -> tuple[LossOutput, Gradient]:
         """Return the loss of a training step and its gradient; buffers move as in the plan.
@@ -91,21 +91,37 @@ class Tracer:
             batches: by problem.
 
         Raises:
-            UntraceableError: the gradient cannot be traced, or takes another course than the trace did. No buffer has
-            moved.
+            UntraceableError: the gradient cannot be traced; no buffer has moved.
         """
         tensors: list[Tensor] = []
         # What a trace holds for: kinds of tensors, other values in the batches, modes of modules.
         key = _taken_apart(batches, tensors), tuple([module.training for module in self._modules])
-        trace = self._traces.get(key)
-        if trace is None:
-            if len(self._traces) == MOST_TRACES:
-                raise UntraceableError(f"its batches are of more than {MOST_TRACES} kinds")
-            trace = self._traces[key] = self._traced(batches, tensors)
+        traces = self._traces.setdefault(key, [])
+        for trace in traces:
+            if (outputs := self._outputs(trace, tensors)) is not None:
+                return self._taken(trace, outputs)
+        if self._num_traces == MOST_TRACES:
+            raise UntraceableError(
+                f"its batches are of more than {MOST_TRACES} kinds, or its solver ends in as many ways"
+            )
+        trace = self._traced(batches, tensors)
+        self._num_traces += 1
+        traces.append(trace)
+        found = self._outputs(trace, tensors)
+        if found is None:
+            raise UntraceableError("its solver decides by a number that rounding alone sets apart")
+        return self._taken(trace, found)
+
+    def _outputs(self, trace: Trace, tensors: list[Tensor]) -> list[Tensor] | None:
+        """Return what a trace gives, without its last output; None where it does not hold."""
         with torch._C._AutoDispatchBelowAutograd():
             outputs = list(trace.run(*self._arguments(tensors)))
         if trace.has_conditions and not bool(outputs.pop()):
-            raise DeviationError("its solver often ends otherwise than when it was traced")
+            return None
+        return outputs
+
+    def _taken(self, trace: Trace, outputs: list[Tensor]) -> tuple[LossOutput, Gradient]:
+        """Return loss and gradient, move the buffers, and tell those who want to hear of their numbers."""
         for who in reversed(trace.reporters):
             who.reported(outputs.pop())
         slots = self._problem.slots

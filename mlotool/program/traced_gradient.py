@@ -11,16 +11,12 @@ from torch import Tensor
 from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.slots import Slots
-from mlotool.program.differentiation import AbstractHypergradient
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient
 from mlotool.program.moment import NOW, Moment
 from mlotool.program.solution_plan import all_plans
-from mlotool.program.trace import DeviationError, Tracer, UntraceableError
+from mlotool.program.trace import Tracer, UntraceableError
 from mlotool.program.training_gradient import AbstractGradient, Differentiated
-
-MOST_DEVIATIONS = 3
-"""Steps in a row that may leave the course of the trace before it is given up."""
 
 _DIFFERENT = (
     "problems.{problem}: after {count} steps its traced gradient differs from that of its plan by {difference:.1e} "
@@ -33,7 +29,8 @@ class Traced(AbstractGradient):
     """A gradient whose training steps run as a flat program; where that cannot be, as its plan.
 
     The first step, and the tenth, hundredth and so on, take both, and compare them. The trace's is used at all steps,
-    so that a resumed run, which begins with a comparison, goes on bit by bit.
+    so that a resumed run, which begins with a comparison, goes on bit by bit; but not one that has given its trace up
+    after some steps, which a resumed one tries anew.
 
     Args:
         number: of the problem.
@@ -50,7 +47,6 @@ class Traced(AbstractGradient):
         self._begin = begin
         self._tracer = Tracer(number, engine, plan.plan, backend)
         self._is_given_up = False
-        self._num_deviations = 0
         self._num_steps = 0
         self._next_comparison = 1
 
@@ -66,21 +62,14 @@ class Traced(AbstractGradient):
             if self._num_steps == self._next_comparison:
                 self._next_comparison *= 10
                 return self._compared(batch, batches)
-            found = self._tracer(batches)
+            return self._tracer(batches)
         except UntraceableError as reason:
-            return self._by_plan(batch, reason)
-        self._num_deviations = 0
-        return found
+            self._give_up(reason)
+            return self._plan.live(batch)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient by the plan."""
         return self._plan.pure(batch, moment)
-
-    def _by_plan(self, batch: Any, reason: UntraceableError) -> tuple[LossOutput, Gradient]:
-        self._num_deviations += 1
-        if not isinstance(reason, DeviationError) or self._num_deviations >= MOST_DEVIATIONS:
-            self._give_up(reason)
-        return self._plan.live(batch)
 
     def _give_up(self, reason: UntraceableError) -> None:
         self._is_given_up = True
@@ -99,8 +88,7 @@ class Traced(AbstractGradient):
         try:
             found = self._tracer(batches)
         except UntraceableError as reason:
-            if not isinstance(reason, DeviationError):
-                self._give_up(reason)
+            self._give_up(reason)
             _fill(slots, moved)
             return plan
         is_alike = [each is None for each in gradient] == [each is None for each in found[1]]
@@ -125,11 +113,7 @@ def can_be_traced(number: int, engine: Engine) -> bool:
     played = [engine.problems[engine.numbers[role.problem]] for role in problem.roles.values()]
     is_plain = problem.precision != "fp16" and not problem.evaluates_again
     is_plain = is_plain and all(each.compiled is None and each.shards is None for each in played)
-    return is_plain and all(_keeps_nothing(each.algorithm) for each in all_plans(engine.solutions[number]))
-
-
-def _keeps_nothing(algorithm: AbstractHypergradient) -> bool:
-    return algorithm.is_traceable
+    return is_plain and all(each.algorithm.is_traceable for each in all_plans(engine.solutions[number]))
 
 
 def _fill(slots: Slots, values: Sequence[Tensor]) -> None:

@@ -83,13 +83,11 @@ class Estimated(AbstractGradient):
 
     def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
         """Return loss and estimate."""
-        values = self._engine.nothing()
-        values[self._number] = self._problem.own
-        return self._loss.live(values, batch), self.pure(batch, NOW)
+        return self._loss.live(self._engine.own(self._number), batch), self.pure(batch, NOW)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the estimate."""
-        engine, evaluate = self._engine, self._loss if self._num_tasks is None else None
+        engine = self._engine
 
         def loss(theta: Vector, particle: Particle | None) -> Tensor:
             values = engine.nothing()
@@ -97,7 +95,7 @@ class Estimated(AbstractGradient):
             with torch.no_grad(), full_precision():
                 for each in engine.solutions[self._number]:
                     each.roll_out(values, moment, particle)
-                value = self._loss.by_task(values, batch) if evaluate is None else evaluate(values, batch).loss
+                value = self._loss(values, batch).loss if self._num_tasks is None else self._loss.by_task(values, batch)
             # Here and not of the result: the algorithm may rank the values.
             return engine.reduce([value])[0]
 
@@ -125,8 +123,7 @@ class LayerParallel(AbstractGradient):
         """Return the loss, and what the problem steps along."""
         engine, parallel, number = self._engine, self._parallel, self._number
         problem, loss = engine.problems[number], engine.losses[number]
-        values = engine.nothing()
-        values[number] = problem.own
+        values = engine.own(number)
 
         def direct(given: Values) -> Tensor:
             return loss(given, batch).loss
@@ -162,17 +159,12 @@ class Sharded(AbstractGradient):
 
     def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
         """Return loss and gradient."""
-        output = self._engine.losses[self._number].live(self._own(), batch)
+        output = self._engine.losses[self._number].live(self._engine.own(self._number), batch)
         return output, self._gradient(output.loss)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient."""
-        return self._gradient(self._engine.losses[self._number](self._own(), batch).loss)
-
-    def _own(self) -> Values:
-        values = self._engine.nothing()
-        values[self._number] = self._engine.problems[self._number].own
-        return values
+        return self._gradient(self._engine.losses[self._number](self._engine.own(self._number), batch).loss)
 
     def _gradient(self, loss: Tensor) -> Gradient:
         problem = self._engine.problems[self._number]

@@ -68,7 +68,7 @@ class Reading:
         count = sum(len(step["random"]) for step in state["steps"])
         batches = iter([None] * count if there is None else there.recent(count))
         steps = tuple(StepRecord.from_state_dict(step, batches, streams, device) for step in state["steps"])
-        # Before 0.3 they were by name, in the same order.
+        # Older checkpoints have them by name, in the same order.
         saved = state["theta"]
         theta = tuple(each.to(device) for each in (saved.values() if isinstance(saved, Mapping) else saved))
         return cls(theta, there, steps, state["has_all"])

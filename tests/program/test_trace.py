@@ -243,40 +243,58 @@ class Flipping(nn.Module):
     def forward(self, sign: Tensor) -> Tensor:
         return 0.5 * (sign.mean() * self.x[0] ** 2 + 2.0 * self.x[1] ** 2) + 0.01 * self.x.sum()
 
+    def double(self) -> Tensor:
+        return self.x
 
-@pytest.mark.filterwarnings("ignore:The ConjugateGradient solve at problem 'model' ended with negative curvature")
-def test_a_solve_that_ends_otherwise_is_taken_by_the_plan() -> None:
-    """The curvature is negative in every fourth batch, not in the first ones: neither course is taken for the other."""
+
+def flipping(trace: str | None) -> Program:
+    """Return a program whose solves meet negative curvature in every fourth batch, not in the first ones."""
 
     def lower(batch: Tensor, *, model: Any, weights: Any) -> Tensor:
         return model(batch[:, 0]) + 0.1 * (weights()[:2] * model.method("double")).sum()
 
-    Flipping.double = lambda self: self.x  # type: ignore[method-assign, assignment, return-value]
     signs = torch.ones(12, 1, dtype=torch.float64)
     signs[3::4] = -1.0
-    ends = []
-    for trace in (None, "eager"):
-        low = Problem(
-            "model",
-            Flipping(),
-            lower,
-            roles={"model": "model", "weights": "weights"},
-            stream=Stream(signs, 1, shuffle=False),
-            optimizer=partial(torch.optim.SGD, lr=0.01),
-            hypergradient=Implicit(ConjugateGradient(2, 0.0)),
-        )
-        upper = Problem(
-            "weights",
-            Weights(2),
-            lambda batch, *, model: (model(torch.ones(1, dtype=torch.float64)) - 1.0) ** 2,
-            roles={"model": "model"},
-            optimizer=sgd,
-        )
-        program = Program([low, upper], Graph({"weights": ["model"]}, {"model": ["weights"]}), trace=trace)
-        ends.append(ticked(program, 24))
-        if trace is not None:
-            assert is_traced(program, "weights")
-    assert_close(ends[1], ends[0])
+    low = Problem(
+        "model",
+        Flipping(),
+        lower,
+        roles={"model": "model", "weights": "weights"},
+        stream=Stream(signs, 1, shuffle=False),
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+        hypergradient=Implicit(ConjugateGradient(2, 0.0)),
+    )
+    upper = Problem(
+        "weights",
+        Weights(2),
+        lambda batch, *, model: (model(torch.ones(1, dtype=torch.float64)) - 1.0) ** 2,
+        roles={"model": "model"},
+        optimizer=sgd,
+    )
+    return Program([low, upper], Graph({"weights": ["model"]}, {"model": ["weights"]}), trace=trace)
+
+
+turns = pytest.mark.filterwarnings(
+    "ignore:The ConjugateGradient solve at problem 'model' ended with negative curvature"
+)
+
+
+@turns
+def test_a_solve_that_ends_otherwise_has_a_trace_of_its_own() -> None:
+    """No course is taken for another one."""
+    found = flipping("eager")
+    assert_close(ticked(found, 24), ticked(flipping(None), 24))
+    assert is_traced(found, "weights")
+    gradient = found._gradients["weights"]
+    assert isinstance(gradient, Traced)
+    assert gradient._tracer._num_traces > 1
+
+
+@turns
+@pytest.mark.parametrize("num_ticks", [3, 4])
+def test_a_run_goes_on_bit_by_bit_where_its_solves_end_in_several_ways(num_ticks: int) -> None:
+    """The resumed one meets the courses in another order."""
+    assert_resumes(lambda: flipping("eager"), num_ticks=num_ticks, num_more=9)
 
 
 @dataclass
