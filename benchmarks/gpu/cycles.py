@@ -13,7 +13,7 @@ from benchmarks.betty.task import Task
 from benchmarks.gpu.check import Check, Job
 from benchmarks.harness import memory
 from benchmarks.harness.rounds import Cycle, interleave, summarize
-from mlotool.runner.surroundings import torch_settings
+from mlotool.runner.process_settings import torch_settings
 
 ALGORITHMS = ("fd", "neumann", "cg")
 SECONDS_OF_A_TURN = 0.15

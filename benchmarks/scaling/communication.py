@@ -11,8 +11,8 @@ from torch import Tensor
 
 from benchmarks.harness.pair import Pair
 from benchmarks.scaling.programs import UPPER, Workload, program, schedule
+from mlotool.problem.interface import Vector
 from mlotool.program import Program, Schedule
-from mlotool.program.differentiation import Vector
 from mlotool.runner.distributed import distribute
 from mlotool.runner.ranks import Ranks
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from mlotool.cli.arguments import recipe_parser
 from mlotool.core.errors import ConfigError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 DESCRIPTION = """Build a recipe, train it for some ticks, and compare its hypergradient, at the parameters and batches
 that it has then, with the most exact one that fits into memory, with every option of conf/hypergradient, and with
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> int:
 
     request, composed = compose_request(arguments.words, "check", arguments.trust)
     for warning in config.check(composed, targets=True):
-        print(f"mlotool: warning: {printable(warning)}", file=sys.stderr)
+        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
     from mlotool.cli.show_check import show_check
     from mlotool.runner.checking import check_hypergradients
 

@@ -14,8 +14,8 @@ from mlotool.cli.arguments import VerbParser, add_trust
 from mlotool.cli.fetch import is_url
 from mlotool.config.names import is_plain_name
 from mlotool.core.errors import ConfigError
+from mlotool.core.escape import escape
 from mlotool.core.files import cannot_write
-from mlotool.core.printable import printable
 
 DESCRIPTION = """Copy a recipe to ./recipes, where `mlotool run NAME` finds it before the built-in one, or elsewhere.
 
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
             f"mlotool copy {arguments.recipe} recipes/mine.yaml, or add --force to overwrite it."
         )
     write_new(target, with_origin(found.text, found.origin), is_forced=arguments.force)
-    print(printable(f"copied {arguments.recipe} to {target}; run it: mlotool run {shlex.quote(str(target))}"))
+    print(escape(f"copied {arguments.recipe} to {target}; run it: mlotool run {shlex.quote(str(target))}"))
     return 0
 
 
@@ -106,7 +106,7 @@ def _from_web(url: str, target: str, trusted: Sequence[str]) -> Found:
             # The file's folder is gone when the message is read.
             raise ConfigError(str(error).replace(str(file), url)) from None
     for warning in warnings:
-        print(f"mlotool: warning: {printable(warning)}", file=sys.stderr)
+        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
     return Found(text, file_name, f"{without_query(url)} by mlotool {__version__}")
 
 
@@ -151,7 +151,7 @@ def with_origin(text: str, origin: str) -> str:
     place = 1 if lines and lines[0].startswith("# @package") else 0
     if lines[place:] and lines[place].startswith("#"):
         place += 1
-    return "".join([*lines[:place], f"# copied from {' '.join(printable(origin).split())}\n", *lines[place:]])
+    return "".join([*lines[:place], f"# copied from {' '.join(escape(origin).split())}\n", *lines[place:]])
 
 
 def _target_file(target: str, file_name: str) -> Path:

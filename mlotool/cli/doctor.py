@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlotool import __version__
 from mlotool.cli.arguments import VerbParser
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 REQUIRED = ("torch", "torchvision", "pytorch-lightning", "torchmetrics", "hydra-core", "omegaconf", "wandb", "rich",
             "scikit-learn", "matplotlib")  # fmt: skip
@@ -29,7 +29,7 @@ def main(words: Sequence[str]) -> int:
     VerbParser("doctor", "Versions, devices, writable folders, W&B and optional extras.").parse(words)
     faults = 0
     for status, name, text in _findings():
-        print(printable(f"{status:<6} {name:<18} {text}"))
+        print(escape(f"{status:<6} {name:<18} {text}"))
         faults += status == BAD
     print(f"\n{faults} fault(s)" if faults else "\nnothing is missing")
     return 1 if faults else 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.arguments import VerbParser, add_trust
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 
 def main(words: Sequence[str]) -> int:
@@ -28,5 +28,5 @@ def main(words: Sequence[str]) -> int:
 
     found = runner.evaluate(arguments.run, arguments.split, arguments.checkpoint, overrides=arguments.overrides)
     for key, value in found.items():
-        print(f"{printable(key)} {value:.6g}")
+        print(f"{escape(key)} {value:.6g}")
     return 0

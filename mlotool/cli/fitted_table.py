@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 GAP = 2
 SHORTEST = 8
@@ -94,4 +94,4 @@ def _cut(text: str, width: int) -> str:
 
 
 def _one_line(text: str) -> str:
-    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+    return escape(text).replace("\n", "\\n").replace("\t", "\\t")

@@ -12,7 +12,7 @@ from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.show_result import nearby, show_result
 from mlotool.config.booleans import check_overrides
 from mlotool.core.errors import MlotoolError, RunError, WriteError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 from mlotool.sweep.folder import write_plan
 from mlotool.sweep.job_folder import note_failure
 
@@ -87,7 +87,7 @@ class Job:
                 _leave(run_dir)
             else:
                 _note_failure(run_dir, overrides, str(error))
-                print(f"mlotool: job {run_dir.name} failed: {printable(str(error))}", file=sys.stderr)
+                print(f"mlotool: job {run_dir.name} failed: {escape(str(error))}", file=sys.stderr)
             return float("nan")
         if not is_first_rank():
             # Hydra has made a folder for each rank, where they began in different seconds.
@@ -120,7 +120,7 @@ class Job:
 def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watch | None" = None) -> "RunResult":
     """Check a config, run it and write its report, also that of a run that failed half-way."""
     for warning in configuration.check(config, targets=True):
-        print(f"mlotool: warning: {printable(warning)}", file=sys.stderr)
+        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
     from mlotool import runner
 
     try:
@@ -149,12 +149,12 @@ def write_report(config: Any, run_dir: Path) -> None:
         write(run_dir)
     except KeyboardInterrupt:
         text = f"the run has ended, and only its page is not written yet: mlotool report {nearby(run_dir)}"
-        print(f"mlotool: {printable(text)}", file=sys.stderr)
+        print(f"mlotool: {escape(text)}", file=sys.stderr)
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
         text = f"the report could not be written ({reason}); try again: mlotool report {nearby(run_dir)} --debug"
-        print(f"mlotool: warning: {printable(text)}", file=sys.stderr)
+        print(f"mlotool: warning: {escape(text)}", file=sys.stderr)
 
 
 def _note_failure(run_dir: Path, overrides: tuple[str, ...], text: str) -> None:

@@ -5,7 +5,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from mlotool.cli.arguments import VerbParser
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 if TYPE_CHECKING:
     from mlotool.config import RecipeInfo
@@ -66,7 +66,7 @@ def _row(recipe: "RecipeInfo", names: set[str]) -> tuple[str, str]:
 
 def _plain(text: str) -> str:
     # A name and a summary are anybody's text, a line break in one of them too.
-    return " ".join(printable(text).split("\n"))
+    return " ".join(escape(text).split("\n"))
 
 
 def _cut(line: str, width: int) -> str:

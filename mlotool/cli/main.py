@@ -11,12 +11,12 @@ from typing import TextIO
 
 from mlotool.core.advice import MORE_MEMORY, is_out_of_memory
 from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.escape import escape
 from mlotool.core.faults import bounded
 from mlotool.core.files import cannot_write
 from mlotool.core.interface import command_line
-from mlotool.core.printable import printable
+from mlotool.core.sigterm import terminable
 from mlotool.core.suggest import did_you_mean
-from mlotool.core.terminable import terminable
 from mlotool.core.threads import end_with_threads
 from mlotool.core.user_code import explained
 
@@ -193,7 +193,7 @@ def _plain_warnings(*, debug: bool) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        print(f"mlotool: warning: {printable(str(message))}", file=file or sys.stderr)
+        print(f"mlotool: warning: {escape(str(message))}", file=file or sys.stderr)
 
     if not debug:
         # Not `formatwarning`, which Lightning replaces when it is imported.
@@ -209,4 +209,4 @@ def _say(text: str, *, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    print(f"mlotool: {printable(bounded(text))}", file=sys.stderr)
+    print(f"mlotool: {escape(bounded(text))}", file=sys.stderr)

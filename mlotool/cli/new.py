@@ -10,8 +10,8 @@ from pathlib import Path
 from mlotool.cli.arguments import VerbParser
 from mlotool.config.names import is_identifier
 from mlotool.core.errors import ConfigError
+from mlotool.core.escape import escape
 from mlotool.core.files import writing
-from mlotool.core.printable import printable
 
 DESCRIPTION = """Write a package into the working folder: a model, a loss, a data set, a metric, a recipe that uses
 them, and tests. It trains as it stands: a classifier, some of whose training labels are wrong, and above it a problem
@@ -45,7 +45,7 @@ def check_name(name: str) -> None:
     """Raise a ConfigError where a package in the working folder cannot have this name."""
     if not is_identifier(name) or keyword.iskeyword(name) or len(name) > _MAX_NAME or name.startswith("_"):
         raise ConfigError(
-            f"new: found the name '{printable(name[:_MAX_NAME])}'; expected a Python name for a folder in the working "
+            f"new: found the name '{escape(name[:_MAX_NAME])}'; expected a Python name for a folder in the working "
             f"folder: letters, digits and '_', at most {_MAX_NAME}, a letter first, no keyword. {_advice(name)}"
         )
     if name in sys.stdlib_module_names or name in _TAKEN or _is_installed(name):
@@ -104,7 +104,7 @@ def _is_installed(name: str) -> bool:
 def _advice(name: str) -> str:
     path = Path(name)
     if path.name != name and _as_name(path.name):
-        parent = "the folder that it belongs in" if path.parent == Path() else printable(str(path.parent))
+        parent = "the folder that it belongs in" if path.parent == Path() else escape(str(path.parent))
         return f"Change the directory to {parent}, and write: mlotool new {_as_name(path.name)}"
     return f"Write: mlotool new {_as_name(name) or TEMPLATE}"
 

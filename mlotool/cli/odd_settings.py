@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 _OF_OPTUNA = ("num_trials", "seed", "sampler", "sampler_options", "pruner", "pruner_options", "storage")
 
@@ -52,7 +52,7 @@ def check_sweep(plan: SweepPlan, words: Sequence[str], *, is_resumed: bool) -> N
 
 
 def _warn(text: str) -> None:
-    print(f"mlotool: warning: {printable(text)}", file=sys.stderr)
+    print(f"mlotool: warning: {escape(text)}", file=sys.stderr)
 
 
 def _nearby(path: Path) -> Path:

@@ -12,7 +12,7 @@ from mlotool.cli.arguments import VerbParser, recipe_parser
 from mlotool.cli.first_rank import is_first_rank
 from mlotool.cli.request import Request, read_request
 from mlotool.core.errors import ConfigError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 from mlotool.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _warn_of_repeated(overrides: Sequence[str]) -> None:
         key = word.partition("=")[0]
         if last.get(key, word) != word:
             print(
-                f"mlotool: warning: {key}: found {printable(word)}, and later {printable(last[key])}; expected it "
+                f"mlotool: warning: {key}: found {escape(word)}, and later {escape(last[key])}; expected it "
                 "once, and the last one counts. Remove one of them.",
                 file=sys.stderr,
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from mlotool.cli.arguments import recipe_parser
 from mlotool.cli.request import Request
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 DESCRIPTION = """What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides:
 YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called.
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
             text = OmegaConf.to_yaml(config, resolve=True)
         else:
             text = summary(request, OmegaConf.to_container(config, resolve=True), arguments.words)
-    print(printable(text))
+    print(escape(text))
     print("# graph:\n" + "\n".join(f"#   {line}" for line in graph.splitlines()))
     return 0
 

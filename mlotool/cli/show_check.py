@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from mlotool.cli.show_result import plain_console
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 if TYPE_CHECKING:
-    from mlotool.hypergradient.comparison import Response, Slope
+    from mlotool.hypergradient.diagnostics.compare import Response, Slope
     from mlotool.runner.checking import Check
 
 GOOD_ERROR = 0.05
@@ -22,7 +22,7 @@ def show_check(checks: "Iterable[Check]", recipe: str) -> None:
     console = plain_console()
     for check in checks:
         console.print(
-            f"\n{printable(recipe)}: "
+            f"\n{escape(recipe)}: "
             f"hypergradient of '{check.upper}' ({check.num_parameters} parameters), tick {check.ticks}"
         )
         for name, algorithm in check.lowers.items():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 if TYPE_CHECKING:
     from mlotool.runner import RunResult
@@ -42,7 +42,7 @@ def show_result(config: Any, result: "RunResult", console: Console | None = None
 def nearby(path: Path) -> str:
     """Return a path as seen from the working directory, where it lies below."""
     path = path.absolute()
-    return printable(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    return escape(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def plain_console() -> Console:

@@ -11,7 +11,7 @@ from rich.console import Console
 from mlotool.cli.fitted_table import FittedColumn, fitted_table
 from mlotool.cli.show_result import nearby, plain_console
 from mlotool.core.errors import MlotoolError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 if TYPE_CHECKING:
     from mlotool.report.sweep import SweepRow
@@ -60,7 +60,7 @@ def _write(console: Console, sweep_dir: Path, name: str, writer: Callable[[], Pa
     except Exception as error:
         reason = str(error) if isinstance(error, MlotoolError) else f"{type(error).__name__}: {error}"
         text = f"the {name} could not be written ({reason}); try again: mlotool report {nearby(sweep_dir)}"
-        print(printable(f"mlotool: warning: {text}"), file=sys.stderr)
+        print(escape(f"mlotool: warning: {text}"), file=sys.stderr)
         return False
     return True
 
@@ -158,7 +158,7 @@ def _verdict(comparison: "Comparison") -> str:
 def _print_lines(console: Console, lines: list[str]) -> None:
     for line in lines:
         if line:
-            console.print(printable(line), soft_wrap=True)
+            console.print(escape(line), soft_wrap=True)
 
 
 def _short(value: float | None, digits: int = 4) -> str:

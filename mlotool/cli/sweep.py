@@ -11,8 +11,8 @@ from mlotool.cli.show_sweep import show_sweep
 from mlotool.config.first_point import check_first_point
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.core.printable import printable
-from mlotool.core.terminable import terminable
+from mlotool.core.escape import escape
+from mlotool.core.sigterm import terminable
 from mlotool.sweep.driver import run_jobs, worker_environments
 from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
 from mlotool.sweep.job_folder import JobOutcome, JobSpec
@@ -77,7 +77,7 @@ def _run_locked(
 
     def announce(point: Point, outcome: JobOutcome) -> None:
         value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
-        error = f": {printable(outcome.error)}" if outcome.status == "failed" else ""
+        error = f": {escape(outcome.error)}" if outcome.status == "failed" else ""
         _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
     with terminable():
@@ -112,4 +112,4 @@ def exit_code(folder: Path) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"mlotool: {printable(text)}", file=sys.stderr, flush=True)
+    print(f"mlotool: {escape(text)}", file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 from mlotool.core.threads import end_with_threads
 from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
 from mlotool.sweep.process import STOP
@@ -26,7 +26,7 @@ def main(folder: Path) -> int:
     if error is None:
         return 0
     note_failure(folder, spec.words, str(error) or type(error).__name__)
-    print(f"mlotool: error: {printable(str(error))}", file=sys.stderr)
+    print(f"mlotool: error: {escape(str(error))}", file=sys.stderr)
     return int(getattr(error, "exit_code", EXIT_FAILURE))
 
 

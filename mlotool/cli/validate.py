@@ -6,7 +6,7 @@ from typing import Any
 
 from mlotool.cli.arguments import recipe_parser
 from mlotool.core.errors import ConfigError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 DESCRIPTION = """Check a recipe: keys, names, graph, roles, and the arguments of mlotool's own targets, read from
 source, and the ranges of numbers. Exit code 2 where something is wrong. With --targets also: third-party targets, which
@@ -37,8 +37,8 @@ def main(words: Sequence[str]) -> int:
     if options:
         raise ConfigError("\n".join(options))
     for warning in warnings:
-        print(f"mlotool: warning: {printable(warning)}", file=sys.stderr)
-    print(f"{printable(str(request.recipe))} is valid" + (f", with {len(warnings)} warning(s)" if warnings else ""))
+        print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
+    print(f"{escape(str(request.recipe))} is valid" + (f", with {len(warnings)} warning(s)" if warnings else ""))
     return 0
 
 

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 
 from mlotool.config.checks import checked
 from mlotool.config.instantiate import bind, instantiate, optimizer_factory, require_kind, scheduler_factory
-from mlotool.config.limit import LimitedData
 from mlotool.config.optimizer_roles import optimizer_roles
 from mlotool.config.paths import package_dir
+from mlotool.config.sample_limit import LimitedData
 from mlotool.config.user_data import checked_data, split_of
 from mlotool.core.user_code import is_of_user
 
@@ -103,8 +103,8 @@ def assemble(values: Values, data: Any) -> Built:
     Raises:
         ConfigError: a target does not accept its settings, or the parts do not fit each other.
     """
+    from mlotool.problem.stream import SameBatch
     from mlotool.program import Graph, Program
-    from mlotool.program.stream import SameBatch
 
     limit = values["debug"]["limit_samples"]
     if limit is not None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlotool.config.leftover import GROUP_OF, leftover_advice
 from mlotool.config.optimizer_roles import optimizer_roles
 from mlotool.config.options import option_names
 from mlotool.config.parameter_groups import KEY, group_faults, settings_of
@@ -13,6 +12,7 @@ from mlotool.config.resolve import is_known
 from mlotool.config.schema import OPTION_GROUPS
 from mlotool.config.signatures import keyword_faults, signature_of
 from mlotool.config.source import Signature
+from mlotool.config.stale_key_advice import GROUP_OF, leftover_advice
 from mlotool.config.sweep import DANGEROUS
 from mlotool.config.torch_names import CONTAINERS
 from mlotool.config.trusted import is_of_user, trust_fault

@@ -27,7 +27,8 @@ from mlotool.config.translation import translate
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import fault_list
 from mlotool.core.suggest import did_you_mean
-from mlotool.program.graph import Graph, ProblemNode
+from mlotool.problem.node import ProblemNode
+from mlotool.program.graph import Graph
 
 Values = Mapping[str, Any]
 

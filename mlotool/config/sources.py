@@ -22,7 +22,7 @@ from mlotool.config.paths import GROUP, SUFFIX, is_literal, package_dir, recipe_
 from mlotool.config.safety import check_text
 from mlotool.config.schema import Config
 from mlotool.core.errors import ConfigError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 SCHEMA = "mlotool_schema"
 
@@ -131,7 +131,7 @@ class RecipesSource(ConfigSource):
         hidden = built_in / file.relative_to(self.path)
         if Path(self.path) != built_in and hidden.is_file() and file not in _announced:
             _announced.add(file)
-            _log.warning("Using %s, which hides the built-in recipe '%s'.", printable(str(file)), file.stem)
+            _log.warning("Using %s, which hides the built-in recipe '%s'.", escape(str(file)), file.stem)
 
 
 class RecipesSearchPath(SearchPathPlugin):

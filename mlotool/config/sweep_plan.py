@@ -15,10 +15,10 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors, plain
 from mlotool.config.difference import may_differ
-from mlotool.config.length import max_ticks
 from mlotool.config.names import name_fault
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.paths import package_dir
+from mlotool.config.run_length import max_ticks
 from mlotool.config.schema import describe_type
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlotool.core.errors import WriteError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 _SUFFIX = ".tmp"
 _FULL = (
@@ -37,7 +37,7 @@ def cannot_write(path: Path | str, error: OSError) -> WriteError:
         # The system names the last one, which may be far below the file that stands in the way.
         found = next((each for each in (*reversed(found.parents), found) if each.exists() and not each.is_dir()), found)
     return WriteError(
-        f"{printable(str(found))}: cannot be written ({error.strerror or error}); expected {expected}. {advice}"
+        f"{escape(str(found))}: cannot be written ({error.strerror or error}); expected {expected}. {advice}"
     )
 
 

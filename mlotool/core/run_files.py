@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from mlotool.core import files
 from mlotool.core.errors import RunFileError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 MAX_TEXT_BYTES = 100_000
 """Of recipe.yaml, overrides.txt, and the error's text in a summary."""
@@ -273,4 +273,4 @@ def _cut(text: str) -> str:
 
 
 def _shown(path: Path) -> str:
-    return printable(str(path))
+    return escape(str(path))

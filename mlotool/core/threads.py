@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import suppress
 
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 
 SECONDS_TO_END = 5.0
 """How long threads may go on once all is done."""
@@ -38,7 +38,7 @@ def _end(exit_code: int) -> None:
     )
     # Whatever these may do, the process ends.
     with suppress(Exception):
-        print(printable(text), file=sys.stderr)
+        print(escape(text), file=sys.stderr)
     with suppress(Exception):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -13,9 +13,9 @@ from mlotool.core.replay import RandomState
 from mlotool.hypergradient.particles import History
 from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, unflatten
-from mlotool.program.differentiation import AbstractZerothOrder, LowerView, Particle, Vector
-from mlotool.program.trajectory import on_device
-from mlotool.program.update import State
+from mlotool.problem.interface import AbstractZerothOrder, LowerView, Particle, Vector
+from mlotool.problem.trajectory import on_device
+from mlotool.problem.update import State
 
 End = tuple[tuple[Tensor, ...], tuple[State, ...]]
 """The parameters and optimizer state that a rollout came to."""
@@ -139,8 +139,8 @@ class EvolutionStrategies(AbstractZerothOrder):
         elif unroll.start is not None and unroll.has_all:
             theta = unroll.start(inputs)
         for record in unroll.records:
-            # A recorded reading would hide what the inputs do to the solutions that this problem reads.
-            present = replace(record, readings={})
+            # A recorded snapshot would hide what the inputs do to the solutions that this problem reads.
+            present = replace(record, lower_snapshots={})
             _, gradient = step_gradients(unroll, present, leaves(theta), inputs, view, create_graph=False)
             with torch.no_grad():
                 theta, state = unroll.step(theta, gradient, state, record.settings, inputs)

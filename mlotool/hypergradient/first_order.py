@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mlotool.hypergradient.vector import zeros
-from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
+from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
 @dataclass

@@ -13,14 +13,14 @@ from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import report
-from mlotool.hypergradient.hidden import warn_of_hidden_values
+from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
+from mlotool.hypergradient.diagnostics.quality import Quality, assess
+from mlotool.hypergradient.diagnostics.radius import warn_of_radius
+from mlotool.hypergradient.differentiable_pullback import differentiable_pullback
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
-from mlotool.hypergradient.quality import Quality, assess
-from mlotool.hypergradient.radius import warn_of_radius
-from mlotool.hypergradient.solution import differentiable_pullback
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
 from mlotool.hypergradient.vector import norm
-from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
+from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
 @dataclass

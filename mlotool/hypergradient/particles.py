@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from mlotool.hypergradient.vector import add
-from mlotool.program.differentiation import Vector
+from mlotool.problem.interface import Vector
 
 
 class History:

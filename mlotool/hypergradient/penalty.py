@@ -10,9 +10,9 @@ from torch import Tensor
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState, Replay
-from mlotool.hypergradient.hidden import warn_of_hidden_values
+from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
 from mlotool.hypergradient.vector import add, dot, leaves, scaled, slopes, zeros
-from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
+from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
 @dataclass

@@ -11,7 +11,7 @@ from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import add, scaled
-from mlotool.program.differentiation import AbstractHypergradient, LowerView, Vector
+from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
 @dataclass

@@ -10,9 +10,9 @@ from torch import Tensor
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.once import check_twice_differentiable
+from mlotool.hypergradient.diagnostics.twice_differentiable import check_twice_differentiable
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
-from mlotool.program.differentiation import (
+from mlotool.problem.interface import (
     AbstractHypergradient,
     Connected,
     LowerView,
@@ -20,9 +20,9 @@ from mlotool.program.differentiation import (
     Vector,
     identity_reduce,
 )
-from mlotool.program.recording import mean_gradient
-from mlotool.program.trajectory import Readings, StepRecord
-from mlotool.program.update import State
+from mlotool.problem.mean_gradient import mean_gradient
+from mlotool.problem.trajectory import LowerSnapshots, StepRecord
+from mlotool.problem.update import State
 
 # A parameter's optimizer state, without the counter, which is no function of anything.
 _COUNTER = "step"
@@ -281,7 +281,7 @@ def step_gradients(
     found = []
     for batch, random in record.draws:
         with random.replayed():
-            found.append(_slopes(view, unroll, batch, record.readings, theta, inputs, create_graph=create_graph))
+            found.append(_slopes(view, unroll, batch, record.lower_snapshots, theta, inputs, create_graph=create_graph))
     return mean_gradient(found, theta, view.problem.reduce)
 
 
@@ -289,14 +289,14 @@ def _slopes(
     view: LowerView,
     unroll: Unroll,
     batch: Any,
-    readings: Readings,
+    lower_snapshots: LowerSnapshots,
     theta: Vector,
     inputs: Vector,
     *,
     create_graph: bool,
 ) -> tuple[Tensor | None, ...]:
     with torch.enable_grad():
-        loss = unroll.loss(theta, inputs, batch, readings)
+        loss = unroll.loss(theta, inputs, batch, lower_snapshots)
         if create_graph:
             check_twice_differentiable(view, loss)
         return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)

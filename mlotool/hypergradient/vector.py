@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mlotool.core.gradient import gradient_of, pulled_back
 from mlotool.core.tracing import decided, is_tracing
-from mlotool.program.differentiation import Vector
+from mlotool.problem.interface import Vector
 
 
 def add(a: Vector, b: Vector, scale: float | Tensor = 1.0) -> list[Tensor]:

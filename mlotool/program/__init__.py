@@ -4,24 +4,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlotool.program.differentiation import AbstractHypergradient, LowerProblem, LowerView
-    from mlotool.program.graph import Graph, ProblemNode
-    from mlotool.program.problem import Problem
+    from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView
+    from mlotool.problem.node import ProblemNode
+    from mlotool.problem.problem import Problem
+    from mlotool.problem.stream import Stream
+    from mlotool.program.graph import Graph
     from mlotool.program.program import Program
     from mlotool.program.schedule import Schedule, StepResult
-    from mlotool.program.stream import Stream
 
 _HOME_OF = {
-    "AbstractHypergradient": "differentiation",
-    "Graph": "graph",
-    "LowerProblem": "differentiation",
-    "LowerView": "differentiation",
-    "Problem": "problem",
-    "ProblemNode": "graph",
-    "Program": "program",
-    "Schedule": "schedule",
-    "StepResult": "schedule",
-    "Stream": "stream",
+    "AbstractHypergradient": "problem.interface",
+    "Graph": "program.graph",
+    "LowerProblem": "problem.interface",
+    "LowerView": "problem.interface",
+    "Problem": "problem.problem",
+    "ProblemNode": "problem.node",
+    "Program": "program.program",
+    "Schedule": "program.schedule",
+    "StepResult": "program.schedule",
+    "Stream": "problem.stream",
 }
 __all__ = [
     "AbstractHypergradient",
@@ -40,5 +41,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Lazy (PEP 562): a graph is checked and drawn where torch must not be imported.
     if name in _HOME_OF:
-        return getattr(import_module(f"mlotool.program.{_HOME_OF[name]}"), name)
+        return getattr(import_module(f"mlotool.{_HOME_OF[name]}"), name)
     raise AttributeError(f"module 'mlotool.program' has no attribute '{name}'")

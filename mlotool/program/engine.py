@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from mlotool.core.replay import LossTraits
-from mlotool.program.differentiation import Reduce
+from mlotool.problem.interface import Reduce
+from mlotool.problem.problem import Problem
 from mlotool.program.loss_plan import LossPlan, Values
-from mlotool.program.problem import Problem
 
 if TYPE_CHECKING:
     from mlotool.program.moment import Moment

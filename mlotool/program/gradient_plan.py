@@ -15,13 +15,13 @@ from torch import Tensor
 
 from mlotool.core.gradient import gradient_of
 from mlotool.core.loss_output import LossOutput
-from mlotool.program.differentiation import Connected, Pullback
+from mlotool.problem.interface import Connected, Pullback
+from mlotool.problem.problem import Problem
+from mlotool.problem.usable import without_gradient
 from mlotool.program.engine import Engine
 from mlotool.program.loss_plan import Tensors, Values
 from mlotool.program.moment import Moment
-from mlotool.program.problem import Problem
 from mlotool.program.solution_plan import SolutionPlan
-from mlotool.program.usable import without_gradient
 
 Gradient = list[Tensor | None]
 """One tensor a parameter; None where nothing depends on it."""

@@ -1,6 +1,6 @@
 """How the total gradient of each problem is taken."""
 
-from mlotool.program.differentiation import AbstractZerothOrder, identity_reduce
+from mlotool.problem.interface import AbstractZerothOrder, identity_reduce
 from mlotool.program.engine import Engine
 from mlotool.program.traced_gradient import Traced, can_be_traced
 from mlotool.program.training_gradient import AbstractGradient, Differentiated, Estimated, LayerParallel, Sharded

@@ -8,21 +8,9 @@ from typing import Any
 from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
+from mlotool.problem.node import ProblemNode
 
 Edges = Mapping[str, Iterable[str]]
-
-
-@dataclass(frozen=True)
-class ProblemNode:
-    """What validation needs to know of a problem.
-
-    Args:
-        roles: the problem's name by role of its loss.
-        other_uses: problems that it uses outside its loss, by key: `reset_to`, `optimizer.lr`.
-    """
-
-    roles: Mapping[str, str]
-    other_uses: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

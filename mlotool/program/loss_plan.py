@@ -8,10 +8,10 @@ from torch import Tensor
 from mlotool.core.bound_module import tell_of_attribute
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.user_code import Call, note
-from mlotool.program.arguments import needs_batch
-from mlotool.program.problem import Problem
-from mlotool.program.share import Share
-from mlotool.program.tasks import evaluate_tasks
+from mlotool.problem.arguments import needs_batch
+from mlotool.problem.batch_share import Share
+from mlotool.problem.problem import Problem
+from mlotool.problem.tasks import evaluate_tasks
 
 Tensors = Sequence[Tensor]
 """The trained parameters of one problem, in the order of its `theta`."""

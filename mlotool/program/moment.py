@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlotool.problem.trajectory import LowerSnapshots
 from mlotool.program.loss_plan import Tensors, Values
-from mlotool.program.trajectory import Readings
 
 
 @dataclass(frozen=True)
@@ -14,12 +14,12 @@ class Moment:
 
     Args:
         batches: by problem, batches that are given in the place of the streams' last ones.
-        readings: by problem, lower problems as they were at an earlier step.
+        lower_snapshots: by problem, lower problems as they were at an earlier step.
         parameters: by number of the problem, constants in the place of its current parameters; None takes these.
     """
 
     batches: Mapping[str, Any] = field(default_factory=dict)
-    readings: Readings = field(default_factory=dict)
+    lower_snapshots: LowerSnapshots = field(default_factory=dict)
     parameters: Sequence[Tensors] | None = None
 
     def values(self, num_problems: int) -> Values:

@@ -12,25 +12,25 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call
-from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
+from mlotool.problem.interface import AbstractZerothOrder, Reduce, identity_reduce
+from mlotool.problem.problem import Problem
+from mlotool.problem.trajectory import LowerSnapshot, StepGraph, StepRecord, Trajectory
+from mlotool.problem.update import Settings
+from mlotool.problem.usable import check_kept, check_owners, check_shared, check_state
 from mlotool.program.arguments import check_program
-from mlotool.program.dependence import Dependence
-from mlotool.program.differentiation import AbstractZerothOrder, Reduce, identity_reduce
+from mlotool.program.compatibility import algorithm_of, check_algorithms, find_zeroth_order
 from mlotool.program.engine import Engine
 from mlotool.program.gradients import gradient_of
 from mlotool.program.graph import Graph
+from mlotool.program.learned_settings import learned_settings, start_of
 from mlotool.program.loss_plan import Values
 from mlotool.program.moment import NOW, Moment
-from mlotool.program.pace import takes_several_steps
-from mlotool.program.problem import Problem
 from mlotool.program.rehearsal import rehearsed_loss
-from mlotool.program.shaping import learned_settings, start_of
+from mlotool.program.solution_order import SolutionOrder
 from mlotool.program.solution_plan import SolutionPlan
+from mlotool.program.step_rates import takes_several_steps
 from mlotool.program.trace import BACKENDS
-from mlotool.program.trajectory import Reading, StepGraph, StepRecord, Trajectory
 from mlotool.program.unused import UnusedWatch
-from mlotool.program.update import Settings
-from mlotool.program.usable import check_kept, check_owners, check_shared, check_state
 
 
 class Program:
@@ -89,7 +89,7 @@ class Program:
         check_shared("parallel", {each.name: each.parallel for each in problems})
         partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
         stepwise = [name for name, each in self.problems.items() if _is_stepwise(each, self.problems, graph)]
-        self._dependence = Dependence(graph, partial, stepwise)
+        self._dependence = SolutionOrder(graph, partial, stepwise)
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
         self._solved = {step.problem for steps in self._steps.values() for step in steps}
         check_algorithms(self.problems, self._steps)
@@ -271,22 +271,22 @@ class Program:
                 problem.optimizer_state(),
                 tuple(dict(settings) for settings in problem.settings()),
                 tuple(zip(batches, randoms, strict=True)),
-                self._readings(name),
+                self._lower_snapshots(name),
                 graph,
             )
         )
 
-    def _readings(self, name: str) -> dict[str, Reading]:
+    def _lower_snapshots(self, name: str) -> dict[str, LowerSnapshot]:
         """Return the problems that a step of `name` reads, each with what its pullback needs if it has one there."""
         held, solved = self._read[name]
         found = {}
         for other in (*held, *solved):
             problem = self.problems[other]
             theta = tuple(tensor.clone() for tensor in problem.current())
-            found[other] = Reading(theta)
+            found[other] = LowerSnapshot(theta)
             if other in solved:
                 stream = None if problem.stream is None else problem.stream.copy()
-                found[other] = Reading(theta, stream, tuple(problem.trajectory), problem.trajectory.has_all)
+                found[other] = LowerSnapshot(theta, stream, tuple(problem.trajectory), problem.trajectory.has_all)
         return found
 
     def is_zeroth_order(self, name: str) -> bool:

@@ -13,13 +13,13 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call, is_of_user, note, passed_through
-from mlotool.program.pace import ticks_per_step
-from mlotool.program.problem import Evaluate, Problem
+from mlotool.problem.mean_gradient import mean_gradient
+from mlotool.problem.problem import Evaluate, Problem
+from mlotool.problem.trajectory import StepGraph
+from mlotool.problem.update import Settings
+from mlotool.problem.usable import check_used
 from mlotool.program.program import Program
-from mlotool.program.recording import mean_gradient
-from mlotool.program.trajectory import StepGraph
-from mlotool.program.update import Settings
-from mlotool.program.usable import check_used
+from mlotool.program.step_rates import ticks_per_step
 
 _Numbered = tuple[Any, int | None]
 """A batch, and its position in the stream where every epoch has the same batches."""

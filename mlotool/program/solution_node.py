@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.program.differentiation import Pullback
+from mlotool.problem.interface import Pullback
 
 
 class Solution(torch.autograd.Function):

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim import SGD
 
 from mlotool.core.precision import full_precision
-from mlotool.program.dependence import SolutionStep
-from mlotool.program.differentiation import (
+from mlotool.problem.batch_share import Share
+from mlotool.problem.interface import (
     AbstractHypergradient,
     AbstractZerothOrder,
     Connected,
@@ -21,18 +21,18 @@ from mlotool.program.differentiation import (
     Unroll,
     Vector,
 )
+from mlotool.problem.problem import Problem
+from mlotool.problem.stream import SameBatch, Stream
+from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
+from mlotool.problem.update import Settings, State, find_update
 from mlotool.program.engine import Engine
-from mlotool.program.following import moved, push
+from mlotool.program.learned_settings import learned_settings, start_of
 from mlotool.program.loss_plan import Tensors, Values
 from mlotool.program.moment import NOW, Moment
-from mlotool.program.problem import Problem
-from mlotool.program.shaping import learned_settings, start_of
-from mlotool.program.share import Share
-from mlotool.program.simulation import check_simulation, simulated_batches
+from mlotool.program.simulated_steps import check_simulation, simulated_batches
 from mlotool.program.solution_node import Solution
-from mlotool.program.stream import SameBatch, Stream
-from mlotool.program.trajectory import Reading, Readings
-from mlotool.program.update import Settings, State, find_update
+from mlotool.program.solution_order import SolutionNode
+from mlotool.program.solution_tangents import moved, push
 
 
 class SolutionPlan:
@@ -44,7 +44,7 @@ class SolutionPlan:
         engine: of the program.
     """
 
-    def __init__(self, step: SolutionStep, reader: str, engine: Engine) -> None:
+    def __init__(self, step: SolutionNode, reader: str, engine: Engine) -> None:
         self.number = engine.numbers[step.problem]
         self.problem = lower = engine.problems[self.number]
         assert lower.hypergradient is not None
@@ -79,7 +79,7 @@ class SolutionPlan:
 
     def is_simulated(self, moment: Moment) -> bool:
         """Return whether the values of the solution come from steps that are taken functionally."""
-        return self.algorithm.sees_steps and self.problem.name not in moment.readings
+        return self.algorithm.sees_steps and self.problem.name not in moment.lower_snapshots
 
     def flat_inputs(self, values: Values) -> list[Tensor]:
         """Return the tensors that the solution takes, of all inputs."""
@@ -133,8 +133,8 @@ class SolutionPlan:
     ) -> LowerView:
         """Return the problem as its algorithm sees it. Arguments as for `add`, with the flat inputs."""
         lower, batches = self.problem, moment.batches
-        reading = moment.readings.get(lower.name)
-        stream = lower.stream if reading is None else reading.stream
+        snapshot = moment.lower_snapshots.get(lower.name)
+        stream = lower.stream if snapshot is None else snapshot.stream
         is_unrolled = self.algorithm.sees_steps
         batch = None if is_unrolled else self.pullback_batch(moment)
         samples, weight = Share.opened(batch)
@@ -149,7 +149,7 @@ class SolutionPlan:
             samples,
             None if stream is None and lower.stream is not None else _batch_number(lower, stream, batches),
             weight,
-            self._unroll(reading, moment) if is_unrolled else None,
+            self._unroll(snapshot, moment) if is_unrolled else None,
             self._next_theta,
             None if direct is None else lambda flat: direct(self._placed(flat, Moment(parameters=moment.parameters))),
             eliminated=self._eliminated(batch, moment) if self.inner else None,
@@ -157,25 +157,25 @@ class SolutionPlan:
 
     def pullback_batch(self, moment: Moment) -> Any:
         """Return the batch on which the pullback is taken."""
-        lower, reading = self.problem, moment.readings.get(self.problem.name)
+        lower, snapshot = self.problem, moment.lower_snapshots.get(self.problem.name)
         batch = moment.batches.get(lower.name)
-        stream = lower.stream if reading is None else reading.stream
+        stream = lower.stream if snapshot is None else snapshot.stream
         if batch is None and stream is not None:
             batch = stream.peek() if self.algorithm.batch == "fresh" else stream.last()
         return batch
 
     def _theta(self, moment: Moment) -> tuple[Tensor, ...]:
-        reading = moment.readings.get(self.problem.name)
-        if reading is not None:
-            return tuple(each.detach() for each in reading.theta)
+        snapshot = moment.lower_snapshots.get(self.problem.name)
+        if snapshot is not None:
+            return tuple(each.detach() for each in snapshot.theta)
         return self.problem.current() if moment.parameters is None else tuple(moment.parameters[self.number])
 
     def _placed(self, flat: Vector, moment: Moment) -> Values:
         """Return values with the inputs, and the lower problems that are not as they are now, in their places."""
         engine = self._engine
         values = moment.values(len(engine.problems))
-        for name, reading in moment.readings.items():
-            values[engine.numbers[name]] = reading.theta
+        for name, snapshot in moment.lower_snapshots.items():
+            values[engine.numbers[name]] = snapshot.theta
         for number, _, part in self.inputs:
             values[number] = flat[part]
         return values
@@ -204,10 +204,10 @@ class SolutionPlan:
         def function(theta: Vector, flat: Vector, moves: Mapping[int, Vector]) -> Tensor:
             problems = [engine.problems[number] for number in moves]
             after = {
-                each.name: moved(each, moment.readings.get(each.name), move)
+                each.name: moved(each, moment.lower_snapshots.get(each.name), move)
                 for each, move in zip(problems, moves.values(), strict=True)
             }
-            there = replace(moment, readings={**moment.readings, **after})
+            there = replace(moment, lower_snapshots={**moment.lower_snapshots, **after})
             return self._at(theta, self._placed(flat, moment), batch, there)
 
         return Eliminated(push_from, function)
@@ -218,11 +218,11 @@ class SolutionPlan:
         settings = learned_settings(lower, self._engine, lower.settings(), self._engine.nothing())
         return lower.pure_step(theta, gradient, lower.optimizer_state(), settings)[0]
 
-    def _unroll(self, reading: Reading | None, moment: Moment) -> Unroll:
+    def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> Unroll:
         lower, engine = self.problem, self._engine
         given = moment.batches.get(lower.name)
-        if reading is not None:
-            records, has_all = reading.steps, reading.has_all
+        if snapshot is not None:
+            records, has_all = snapshot.steps, snapshot.has_all
         else:
             records, has_all = () if given is not None else tuple(lower.trajectory), lower.trajectory.has_all
         simulated = () if records else simulated_batches(lower, given)
@@ -231,16 +231,16 @@ class SolutionPlan:
             check_simulation(lower, below, moment.batches)
         is_reset, has_start = lower.reset_to is not None, lower.reset_to not in (None, "initial")
 
-        def loss(theta: Vector, flat: Vector, batch: Any, readings: Readings) -> Tensor:
+        def loss(theta: Vector, flat: Vector, batch: Any, lower_snapshots: LowerSnapshots) -> Tensor:
             values = self._placed(flat, moment)
             inputs = {number for number, _, _ in self.inputs}
-            for name, then in readings.items():
+            for name, then in lower_snapshots.items():
                 number = engine.numbers[name]
                 now = values[number] if number in inputs else None
                 values[number] = then.theta if now is None else _as_then(now, then.theta)
             # Batches that are given belong to the lower problems as they are now.
-            batches = {} if readings else moment.batches
-            there = replace(moment, batches=batches, readings={**moment.readings, **readings})
+            batches = {} if lower_snapshots else moment.batches
+            there = replace(moment, batches=batches, lower_snapshots={**moment.lower_snapshots, **lower_snapshots})
             return self._at(theta, values, batch, there)
 
         def step(

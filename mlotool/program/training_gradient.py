@@ -9,14 +9,14 @@ from torch import Tensor
 
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import full_precision
-from mlotool.program.differentiation import AbstractZerothOrder, Particle, Vector
+from mlotool.problem.batch_share import Share
+from mlotool.problem.interface import AbstractZerothOrder, Particle, Vector
+from mlotool.problem.parallel import AbstractParallel, StageDone
+from mlotool.problem.shards import Shards
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.loss_plan import Values
 from mlotool.program.moment import NOW, Moment
-from mlotool.program.parallel import AbstractParallel, StageDone
-from mlotool.program.shards import Shards
-from mlotool.program.share import Share
 
 
 class AbstractGradient(ABC):

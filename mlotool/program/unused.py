@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.replay import RandomState
-from mlotool.program.problem import Problem
+from mlotool.problem.problem import Problem
 
 NUM_LOOKS = 3
 """Steps of a problem whose gradients are looked at: one of them that is sound ends it."""

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 from mlotool.core.run_files import replacing
 from mlotool.report.sweep_settings import Comparison, compare
 
@@ -105,7 +105,7 @@ def _cell(value: object) -> object:
     """Return a value on one line, so that no spreadsheet takes a text for a formula: `'` stands before such a one."""
     if not isinstance(value, str):
         return "" if value is None else value
-    text = printable(value).replace("\n", "\\n").replace("\t", "\\t")
+    text = escape(value).replace("\n", "\\n").replace("\t", "\\t")
     return f"'{text}" if text.lstrip().startswith(FORMULA_SIGNS) and not _is_number(text) else text
 
 

@@ -2,6 +2,6 @@
 
 # No file here may have the name of a function below, or importing it would put the module in the function's place.
 from mlotool.runner.loading import evaluate, load
-from mlotool.runner.running import RunResult, run
+from mlotool.runner.run_config import RunResult, run
 
 __all__ = ["RunResult", "evaluate", "load", "run"]

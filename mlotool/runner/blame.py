@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mlotool.core.described import described
+from mlotool.problem.batch_share import Share
 from mlotool.program import Problem, Stream
-from mlotool.program.share import Share
 
 MAX_BATCHES = 100
 """Of the last ones, which are looked at for numbers that are not finite."""

@@ -18,10 +18,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from mlotool.config import derived_seed
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.hypergradient import KFAC, Implicit
+from mlotool.problem.stream import SameBatch
 from mlotool.program import Problem, Program
-from mlotool.program.stream import SameBatch
+from mlotool.runner.process_settings import Interrupt
 from mlotool.runner.ranks import Ranks
-from mlotool.runner.surroundings import Interrupt
 
 SECONDS_BETWEEN_AGREEMENTS = 0.5
 MAX_TICKS_BETWEEN_AGREEMENTS = 1000

@@ -14,7 +14,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call, noted
-from mlotool.program.samples import collated, read_batch, read_sample
+from mlotool.problem.samples import collated, read_batch, read_sample
 from mlotool.runner.function_metric import FunctionMetric, MetricFunction
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pytorch_lightning import LightningModule
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.errors import ConfigError
+from mlotool.problem.shards import gathered
 from mlotool.program import Problem, Program, Schedule
-from mlotool.program.shards import gathered
 from mlotool.runner.blame import Traces, explain
 from mlotool.runner.checkpoint import STATE_KEY, LastCheckpoint
 from mlotool.runner.distributed import AgreedInterrupt, agree_on_buffers, check_agreement, merge_shards
@@ -22,10 +22,10 @@ from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective, Watch
 from mlotool.runner.plain_state import check_plain
 from mlotool.runner.plan import ChunkLoader, TickPlan
+from mlotool.runner.process_settings import Interrupt
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
 from mlotool.runner.ranks import Ranks
-from mlotool.runner.surroundings import Interrupt
 from mlotool.runner.window import Window
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.program.differentiation import Vector
+from mlotool.problem.interface import Vector
 from mlotool.runner.world import World
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import WrongResultError, is_of_user, note, user_code
 from mlotool.layerparallel import MultigridResidual
+from mlotool.problem.batch_share import Share
+from mlotool.problem.usable import check_saving
 from mlotool.program import Problem, Program
-from mlotool.program.share import Share
-from mlotool.program.usable import check_saving
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_start
 from mlotool.runner.modules import check_scheduler

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from mlotool.config import differences
-from mlotool.config.length import has_finished, max_ticks, read_summary
 from mlotool.config.objective import is_wrong_way_round
 from mlotool.config.run_config import read_run_config
+from mlotool.config.run_length import has_finished, max_ticks, read_summary
 from mlotool.core.errors import CheckpointError, ConfigError
+from mlotool.core.escape import escape
 from mlotool.core.files import remove_temporary
-from mlotool.core.printable import printable
 from mlotool.core.run_files import check_tree
 from mlotool.core.suggest import did_you_mean
 from mlotool.program import Program
@@ -220,7 +220,7 @@ def _check_never_begun(folder: RunFolder) -> None:
 
 def say(text: str) -> None:
     """Tell the user, where the warnings go."""
-    print(f"mlotool: {printable(text)}", file=sys.stderr)
+    print(f"mlotool: {escape(text)}", file=sys.stderr)
 
 
 def _config_of(run_dir: Path) -> dict[str, Any] | None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import NonFiniteLossError
+from mlotool.problem.interface import Reduce, identity_reduce
 from mlotool.program import StepResult
-from mlotool.program.differentiation import Reduce, identity_reduce
 from mlotool.runner.blame import Traces
 
 Steps = Mapping[str, StepResult]

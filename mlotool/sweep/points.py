@@ -7,8 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.length import has_finished, read_summary
 from mlotool.config.reading import read_document
+from mlotool.config.run_length import has_finished, read_summary
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 

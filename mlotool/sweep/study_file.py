@@ -4,7 +4,7 @@ import sqlite3
 from pathlib import Path
 
 from mlotool.core.errors import RunFileError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 from mlotool.core.run_files import open_file
 
 MAX_BYTES = 200_000_000
@@ -43,11 +43,11 @@ def _check_schema(path: Path) -> None:
         raise _refused(path, f"what is no database ({error})") from error
     for kind, sql in rows:
         if kind not in ("table", "index") or (kind == "table" and "VIRTUAL" in str(sql).upper().split()):
-            raise _refused(path, f"a {printable(str(kind))[:40]} beside the tables")
+            raise _refused(path, f"a {escape(str(kind))[:40]} beside the tables")
 
 
 def _refused(path: Path, found: str) -> RunFileError:
     return RunFileError(
-        f"{printable(str(path))}: found {found}; expected a study as Optuna writes it. Remove the sweep's folder, or "
+        f"{escape(str(path))}: found {found}; expected a study as Optuna writes it. Remove the sweep's folder, or "
         "leave resume out for a new sweep."
     )

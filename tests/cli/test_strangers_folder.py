@@ -12,7 +12,7 @@ import pytest
 from mlotool.cli.main import main
 from mlotool.config import Origin, compose, load_run_config, write_provenance
 from mlotool.core.errors import ConfigError
-from mlotool.core.printable import printable
+from mlotool.core.escape import escape
 from tests.cli.conftest import Result
 
 Call = Callable[..., Result]
@@ -54,8 +54,8 @@ def test_messages_are_no_commands_to_the_terminal(call: Call, recipes: Path) -> 
 
 
 def test_printable_keeps_what_prints() -> None:
-    assert printable("ä b\tc\nd ✓") == "ä b\tc\nd ✓"
-    assert printable("\x1b\x07\x9b\u202e\u2028\x7f") == r"\x1b\x07\x9b\u202e\u2028\x7f"
+    assert escape("ä b\tc\nd ✓") == "ä b\tc\nd ✓"
+    assert escape("\x1b\x07\x9b\u202e\u2028\x7f") == r"\x1b\x07\x9b\u202e\u2028\x7f"
 
 
 def test_pipes_and_links_are_no_recipes(call: Call, recipes: Path, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 
 from mlotool.config import build, check, compose, hypergradient_options
 from mlotool.hypergradient import Unrolled
+from mlotool.problem.stream import SameBatch
 from mlotool.program import AbstractHypergradient
-from mlotool.program.stream import SameBatch
 from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]

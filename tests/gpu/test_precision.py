@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mlotool import Identity, Implicit, Neumann, Unrolled
 from mlotool.program import Program, Schedule
-from mlotool.runner.surroundings import torch_settings
+from mlotool.runner.process_settings import torch_settings
 from tests.gpu.placed import cosine, follow, parameters, placed, relative_error
 from tests.program.reweighting import reweighting
 from tests.program.small import Mlp

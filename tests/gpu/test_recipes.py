@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mlotool
 from mlotool import LossOutput
-from mlotool.runner import running
+from mlotool.runner import run_config
 from tests.runner.tiny import lower_loss, make_built, make_config
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +35,7 @@ def test_a_metric_may_be_on_the_cpu(accelerator: str, tmp_path: Path, monkeypatc
         output = lower_loss(batch, **roles)
         return LossOutput(output.loss, {**output.metrics, "size": torch.tensor(float(len(batch["target"])))})
 
-    monkeypatch.setattr(running, "build", lambda config: make_built(counted))
+    monkeypatch.setattr(run_config, "build", lambda config: make_built(counted))
     config = make_config(**{"runner.accelerator": accelerator, "runner.max_ticks": 10})
     result = mlotool.run(config, output_dir=tmp_path / "run")
     assert result.metrics["classifier/size"] == 8

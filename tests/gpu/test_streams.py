@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlotool.problem.stream import SameBatch
 from mlotool.program import Stream
-from mlotool.program.stream import SameBatch
 from tests.program.test_stream import Noisy, Seeded, Whole
 
 pytestmark = pytest.mark.gpu

@@ -11,8 +11,8 @@ from torch.func import functional_call, jacrev
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import KFAC, Implicit, SolveResult, Status
+from mlotool.problem.interface import LowerProblem, LowerView
 from mlotool.program import Graph, Problem, Program, Stream
-from mlotool.program.differentiation import LowerProblem, LowerView
 from tests import programs
 
 needs_curvlinops = pytest.mark.skipif(find_spec("curvlinops") is None, reason="needs the extra curvature")

@@ -26,7 +26,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.precision import full_precision
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.hypergradient.vector import norm
-from mlotool.program.differentiation import LowerProblem, LowerView
+from mlotool.problem.interface import LowerProblem, LowerView
 
 GRAPH = Graph({"weigher": ["model"]}, {"model": ["weigher"]})
 

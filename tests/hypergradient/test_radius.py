@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct, default_radius
 from mlotool.hypergradient.vector import apart, norm
+from mlotool.problem.interface import LowerProblem, LowerView
 from mlotool.program import Graph, Problem, Program
-from mlotool.program.differentiation import LowerProblem, LowerView
 
 INPUT = torch.randn(32, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 TARGET = torch.randint(0, 3, (32,), generator=torch.Generator().manual_seed(1))

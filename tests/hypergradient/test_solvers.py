@@ -26,7 +26,7 @@ from mlotool.hypergradient import (
     SolveResult,
     Status,
 )
-from mlotool.program.differentiation import Vector
+from mlotool.problem.interface import Vector
 from tests.program.small import pair
 
 SHAPES = [(2, 3), (), (4,), (1, 2)]

@@ -25,7 +25,7 @@ from mlotool.hypergradient import (
 )
 from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct
 from mlotool.hypergradient.vector import add, choose, dot, flatten, norm, scaled, unflatten
-from mlotool.program.differentiation import LowerProblem, LowerView, Vector
+from mlotool.problem.interface import LowerProblem, LowerView, Vector
 from tests.program import test_tasks as maml
 
 SHAPES = [(2, 2), (), (3,)]

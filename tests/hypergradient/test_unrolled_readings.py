@@ -15,8 +15,8 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit, Unrolled
 from mlotool.hypergradient.unrolled import step_gradients
 from mlotool.hypergradient.vector import leaves
+from mlotool.problem.interface import LowerView, Vector
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
-from mlotool.program.differentiation import LowerView, Vector
 from tests.hypergradient.test_unrolled import by_differences, flat
 from tests.program.small import assert_identical, numbers, parameters, samples
 from tests.programs import Point, newton
@@ -288,7 +288,9 @@ def test_nothing_but_what_carries_a_gradient_is_held() -> None:
     """Where no gradient passes through the solution that the steps read, its parameters are enough."""
     unread = program(Unrolled(), is_shaped=False)
     reading = trained(unread).problems["v"].trajectory
-    assert all(len(step.readings["w"].steps) == 2 and step.readings["w"].stream is not None for step in reading)
+    assert all(
+        len(step.lower_snapshots["w"].steps) == 2 and step.lower_snapshots["w"].stream is not None for step in reading
+    )
     problems = [
         Problem(
             "w",
@@ -313,5 +315,5 @@ def test_nothing_but_what_carries_a_gradient_is_held() -> None:
     for _ in range(2):
         schedule.tick()
     for step in problems[1].trajectory:
-        assert step.readings["w"].stream is None and step.readings["w"].steps == ()
+        assert step.lower_snapshots["w"].stream is None and step.lower_snapshots["w"].steps == ()
     assert len(problems[1].trajectory) == 2

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.hypergradient import Exact, Implicit, Unrolled
+from mlotool.problem.parallel import AbstractParallel, StageDone
 from mlotool.program import Problem, Schedule
-from mlotool.program.parallel import AbstractParallel, StageDone
 from tests.program.small import assert_identical, numbers, pair, parameters
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mlotool.hypergradient import ConjugateGradient, Exact, Identity, Implicit, Neumann
+from mlotool.problem.interface import Reduce, Vector
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
-from mlotool.program.differentiation import Reduce, Vector
 from tests.program.small import assert_identical, momentum, numbers, parameters, samples, sgd
 from tests.programs import Point
 

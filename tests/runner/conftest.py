@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import mlotool.runner
-from mlotool.runner import RunResult, loading, running
+from mlotool.runner import RunResult, loading, run_config
 from tests.runner.tiny import make_built, make_config
 
 
@@ -21,7 +21,7 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
             built.analyses.update(analyses)
             return built
 
-        monkeypatch.setattr(running, "build", build)
+        monkeypatch.setattr(run_config, "build", build)
         monkeypatch.setattr(loading, "build", build)
         monkeypatch.setattr(loading, "check_module_sizes", lambda config, checkpoint: None)
         return mlotool.runner.run(make_config(**(changes or {})), output_dir=tmp_path / folder, watch=watch)

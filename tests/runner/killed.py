@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mlotool.core import files
-from mlotool.runner import checkpoint, run, running
+from mlotool.runner import checkpoint, run, run_config
 from tests.runner.tiny import make_built, make_config
 
 MAX_TICKS = 24
@@ -24,7 +24,7 @@ CHANGES = {
 
 def train(folder: Path, has_begun: Any) -> None:
     """Run in `folder`, or go on there; a checkpoint is written after every tick, in two halves."""
-    running.build = lambda config: make_built(scheduler=_scheduler)
+    run_config.build = lambda config: make_built(scheduler=_scheduler)
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
     _slow_down()
     has_begun.set()

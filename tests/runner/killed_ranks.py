@@ -13,7 +13,7 @@ from torch import nn
 
 from mlotool import Unrolled
 from mlotool.core.errors import Interrupted
-from mlotool.runner import checkpoint, run, running
+from mlotool.runner import checkpoint, run, run_config
 from tests.runner.tiny import Built, lower_loss, make_built, make_config
 
 MAX_TICKS = 40
@@ -52,7 +52,7 @@ def train(folder: Path, variant: str, rank: int, port: int) -> None:
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    running.build = lambda config: VARIANTS[variant]()
+    run_config.build = lambda config: VARIANTS[variant]()
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
     with (
         (folder.parent / f"output_{rank}.txt").open("a") as output,

@@ -19,7 +19,7 @@ from mlotool.core.errors import CheckpointError, ConfigError, RunError, WriteErr
 from mlotool.core.run_files import replacing
 from mlotool.core.user_code import UserCodeError
 from mlotool.program import Stream
-from mlotool.runner import RunResult, running
+from mlotool.runner import RunResult, run_config
 from mlotool.runner import logging as metric_logging
 from mlotool.runner.checkpoint import read_checkpoint, write_checkpoint
 from mlotool.runner.folder import RunFolder, make_output_dir
@@ -249,7 +249,7 @@ def test_memory_that_an_evaluation_lacks_is_said(tmp_path: Path, monkeypatch: py
 
     calls: list[bool] = []
     built.program.problems["classifier"].module.register_forward_pre_hook(forward)
-    monkeypatch.setattr(running, "build", lambda config: built)
+    monkeypatch.setattr(run_config, "build", lambda config: built)
     with pytest.raises(UserCodeError, match=r"evaluate\.problem: .*Expected room for it in the memory"):
         mlotool.runner.run(make_config(**SHORT), output_dir=tmp_path / "run")
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == 0

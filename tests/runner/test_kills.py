@@ -15,7 +15,7 @@ from mlotool.runner.checkpoint import read_checkpoint
 from tests.runner import killed_ranks
 from tests.runner.killed import train
 from tests.runner.test_resume import assert_same
-from tests.runner.test_running import read_summary
+from tests.runner.test_run_config import read_summary
 
 WHOLE_S = 120.0
 

@@ -12,7 +12,7 @@ from pytorch_lightning.loggers import CSVLogger
 from mlotool.core.errors import ConfigError, WriteError
 from mlotool.core.user_code import UserCodeError
 from mlotool.runner import RunResult, logging
-from tests.runner.test_running import LossThat
+from tests.runner.test_run_config import LossThat
 
 Run = Callable[..., RunResult]
 SHORT = {"debug.limit_ticks": 5, "runner.checkpoint": False}

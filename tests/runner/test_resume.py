@@ -15,13 +15,13 @@ import torch
 
 import mlotool.runner
 from mlotool.core.errors import CheckpointError, ConfigError, Interrupted, NonFiniteLossError
-from mlotool.runner import RunResult, checkpoint, running
+from mlotool.runner import RunResult, checkpoint, run_config
 from mlotool.runner.checkpoint import newest_first, read_checkpoint
 from mlotool.runner.folder import is_stamp, make_output_dir
 from mlotool.runner.random_state import random_state, restore_random_state
 from mlotool.runner.run_lock import run_lock
 from tests.runner.algorithms import ALGORITHMS
-from tests.runner.test_running import LossThat, press_ctrl_c, read_metrics, read_summary
+from tests.runner.test_run_config import LossThat, press_ctrl_c, read_metrics, read_summary
 from tests.runner.tiny import Built, make_built, make_config
 
 Run = Callable[..., RunResult]
@@ -39,7 +39,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         resume: str | Path | None = None,
         build: Callable[[], Built] = make_built,
     ) -> RunResult:
-        monkeypatch.setattr(running, "build", lambda config: build())
+        monkeypatch.setattr(run_config, "build", lambda config: build())
         # What a process of its own would not have.
         torch.manual_seed(12345)
         output_dir = None if folder is None else tmp_path / folder
@@ -340,7 +340,7 @@ def test_what_is_no_run_is_refused(go: Run, tmp_path: Path, resume: str, match: 
 
 
 def test_two_processes_never_write_one_folder(go: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(running, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(run_config, "PATIENCE_S", 0.2)
     parts = interrupted(go, 5, folder=None)
     with run_lock(parts) as is_free:
         assert is_free

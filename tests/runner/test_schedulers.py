@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LinearLR, OneCycleLR, ReduceLROnPlateau, Se
 
 from mlotool.core.errors import ConfigError
 from mlotool.runner import RunResult
-from tests.runner.test_running import read_metrics
+from tests.runner.test_run_config import read_metrics
 
 Run = Callable[..., RunResult]
 

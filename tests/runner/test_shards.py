@@ -10,8 +10,8 @@ from torch import nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, ConjugateGradient, Identity, Implicit, Unrolled
+from mlotool.problem.shards import Shards, _blocks
 from mlotool.program import Program, shards
-from mlotool.program.shards import Shards, _blocks
 from mlotool.runner.checkpoint import read_whole_checkpoint
 from mlotool.runner.distributed import distribute
 from mlotool.runner.loading import evaluate

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from mlotool.program.differentiation import LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 
 Matvec = Callable[[Vector], Vector]
 """`u -> H u`."""

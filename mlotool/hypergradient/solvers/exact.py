@@ -13,7 +13,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress
 from mlotool.hypergradient.vector import flatten, unflatten
-from mlotool.program.differentiation import LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 
 
 @dataclass

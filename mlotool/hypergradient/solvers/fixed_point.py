@@ -20,7 +20,7 @@ from mlotool.hypergradient.solvers.numbers import (
 )
 from mlotool.hypergradient.solvers.progress import Progress, growth, norms, relative
 from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
-from mlotool.program.differentiation import LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 
 _LOST = 1e3
 """Residual of a start over that of zero, beyond which the last pullbacks have led away."""

@@ -16,7 +16,7 @@ from mlotool.core.replay import RandomState
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.vector import norm, scaled, vector_jacobian
-from mlotool.program.differentiation import LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 
 _LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mean_squared_error": nn.MSELoss}
 

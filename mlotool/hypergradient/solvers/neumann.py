@@ -10,7 +10,7 @@ from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec,
 from mlotool.hypergradient.solvers.numbers import holds_anywhere, is_finite, measured, negated
 from mlotool.hypergradient.solvers.progress import Progress, growth, norms
 from mlotool.hypergradient.vector import add, choose, dot, scaled
-from mlotool.program.differentiation import LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 
 
 @dataclass

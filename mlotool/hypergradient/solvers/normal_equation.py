@@ -24,7 +24,7 @@ from mlotool.hypergradient.solvers.numbers import (
 from mlotool.hypergradient.solvers.progress import Progress, begin, relative
 from mlotool.hypergradient.solvers.scale import solve_in_range
 from mlotool.hypergradient.vector import add, choose, dot, scaled, zeros
-from mlotool.program.differentiation import LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 
 
 @dataclass

@@ -14,7 +14,7 @@ from mlotool.core.memory import memory_of
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress, norms, relative
 from mlotool.hypergradient.vector import add, flatten, unflatten
-from mlotool.program.differentiation import LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 
 MAX_RANK = 10_000
 _RETURNED = "v is divided by rho along all that the columns of H do not show, which may be far too long."

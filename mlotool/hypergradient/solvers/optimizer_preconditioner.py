@@ -11,7 +11,7 @@ from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec,
 from mlotool.hypergradient.solvers.numbers import is_finite, measured, negated
 from mlotool.hypergradient.solvers.progress import Progress
 from mlotool.hypergradient.vector import choose, leaves, norm, vector_jacobian
-from mlotool.program.differentiation import LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 
 _NO_STEP = (
     "OptimizerPreconditioner: found no optimizer step to differentiate; expected view.optimizer_step. Use it "

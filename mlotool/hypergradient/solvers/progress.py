@@ -18,7 +18,7 @@ from mlotool.hypergradient.solvers.numbers import (
     where,
 )
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
-from mlotool.program.differentiation import Vector
+from mlotool.problem.interface import Vector
 
 _ORDER = tuple(Status)
 

@@ -7,7 +7,7 @@ import torch
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, tasks_of
 from mlotool.hypergradient.solvers.numbers import Number, holds_anywhere, holds_everywhere, negated
 from mlotool.hypergradient.vector import scaled
-from mlotool.program.differentiation import LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 
 _MAX_EXPONENT = 120
 """Beyond it the inverse of a power of two leaves float32."""

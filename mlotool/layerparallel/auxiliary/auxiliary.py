@@ -14,16 +14,16 @@ from mlotool.core.slots import Places
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.equations import Beta
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
-from mlotool.layerparallel.auxiliary.joining import join
+from mlotool.layerparallel.auxiliary.process_groups import join
 from mlotool.layerparallel.auxiliary.replicas import Replicas
 from mlotool.layerparallel.auxiliary.report import Report
 from mlotool.layerparallel.auxiliary.samples import Samples
 from mlotool.layerparallel.auxiliary.settings import Settings
-from mlotool.layerparallel.auxiliary.step import Step
-from mlotool.layerparallel.auxiliary.team import Plan, Team
+from mlotool.layerparallel.auxiliary.step import StageStep
+from mlotool.layerparallel.auxiliary.team import StagePlan, Team
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.partition import Chain, Inputs
-from mlotool.program.parallel import AbstractParallel, StageDone
+from mlotool.problem.parallel import AbstractParallel, StageDone
 
 DIVERGED = 1e3
 """Violation, relative to the states or absolute, at which a run ends."""
@@ -169,7 +169,7 @@ class Auxiliary(AbstractParallel):
         self._samples = Samples(copies)
         self._slots: Tensor | None = None
         self._share = 1.0
-        self._step: Step | None = None
+        self._step: StageStep | None = None
         self._is_open = False
         self._report: Report | None = None
         self._is_moved = self._is_optimizer_moved = False
@@ -228,7 +228,7 @@ class Auxiliary(AbstractParallel):
         self.exchange, self._report = exchange, Report(exchange)
         return exchange.replicas.number, exchange.replicas.count
 
-    def moved(self) -> None:
+    def before_step(self) -> None:
         """The own stage's parameters move: the other processes have old ones until `sync`."""
         self._is_moved = self._is_optimizer_moved = True
 
@@ -361,7 +361,7 @@ class Auxiliary(AbstractParallel):
                 f"{self.key}: the checkpoint has the cuts {list(self._pending['cut'])}, this run {list(cut)}; expected "
                 f"the same. Set {self.key}.cut to those of the checkpoint."
             )
-        plan = Plan(self.key, self._module, self._chain.stages(cut), cut, inputs, self._places)
+        plan = StagePlan(self.key, self._module, self._chain.stages(cut), cut, inputs, self._places)
         self._team = Team(
             plan,
             self.settings,
@@ -377,14 +377,14 @@ class Auxiliary(AbstractParallel):
             self._pending = None
         return self._team
 
-    def _describe(self, team: Team, inputs: Inputs) -> Step:
+    def _describe(self, team: Team, inputs: Inputs) -> StageStep:
         size = next((len(each) for each in inputs if isinstance(each, Tensor) and each.ndim), 1)
         unseen = None
         if self._slots is not None:
             [everybody] = self.exchange.replicas.joined([self._slots])
             unseen = self._samples.meet(self._slots, everybody)
         every = self.settings.recalibrate
-        return Step(
+        return StageStep(
             inputs,
             size,
             team.shapes(inputs),

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from mlotool.layerparallel.partition import Inputs
-from mlotool.program.share import bounds
+from mlotool.problem.batch_share import bounds
 
 
 @dataclass(frozen=True)
-class Step:
+class StageStep:
     """What a step is about.
 
     Args:

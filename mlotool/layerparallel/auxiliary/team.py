@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from mlotool.core.errors import ConfigError
 from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
+from mlotool.layerparallel.auxiliary.cuda_streams import CudaStreams
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
-from mlotool.layerparallel.auxiliary.lanes import Lanes
 from mlotool.layerparallel.auxiliary.settings import Settings
-from mlotool.layerparallel.auxiliary.step import Step
+from mlotool.layerparallel.auxiliary.step import StageStep
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.variables import (
     AbstractVariables,
@@ -32,7 +32,7 @@ TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """A module and its stages.
 
     Args:
@@ -72,7 +72,7 @@ class Team:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: StagePlan,
         settings: Settings,
         exchange: AbstractExchange,
         timeline: Timeline,
@@ -92,7 +92,7 @@ class Team:
         has_lanes = has_lanes and self.device.type == "cuda" and isinstance(exchange, LocalExchange)
         if isinstance(exchange, LocalExchange):
             exchange.has_lanes = has_lanes
-        self._lanes = Lanes(range(num_stages - 1) if has_lanes else (), self.device)
+        self._lanes = CudaStreams(range(num_stages - 1) if has_lanes else (), self.device)
         self.workers: dict[int, Worker] = {}
         for number in exchange.own(num_stages):
             variables = _variables(number, num_stages, settings, exchange, seed + number, parts, table_device)
@@ -138,7 +138,7 @@ class Team:
             self._shapes[key] = found
         return self._shapes[key]
 
-    def forward(self, step: Step) -> Any:
+    def forward(self, step: StageStep) -> Any:
         """Run the own stages; return what the last one returns, if that is here."""
         # Here, and not at the end of the last step: what was still leaving had all of the optimizer's step for it.
         self._exchange.finish()
@@ -148,7 +148,7 @@ class Team:
         self._each(lambda worker: worker.prepare(step))
         return self._each(lambda worker: worker.forward(step))[-1]
 
-    def backward(self, step: Step, loss: Tensor, theta: Sequence[Tensor]) -> list[Tensor | None]:
+    def backward(self, step: StageStep, loss: Tensor, theta: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the gradient of each stage's own loss, and correct all that is between the stages.
 
         Args:

@@ -14,7 +14,7 @@ from mlotool.layerparallel.auxiliary.auxnet import AuxNet
 from mlotool.layerparallel.auxiliary.equations import next_multiplier
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
 from mlotool.layerparallel.auxiliary.settings import Settings
-from mlotool.layerparallel.auxiliary.step import Step
+from mlotool.layerparallel.auxiliary.step import StageStep
 from mlotool.layerparallel.auxiliary.table import Table
 
 # s: samples of a batch, ...: the shape of a state
@@ -50,11 +50,11 @@ class AbstractVariables(ABC):
         """Whether there is none behind it."""
         return self.number == self.num_stages - 1
 
-    def start(self, step: Step, state: Tensor) -> None:
+    def start(self, step: StageStep, state: Tensor) -> None:
         """See where a serial pass enters the stage, (s, ...)."""
 
     @abstractmethod
-    def prepare(self, step: Step) -> None:
+    def prepare(self, step: StageStep) -> None:
         """Find lambda_k, as `own`, and hand on what the neighbours need."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class AbstractVariables(ABC):
         return None
 
     @abstractmethod
-    def correct(self, step: Step, state: Tensor, slope: Tensor) -> None:
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
         """Move lambda_k and kappa_k.
 
         Args:
@@ -75,13 +75,13 @@ class AbstractVariables(ABC):
             slope: derivative of the augmented Lagrangian with respect to lambda_k.
         """
 
-    def await_variable(self, step: Step) -> None:
+    def await_variable(self, step: StageStep) -> None:
         """Wait for what `prepare` needs of other stages, apart from it: waiting is no work."""
 
-    def await_slope(self, step: Step) -> None:
+    def await_slope(self, step: StageStep) -> None:
         """Wait for what `finish` needs of other stages."""
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: StageStep) -> None:
         """Do what is left once the next stage has corrected its variables."""
 
     def to(self, device: torch.device) -> None:
@@ -98,7 +98,7 @@ class AbstractVariables(ABC):
             self._generator = torch.Generator(device)
             self._generator.set_state(state["noise"].cpu())
 
-    def _perturbed(self, step: Step, clean: Tensor) -> Tensor:
+    def _perturbed(self, step: StageStep, clean: Tensor) -> Tensor:
         if not self.settings.noise:
             return clean
         if self._generator is None:
@@ -109,7 +109,7 @@ class AbstractVariables(ABC):
         drawn = torch.randn(shape, dtype=clean.dtype, device=clean.device, generator=self._generator)
         return clean + self.settings.noise * drawn[begin : begin + len(clean)]
 
-    def _step_size(self, step: Step, interface: int) -> float:
+    def _step_size(self, step: StageStep, interface: int) -> float:
         return self.settings.step_size(step.beta, step.own_weight(interface)) if step.share else 0.0
 
 
@@ -130,12 +130,12 @@ class StoredVariables(AbstractVariables):
         self._clean: Tensor | None = None
         self._multiplier: Tensor | None = None
 
-    def start(self, step: Step, state: Tensor) -> None:
+    def start(self, step: StageStep, state: Tensor) -> None:
         """A sample that is seen for the first time begins where the serial pass stands."""
         if not self.is_first and step.unseen is not None and step.slots is not None:
             self._variables.put(step.slots[step.unseen], state[step.unseen.to(state.device)])
 
-    def prepare(self, step: Step) -> None:
+    def prepare(self, step: StageStep) -> None:
         """Look up, and tell the stage before."""
         number, send = self.number, self.exchange.send
         if not self.is_first:
@@ -161,7 +161,7 @@ class StoredVariables(AbstractVariables):
         """Return kappa_k, as it was looked up."""
         return self._multiplier
 
-    def correct(self, step: Step, state: Tensor, slope: Tensor) -> None:
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
         """lambda <- lambda - eta slope, then kappa <- kappa - rate (lambda - X)."""
         assert self._clean is not None and step.slots is not None
         step_size = self._step_size(step, self.number)
@@ -244,18 +244,18 @@ class AbstractNetworkVariables(AbstractVariables):
         if self.network is not None:
             self.network.to(device)
 
-    def _propose(self, step: Step, given: Tensor | None) -> Tensor:
+    def _propose(self, step: StageStep, given: Tensor | None) -> Tensor:
         """Return what the network gives from a state, perturbed; its graph is kept for the first distillation step."""
         assert self.network is not None
         self._given, self._found = given, self._run(step, given)
         return self._perturbed(step, self._found.detach())
 
-    def _run(self, step: Step, given: Tensor | None) -> Tensor:
+    def _run(self, step: StageStep, given: Tensor | None) -> Tensor:
         assert self.network is not None
         found: Tensor = self.network(given, step.inputs).to(step.dtype)
         return found
 
-    def _distill(self, step: Step, interface: int, slope: Tensor) -> None:
+    def _distill(self, step: StageStep, interface: int, slope: Tensor) -> None:
         """Let the network learn the variables of an interface after their correction along `-slope`."""
         assert self.network is not None and self._optimizer is not None and self._found is not None
         found, weight = self._found, step.weight(interface)
@@ -280,14 +280,14 @@ class ChainVariables(AbstractNetworkVariables):
     Source: Sun et al. 2021, eq. 25, 26 and algorithm 1.
     """
 
-    def await_variable(self, step: Step) -> None:
+    def await_variable(self, step: StageStep) -> None:
         """Take lambda_k from the stage before."""
         number = self.number
         if not self.is_first:
             self.exchange.expect("variable", number - 1, number, step.blank(number))
             self.own = self.exchange.receive("variable", number - 1, number)
 
-    def prepare(self, step: Step) -> None:
+    def prepare(self, step: StageStep) -> None:
         """Hand lambda_{k+1} on."""
         if not self.is_last:
             self._target = self._propose(step, self.own)
@@ -297,18 +297,18 @@ class ChainVariables(AbstractNetworkVariables):
         """Return what AuxNet_k gave."""
         return self._target, None
 
-    def correct(self, step: Step, state: Tensor, slope: Tensor) -> None:
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
         """Tell the stage before, whose network gave lambda_k."""
         self.exchange.send("slope", self.number, self.number - 1, slope)
 
-    def await_slope(self, step: Step) -> None:
+    def await_slope(self, step: StageStep) -> None:
         """Hear how the next stage has corrected lambda_{k+1}."""
         number = self.number
         if not self.is_last:
             self.exchange.expect("slope", number + 1, number, step.blank(number + 1))
             self._slope = self.exchange.receive("slope", number + 1, number)
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: StageStep) -> None:
         """Learn from it."""
         if not self.is_last:
             self._distill(step, self.number + 1, self._slope)
@@ -320,7 +320,7 @@ class RecursiveVariables(AbstractNetworkVariables):
     Source: Sun et al. 2021, eq. 28, 29.
     """
 
-    def prepare(self, step: Step) -> None:
+    def prepare(self, step: StageStep) -> None:
         """Compute lambda_k from the inputs, and tell the stage before."""
         number = self.number
         if not self.is_first:
@@ -333,7 +333,7 @@ class RecursiveVariables(AbstractNetworkVariables):
         """Return what the next stage's network gave."""
         return self.exchange.receive("variable", self.number + 1, self.number), None
 
-    def correct(self, step: Step, state: Tensor, slope: Tensor) -> None:
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
         """Learn from the own slope."""
         self._distill(step, self.number, slope)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
-from mlotool.layerparallel.auxiliary.step import Step
+from mlotool.layerparallel.auxiliary.step import StageStep
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 from mlotool.layerparallel.partition import Stage
@@ -49,7 +49,7 @@ class Worker:
         """Whether the module's loss is that of this stage."""
         return self.variables.is_last
 
-    def pass_serially(self, step: Step) -> None:
+    def pass_serially(self, step: StageStep) -> None:
         """Run the true state through the stage: for samples without variables yet, and for running statistics."""
         number, state = self.number, None
         if not self.variables.is_first:
@@ -63,7 +63,7 @@ class Worker:
         if not self.is_last:
             self._exchange.send("serial", number, number + 1, state.to(step.dtype).contiguous())
 
-    def prepare(self, step: Step) -> None:
+    def prepare(self, step: StageStep) -> None:
         """Find the variables, and be ready for where the stage before will end."""
         number = self.number
         with self._timeline.span(number, "communication"):
@@ -73,7 +73,7 @@ class Worker:
         if not self.variables.is_first:
             self._exchange.expect("state", number - 1, number, step.blank(number))
 
-    def forward(self, step: Step) -> Any:
+    def forward(self, step: StageStep) -> Any:
         """Run from lambda_k to the end of the stage; the last one returns what the module returns."""
         own = self.variables.own
         self._leaf = None if own is None else own.detach().requires_grad_()
@@ -107,7 +107,7 @@ class Worker:
             self._onward = torch.zeros_like(self._leaf) if slopes[-1] is None else slopes[-1]
         return list(slopes[: len(theta)])
 
-    def correct(self, step: Step) -> None:
+    def correct(self, step: StageStep) -> None:
         """Move lambda_k and kappa_k towards where the stage before has ended."""
         if self.variables.is_first:
             return
@@ -124,7 +124,7 @@ class Worker:
             self.variables.correct(step, state, slope.contiguous())
         self._leaf = self._onward = self.variables.own = None
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: StageStep) -> None:
         """Do what waits for the next stage's correction."""
         with self._timeline.span(self.number, "communication"):
             self.variables.await_slope(step)

@@ -10,7 +10,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.multigrid.layers import Layers, WholeLayers
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
-from mlotool.program.parallel import AbstractParallel
+from mlotool.problem.parallel import AbstractParallel
 
 
 class Multigrid(AbstractParallel):

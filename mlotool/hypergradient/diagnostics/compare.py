@@ -1,0 +1,321 @@
+"""A program's hypergradients beside the most exact ones, and beside finite differences of the solved program."""
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.replay import RandomState
+from mlotool.hypergradient.diagnostics.quality import converged
+from mlotool.hypergradient.first_order import FirstOrder
+from mlotool.hypergradient.implicit import Implicit
+from mlotool.hypergradient.solvers import AbstractSolver, ConjugateGradient, Exact, SolveResult, Status
+from mlotool.hypergradient.solvers.base import Matvec
+from mlotool.hypergradient.unrolled import Unrolled
+from mlotool.problem.interface import LowerView, Vector
+from mlotool.program import AbstractHypergradient, Program
+
+Batches = Mapping[str, Any]
+STEP = 1e-3
+"""Of a finite difference of the solved program, relative to the norm of the upper parameters, in float64."""
+
+SOLVED = 1e-4
+"""Largest gradient of the solved lower problems, relative to before."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """One way to compute a hypergradient, compared with the most exact one.
+
+    Args:
+        name: of the algorithm.
+        norm: 2-norm of the hypergradient; None where it failed.
+        cosine: to the most exact one; None where either is zero.
+        error: `norm(g - exact) / norm(exact)`; None where exact is zero.
+        seconds: wall time of one evaluation.
+        has_converged: false where a solve did not.
+        note: what a person should know: how a solve ended, or why there is no number.
+    """
+
+    name: str
+    norm: float | None = None
+    cosine: float | None = None
+    error: float | None = None
+    seconds: float | None = None
+    has_converged: bool = True
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A directional derivative of the solved upper loss: by finite differences and by hypergradients.
+
+    Args:
+        stationarity: norm of the lower problems' gradients once they are solved, relative to before.
+        difference: `(C(x + h d) - C(x - h d)) / 2h` with the lower problems solved again at both ends.
+        exact: `<g, d>` of the most exact hypergradient at the solved program.
+        own: `<g, d>` of the program's own hypergradient there.
+        note: why there are no numbers.
+    """
+
+    stationarity: float | None = None
+    difference: float | None = None
+    exact: float | None = None
+    own: float | None = None
+    note: str = ""
+
+
+def with_algorithms(
+    program: Program, replace: Callable[[str, AbstractHypergradient], AbstractHypergradient]
+) -> Program:
+    """Return a program of the same problems, modules and streams with other hypergradients.
+
+    Args:
+        program: stays as it is.
+        replace: from a problem's name and algorithm to the new one.
+
+    Raises:
+        ConfigError: an algorithm cannot do what the graph asks of it.
+    """
+    problems = []
+    for problem in program.problems.values():
+        other = copy.copy(problem)
+        if problem.hypergradient is not None:
+            other.hypergradient = replace(problem.name, problem.hypergradient)
+        problems.append(other)
+    return Program(problems, program.graph, program.reduce)
+
+
+@dataclass
+class Converged(AbstractSolver):
+    """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H."""
+
+    failures: ClassVar[Mapping[Status, str]] = {**ConjugateGradient.failures, **Exact.failures}
+
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
+    ) -> SolveResult:
+        """Return the solution, and how it ended."""
+        assert view is not None
+        return converged(matvec, vector, view)
+
+
+def most_exact(program: Program) -> Program:
+    """Return the program with the most exact hypergradients that fit: all steps, a dense or a converged solve."""
+    return with_algorithms(program, lambda _, old: Unrolled() if old.sees_steps else Implicit(Converged()))
+
+
+def compare(
+    program: Program, upper: str, batches: Batches, others: Mapping[str, Callable[[], AbstractHypergradient]]
+) -> Iterator[Response]:
+    """Yield the most exact response first, then the program's own, then others'; parameters stay as they are.
+
+    Args:
+        program: the program at the parameters in question.
+        upper: the problem whose hypergradient is taken.
+        batches: by problem, what `Program.gradient` takes.
+        others: algorithms by name; each replaces those of all problems.
+    """
+    reference = most_exact(program)
+    exact, response = _measured("most exact", reference, upper, batches, None)
+    yield response
+    yield _measured("this recipe's", program, upper, batches, exact)[1]
+    for name, make in others.items():
+        try:
+            if isinstance(make(), FirstOrder):
+                yield Response(name, 0.0, None, 1.0, 0.0, note="the control: no gradient through a solution")
+                continue
+            other = with_algorithms(program, lambda _, old, make=make: make())  # type: ignore[misc]
+        except ConfigError as error:
+            yield Response(name, note=f"refused: {_first_sentence(error)}")
+            continue
+        with warnings.catch_warnings():
+            # Its note says how a solve ended; without the row's name a warning would seem to be of the recipe's own.
+            warnings.filterwarnings("ignore", r"The \w+ solve at problem", UserWarning)
+            yield _measured(name, other, upper, _batches_of(other, program, batches), exact)[1]
+
+
+def solved_slope(program: Program, upper: str, batches: Batches, max_parameters: int = 3000) -> Slope:
+    """Compare hypergradients with finite differences of the solved program; parameters are put back.
+
+    Every lower problem is solved on its batch (L-BFGS), at the current upper parameters and at both ends of a step
+    along the most exact hypergradient. Unrolled ones are not solved: their steps are taken again, at both ends.
+
+    Args:
+        program: in float64.
+        upper: the problem.
+        batches: by problem.
+        max_parameters: of a lower problem, at most.
+    """
+    below = [name for name in program.problems if name in program.graph.below(upper)]
+    below.sort(key=program.graph.level)
+    if any(_sees_steps(program, name) for name in below):
+        return _unrolled_slope(program, upper, below, batches)
+    reason = _cannot_solve(program, below, max_parameters)
+    if reason:
+        return Slope(note=reason)
+    before = _stationarity(program, below, batches)
+    saved = {
+        name: [tensor.clone() for tensor in program.problems[name].constants().values()] for name in (*below, upper)
+    }
+    try:
+        _solve(program, below, batches)
+        residual = _stationarity(program, below, batches) / max(before, torch.finfo(torch.float64).tiny)
+        if residual > SOLVED:
+            return Slope(residual, note=f"the lower problems' gradients only go down to {residual:.1e} of before")
+        exact = _flat(most_exact(program).gradient(upper, batches))
+        own = _flat(program.gradient(upper, batches))
+        length = float(exact.norm())
+        if length == 0.0:
+            return Slope(residual, note="the hypergradient is zero at the solved program")
+        direction = exact / length
+        step = STEP * max(1.0, float(_flat(program.problems[upper].constants()).norm()))
+        values = []
+        for sign in (1.0, -1.0):
+            _put(program, upper, saved[upper], sign * step * direction)
+            _solve(program, below, batches)
+            values.append(float(program.loss(upper, batches.get(upper)).loss))
+        difference = (values[0] - values[1]) / (2 * step)
+        return Slope(residual, difference, length, float(own @ direction))
+    finally:
+        for name, tensors in saved.items():
+            _put(program, name, tensors, None)
+
+
+def _unrolled_slope(program: Program, upper: str, below: Sequence[str], batches: Batches) -> Slope:
+    if not all(_sees_steps(program, name) for name in below):
+        return Slope(note="some of the problems below are unrolled, and others are not")
+    saved = [tensor.clone() for tensor in program.problems[upper].constants().values()]
+    try:
+        with _same_numbers(program):
+            exact = _flat(most_exact(program).gradient(upper, batches))
+        with _same_numbers(program):
+            own = _flat(program.gradient(upper, batches))
+        length = float(exact.norm())
+        if length == 0.0:
+            return Slope(note="the hypergradient is zero here")
+        direction = exact / length
+        step = STEP * max(1.0, float(_flat(program.problems[upper].constants()).norm()))
+        values = []
+        for sign in (1.0, -1.0):
+            _put(program, upper, saved, sign * step * direction)
+            with _same_numbers(program):
+                values.append(float(program.unrolled_loss(upper, batches)))
+        return Slope(None, (values[0] - values[1]) / (2 * step), length, float(own @ direction))
+    finally:
+        _put(program, upper, saved, None)
+
+
+def _sees_steps(program: Program, name: str) -> bool:
+    algorithm = program.problems[name].hypergradient
+    return algorithm is not None and algorithm.sees_steps
+
+
+def _batches_of(other: Program, program: Program, batches: Batches) -> Batches:
+    """Return the batches in the form that other algorithms take: one, where the program's own has one a step."""
+    return {
+        name: batch[-1] if _sees_steps(program, name) and not _sees_steps(other, name) else batch
+        for name, batch in batches.items()
+    }
+
+
+def _measured(
+    name: str, program: Program, upper: str, batches: Batches, exact: Tensor | None
+) -> tuple[Tensor | None, Response]:
+    began = time.perf_counter()
+    try:
+        with _same_numbers(program):
+            found = _flat(program.gradient(upper, batches))
+    except (ConfigError, RuntimeError) as error:
+        return None, Response(name, note=_first_sentence(error))
+    seconds = time.perf_counter() - began
+    norm = float(found.norm())
+    good, note = _statuses(program)
+    if exact is None:
+        return found, Response(name, norm, 1.0 if norm else None, 0.0 if norm else None, seconds, good, note)
+    length = float(exact.norm())
+    cosine = float(found @ exact) / (norm * length) if norm and length else None
+    error_ = float((found - exact).norm()) / length if length else None
+    return found, Response(name, norm, cosine, error_, seconds, good, note)
+
+
+def _statuses(program: Program) -> tuple[bool, str]:
+    """Return whether every solve converged that was to, and how they ended where that is worth a word."""
+    found, has_converged = [], True
+    for name, problem in program.problems.items():
+        last = getattr(problem.hypergradient, "last", None)
+        if isinstance(last, SolveResult) and last.status is not Status.FIXED:
+            residual = "" if last.residual is None else f", residual {last.residual:.1e}"
+            found.append(f"{name}: {last.status.value}{residual}")
+            has_converged = has_converged and last.status is Status.CONVERGED
+    return has_converged, "; ".join(found)
+
+
+def _cannot_solve(program: Program, below: Sequence[str], max_parameters: int) -> str:
+    for name in below:
+        problem = program.problems[name]
+        size = sum(tensor.numel() for tensor in problem.theta.values())
+        if size > max_parameters:
+            return f"'{name}' has {size} parameters; it is solved up to {max_parameters}"
+        if set(program.graph.upper_to_lower.get(name, ())) & set(program.graph.below(name)):
+            return f"'{name}' both shapes and reads a lower problem; such a program is not solved here"
+    return ""
+
+
+def _solve(program: Program, below: Sequence[str], batches: Batches) -> None:
+    for name in below:
+        problem = program.problems[name]
+        parameters = list(problem.theta.values())
+        optimizer = torch.optim.LBFGS(
+            parameters, max_iter=2000, tolerance_grad=1e-12, tolerance_change=0.0, history_size=50,
+            line_search_fn="strong_wolfe",
+        )  # fmt: skip
+
+        def closure(name: str = name, parameters: list[Any] = parameters) -> Tensor:
+            with torch.enable_grad():
+                loss = program.direct_loss(name, batches.get(name)).loss
+            for parameter, slope in zip(
+                parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+            ):
+                parameter.grad = torch.zeros_like(parameter) if slope is None else slope
+            return loss
+
+        with _same_numbers(program):
+            optimizer.step(closure)
+        for parameter in parameters:
+            parameter.grad = None
+
+
+def _stationarity(program: Program, below: Sequence[str], batches: Batches) -> float:
+    return sum(float(_flat(program.gradient(name, batches)).square().sum()) for name in below) ** 0.5
+
+
+def _put(program: Program, name: str, tensors: Sequence[Tensor], change: Tensor | None) -> None:
+    parts = iter(() if change is None else change.split([tensor.numel() for tensor in tensors]))
+    with torch.no_grad():
+        for parameter, value in zip(program.problems[name].theta.values(), tensors, strict=True):
+            parameter.copy_(value if change is None else value + next(parts).view_as(value))
+
+
+@contextmanager
+def _same_numbers(program: Program) -> Iterator[None]:
+    devices = tuple({device for problem in program.problems.values() for device in problem.devices})
+    with RandomState(devices).replayed():
+        torch.manual_seed(0)
+        yield
+
+
+def _flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
+
+
+def _first_sentence(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text if len(text) <= 160 else f"{text[:157]}..."

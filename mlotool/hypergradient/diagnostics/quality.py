@@ -1,0 +1,85 @@
+"""How far a pullback is from a converged one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mlotool.hypergradient.products import ReverseProduct
+from mlotool.hypergradient.solvers import ConjugateGradient, Exact, NormalEquationConjugateGradient, SolveResult, Status
+from mlotool.hypergradient.solvers.base import Matvec
+from mlotool.hypergradient.vector import add, dot, norm
+from mlotool.problem.interface import LowerView, Vector
+
+MAX_DENSE_PARAMETERS = 2000
+"""Up to here, of each task, the reference is the dense solve."""
+
+MAX_ITERATIONS = 500
+"""Of the reference's conjugate gradients beyond."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What a report says.
+
+    Args:
+        residual: `norm(H q - v) / norm(v)`; the largest over tasks.
+        cosine: between the pullback's result, over all inputs together, and that of a converged solve; 0 where one of
+            them alone is zero.
+    """
+
+    residual: float
+    cosine: float
+
+
+def assess(
+    view: LowerView,
+    theta: Vector,
+    inputs: Vector,
+    wanted: Sequence[bool],
+    vector: Vector,
+    solution: Vector,
+    found: Vector,
+) -> Quality:
+    """Compare a pullback with a converged one, by reverse products.
+
+    Args:
+        view: the loss; it is evaluated once.
+        theta: the point.
+        inputs: what theta*_l depends on.
+        wanted: which of the inputs want a cotangent.
+        vector: v, the mean over ranks.
+        solution: q.
+        found: the cotangents of the wanted inputs.
+    """
+    product, num_tasks = ReverseProduct(view, theta, inputs, wanted), view.problem.num_tasks
+
+    def matvec(direction: Vector) -> Vector:
+        return view.problem.reduce(product.hessian(direction))
+
+    lengths = norm(vector, num_tasks)
+    errors = norm(add(matvec(solution), vector, -1.0), num_tasks)
+    residual = torch.where(errors == 0, 0.0, errors / lengths)
+    reference = list(torch._foreach_neg(product.cross(converged(matvec, vector, view).solution)))
+    return Quality(float(residual.max()), _cosine(found, reference))
+
+
+def converged(matvec: Matvec, vector: Vector, view: LowerView) -> SolveResult:
+    """Return the most exact solve that fits: a dense one, else conjugate gradients, on the normal equations at need."""
+    size = sum(tensor.numel() for tensor in vector) // (view.problem.num_tasks or 1)
+    if size <= MAX_DENSE_PARAMETERS:
+        return Exact(max_parameters=MAX_DENSE_PARAMETERS).solve(matvec, vector, view=view)
+    tolerance = torch.finfo(vector[0].dtype).eps ** 0.75
+    result = ConjugateGradient(MAX_ITERATIONS, tolerance).solve(matvec, vector, view=view)
+    if result.status is Status.NEGATIVE_CURVATURE:
+        solver = NormalEquationConjugateGradient(MAX_ITERATIONS, tolerance)
+        result = solver.solve(matvec, vector, view=view)
+    return result
+
+
+def _cosine(a: Vector, b: Vector) -> float:
+    lengths = float(norm(a)), float(norm(b))
+    if not all(lengths):
+        return float(lengths[0] == lengths[1])
+    # In two steps: the product of small lengths underflows.
+    return float(dot(torch._foreach_div(list(a), lengths[0]), torch._foreach_div(list(b), lengths[1])))

@@ -1,0 +1,44 @@
+"""Functions that can be differentiated once.
+
+Torch takes what such a function's backward returns for a constant, or raises where it cannot: behind one, a product of
+double backward is zero, or lacks a part, and nothing says so.
+"""
+
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mlotool.core.errors import ConfigError
+from mlotool.problem.interface import LowerView
+
+# All functions that the decorator makes share their code.
+_MARK = once_differentiable(lambda ctx: None).__code__
+
+_REFUSAL = (
+    "problems.{problem}.loss: found {name}, an autograd.Function whose backward is marked once_differentiable, so that "
+    "double backward takes its derivatives for constants; expected functions that are differentiable twice. Write "
+    "hypergradient: finite_difference (product: finite_difference, report_every: 0) for '{problem}', or write that "
+    "backward in differentiable operations and remove the mark."
+)
+
+
+def check_twice_differentiable(view: LowerView, loss: Tensor) -> None:
+    """Refuse a value of the loss that depends on the parameters through a function that is differentiable once.
+
+    The graph is searched once a problem.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if view.problem.traits.is_twice_differentiable:
+        return
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        function = getattr(node, "_forward_cls", None)
+        if function is not None and getattr(function.backward, "__code__", None) is _MARK:
+            raise ConfigError(_REFUSAL.format(problem=view.problem.name, name=function.__name__))
+        waiting += [other for other, _ in node.next_functions]
+    view.problem.traits.is_twice_differentiable = True

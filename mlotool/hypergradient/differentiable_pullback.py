@@ -1,0 +1,115 @@
+"""The derivative of an implicit pullback, for problems that are nested above it.
+
+    theta*_l(x) solves F(theta, x) = dC_l/dtheta = 0, so for a cotangent v
+        q = H^-1 v,   cotangent of x = -M^T q,   with H = dF/dtheta and M = dF/dx.
+
+A problem that is nested above l needs the derivative of this pullback (autograd then runs it with gradients
+enabled). So that it is exact to any order,
+- the node saves its OUTPUTS: differentiating the pullback with respect to theta leads back into the node;
+- partial derivatives are taken at aliases of theta*_l and of x, so that one with respect to x does not run
+  through theta*_l again;
+- the solve is a node of its own (`LinearSolve`), differentiated implicitly: dq = H^-1 (dv - dH q).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mlotool.hypergradient.diagnostics.twice_differentiable import check_twice_differentiable
+from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
+from mlotool.hypergradient.vector import aliases, vector_jacobian
+from mlotool.problem.interface import LowerView, Vector
+
+
+class LinearPullback(Protocol):
+    """What an implicit one offers beside."""
+
+    solver: AbstractSolver
+
+    @property
+    def view(self) -> LowerView:
+        """The loss, with the same random numbers in all evaluations."""
+
+    def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
+        """Return `H^-1 v`, without a graph."""
+
+    def record(self, result: SolveResult) -> None:
+        """Keep how a solve ended, and warn of a failure."""
+
+
+class LinearSolve(torch.autograd.Function):
+    """`q = H(theta, x)^-1 v`, differentiated as the exact solution.
+
+    For a cotangent w: p = H^-1 w is the cotangent of v, and `-d<p, H q>/d(theta, x)` that of theta and x.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pullback: LinearPullback, num_parameters: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Solve; `tensors` are v, theta and x."""
+        vector, theta, inputs = _split(tensors, num_parameters)
+        outputs = tuple(pullback.solve(theta, inputs, vector))
+        # A solver may hand v itself on; a node's output must be a tensor of its own.
+        outputs = tuple(q.clone() if any(q is v for v in vector) else q for q in outputs)
+        ctx.pullback, ctx.num_parameters = pullback, num_parameters
+        ctx.save_for_backward(*outputs, *theta, *inputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the cotangents of v, theta and x."""
+        pullback, count = ctx.pullback, ctx.num_parameters
+        solution, theta, inputs = _split(ctx.saved_tensors, count)
+        is_differentiable = torch.is_grad_enabled()
+        if is_differentiable:
+            adjoint = list(LinearSolve.apply(pullback, count, *cotangent, *theta, *inputs))
+        else:
+            adjoint = pullback.solve(theta, inputs, cotangent)
+        wanted = ctx.needs_input_grad[2 + count :]
+        with torch.enable_grad():
+            if not is_differentiable:
+                solution = [tensor.detach() for tensor in solution]
+                theta = [tensor.detach().requires_grad_() for tensor in theta]
+                inputs = [
+                    tensor.detach().requires_grad_(flag) for tensor, flag in zip(inputs, wanted[count:], strict=True)
+                ]
+            theta, inputs = aliases(theta), aliases(inputs)
+            gradient = stationarity(pullback.view, theta, inputs)
+            product = vector_jacobian(gradient, theta, solution, create_graph=True)
+            points = [point for point, flag in zip((*theta, *inputs), wanted, strict=True) if flag]
+            found = vector_jacobian(product, points, adjoint, create_graph=is_differentiable)
+        values = iter(found)
+        return (None, None, *adjoint, *(-next(values) if flag else None for flag in wanted))
+
+
+def differentiable_pullback(
+    pullback: LinearPullback, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector
+) -> list[Tensor]:
+    """Return the cotangents of the wanted inputs as functions of theta, x and the cotangent."""
+    points, values = aliases(theta), aliases(inputs)
+    gradient = stationarity(pullback.view, points, values)
+    if pullback.solver.is_polynomial:
+        reduce = pullback.view.problem.reduce
+
+        def matvec(vector: Vector) -> Vector:
+            return reduce(vector_jacobian(gradient, points, vector, create_graph=True))
+
+        result = pullback.solver.solve(matvec, reduce(cotangent), view=pullback.view)
+        pullback.record(result)
+        solution: Vector = result.solution
+    else:
+        solution = LinearSolve.apply(pullback, len(theta), *cotangent, *theta, *inputs)
+    sources = [value for value, flag in zip(values, wanted, strict=True) if flag]
+    return [-found for found in vector_jacobian(gradient, sources, solution, create_graph=True)]
+
+
+def stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
+    """Return `F = dC_l/dtheta` with its graph, one tensor a parameter."""
+    loss = view(theta, inputs)
+    check_twice_differentiable(view, loss)
+    return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)
+
+
+def _split(tensors: Sequence[Tensor], count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    return list(tensors[:count]), list(tensors[count : 2 * count]), list(tensors[2 * count :])

@@ -1,0 +1,7 @@
+"""Second-order products of a lower loss."""
+
+from mlotool.hypergradient.products.base import AbstractProduct
+from mlotool.hypergradient.products.finite_difference import FiniteDifferenceProduct, default_radius
+from mlotool.hypergradient.products.reverse import ReverseProduct
+
+__all__ = ["AbstractProduct", "FiniteDifferenceProduct", "ReverseProduct", "default_radius"]

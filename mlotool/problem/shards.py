@@ -1,0 +1,280 @@
+"""A problem divided among ranks: each holds a part of its parameters, of their gradient and of the optimizer's state.
+
+The problem's own training step runs PyTorch's FSDP2, which gathers a block's parameters for its forward and backward
+pass and scatters the mean of its gradient. Whatever else needs the parameters (the losses of other problems, an
+evaluation, a checkpoint) gathers them whole, and calls a twin of the module that has none of its own.
+
+Source: Zhao et al. 2023, PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel (arXiv 2304.11277);
+Rajbhandari et al. 2020, ZeRO, stage 3 (arXiv 1910.02054).
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+from mlotool.core.bound_module import BoundModule
+from mlotool.core.errors import ConfigError
+from mlotool.core.slots import Slots
+from mlotool.problem.loss_scale import ScaledCotangent
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+MIN_BLOCK = 2**20
+"""Parameters of a layer that travels by itself; smaller ones travel with the module around them."""
+
+
+class Shards:
+    """The parameters of one module on a mesh of ranks. What gathers or scatters is called by all of them, in one order.
+
+    Args:
+        key: of the setting, for messages.
+        module: with the same parameters on all ranks; it has their shards from now on.
+        mesh: of the ranks, 1-D.
+
+    Raises:
+        ConfigError: a parameter has no rows to divide.
+    """
+
+    def __init__(self, key: str, module: nn.Module, mesh: "DeviceMesh") -> None:
+        # Imported here: only a run that divides anything has to wait for it.
+        from torch.distributed.fsdp import fully_shard
+
+        _check(key, module)
+        self._module = module
+        self._mesh = mesh
+        self._twin = _twin(module)
+        self._slots = Slots(self._twin, [name for name, _ in self._twin.named_parameters()])
+        # What the loss at hand has read of the parameters themselves, beside what the module's own passes do.
+        self._read: dict[str, Any] = {}
+        for block in _blocks(module):
+            fully_shard(block, mesh=mesh)
+        fully_shard(module, mesh=mesh)
+
+    def own(self, training: bool | None, *, is_live: bool) -> BoundModule:
+        """Return the module as the loss of its own problem sees it; `gradient` differentiates the loss.
+
+        Args:
+            training: as for `BoundModule`.
+            is_live: run the module itself, whose buffers move; else its twin.
+        """
+        return _Live(self, self._module, training) if is_live else self.bound(self.parameters(), training)
+
+    def constant(self, training: bool | None = None) -> BoundModule:
+        """Return the module as other problems see it: a function of whole parameters, which are constants."""
+        return self.bound(self._gathered(), training)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return the whole parameters by name; their gradient is the mean over ranks."""
+        from torch.distributed.tensor import Partial
+
+        if not self._read:
+            # Leaves of their own: FSDP2 writes into the parameters' gradients at a moment that it chooses.
+            self._read = {key: tensor.detach().requires_grad_(tensor.requires_grad) for key, tensor in self._named()}
+        whole = {key: tensor.full_tensor(grad_placements=[Partial()]) for key, tensor in self._read.items()}
+        # The ranks' cotangents are added up on their way back. One by one: what is unused has none.
+        return {key: ScaledCotangent.apply(1.0 / self._mesh.size(), tensor)[0] for key, tensor in whole.items()}
+
+    def gradient(self, loss: Tensor, theta: Mapping[str, Tensor]) -> list[Tensor | None]:
+        """Return this rank's part of the gradient of a loss, the mean over ranks; None where a parameter is unused.
+
+        Args:
+            loss: with its graph, which the module as `own` returned it is a part of.
+            theta: its trainable parameters by name.
+        """
+        loss.backward()
+        # Plain tensors from here on: arithmetic with DTensors may gather them.
+        found = [_added(tensor.grad, self._read[key].grad if self._read else None) for key, tensor in theta.items()]
+        for tensor in theta.values():
+            tensor.grad = None
+        self._read = {}
+        return found
+
+    def put_together(self, part: Tensor, like: Tensor) -> Tensor:
+        """Return the tensor of which each rank has a part, divided as `like`."""
+        from torch.distributed.tensor import DTensor, Shard
+
+        return DTensor.from_local(part, self._mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride())
+
+    def total(self, number: Tensor) -> Tensor:
+        """Return the sum over ranks."""
+        number = number.clone()
+        torch.distributed.all_reduce(number, group=self._mesh.get_group())
+        return number
+
+    def divided(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> dict[str, Any]:
+        """Return the state of a problem with this rank's shards of whole tensors.
+
+        Args:
+            state: as `Problem.state_dict` returns it; whole tensors are the same on all ranks, shards stay.
+            optimizer: the problem's.
+        """
+        own = self._module.state_dict()
+        module = {key: self._part(value, own.get(key)) for key, value in state["module"].items()}
+        if optimizer is None:
+            return {**state, "module": module}
+        return {**state, "module": module, "optimizer": self.divided_optimizer(state["optimizer"], optimizer)}
+
+    def divided_optimizer(self, state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+        """Return an optimizer's state with this rank's shards; arguments as for `divided`."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        shards = {
+            number: {key: self._part(value, parameters[number]) for key, value in each.items()}
+            for number, each in state["state"].items()
+        }
+        return {**state, "state": shards}
+
+    def merged(self, *, is_kept: bool) -> nn.Module | None:
+        """Return the module with whole parameters, on the CPU; the divided one is not to be used any more.
+
+        Args:
+            is_kept: whether this rank wants it; others have their part in it, and get None.
+        """
+        named = dict(self._named())
+        whole = gathered({key: tensor.detach() for key, tensor in named.items()}, is_kept=is_kept)
+        if not is_kept:
+            return None
+        self._slots.put([nn.Parameter(whole[key], named[key].requires_grad) for key in self._slots.names])
+        return self._followed()
+
+    def bound(self, parameters: Mapping[str, Tensor], training: bool | None = None) -> BoundModule:
+        """Return the twin at whole parameters."""
+        tensors = [parameters[name] for name in self._slots.names]
+        return BoundModule.in_slots(self._slots, tensors, training, self._followed())
+
+    def _followed(self) -> nn.Module:
+        """Return the twin in the mode of the module."""
+        for own, other in zip(self._module.modules(), self._twin.modules(), strict=True):
+            other.training = own.training
+        return self._twin
+
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        # After a forward pass the outermost parameters are whole until the backward pass, which gathers them again.
+        self._module.reshard()  # type: ignore[operator]
+        return self._module.named_parameters()
+
+    def _gathered(self) -> dict[str, Tensor]:
+        """Return the whole parameters by name, by one exchange a dtype."""
+        kinds: dict[torch.dtype, dict[str, Any]] = {}
+        for key, tensor in self._named():
+            kinds.setdefault(tensor.dtype, {})[key] = tensor.detach()
+        return {key: tensor for named in kinds.values() for key, tensor in self._exchanged(named).items()}
+
+    def _exchanged(self, named: Mapping[str, Any]) -> dict[str, Tensor]:
+        size = self._mesh.size()
+        # All parts are as long as the longest: of 5 rows two ranks have 3 and 2.
+        longest = {key: -(-len(each) // size) * (each.numel() // max(len(each), 1)) for key, each in named.items()}
+        parts = [each.to_local().reshape(-1) for each in named.values()]
+        mine = torch.cat([functional.pad(a, (0, n - len(a))) for a, n in zip(parts, longest.values(), strict=True)])
+        flat = mine.new_empty(size * len(mine))
+        torch.distributed.all_gather_into_tensor(flat, mine, group=self._mesh.get_group())
+        columns = flat.view(size, -1).split(list(longest.values()), dim=1)
+        return {
+            key: column.reshape(-1)[: each.numel()].view(each.shape)
+            for (key, each), column in zip(named.items(), columns, strict=True)
+        }
+
+    def _part(self, value: Any, like: Any) -> Any:
+        """Return this rank's shard of a value where `like` is a shard of that shape."""
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
+        if not (is_whole and isinstance(like, DTensor) and value.shape == like.shape):
+            return value
+        # A copy: the slice would keep all of the whole one alive.
+        return distribute_tensor(value, self._mesh, like.placements, src_data_rank=None).clone()
+
+
+class _Live(BoundModule):
+    """The divided module itself, as the loss of its own problem sees it in a training step."""
+
+    __slots__ = ("_shards",)
+
+    def __init__(self, shards: Shards, module: nn.Module, training: bool | None) -> None:
+        super().__init__(module, training=training)
+        self._shards = shards
+
+    def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Run another method of the module, which gathers and scatters as its forward does."""
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        if name not in vars(self._module):
+            register_fsdp_forward_method(self._module, name)
+        return super().method(name, *args, **kwargs)
+
+    def at(self, parameters: Mapping[str, Tensor]) -> BoundModule:
+        """Return the twin at other parameters."""
+        return self._shards.bound({**self._shards.parameters(), **parameters}, self._training)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the whole parameters."""
+        yield from self._shards.parameters().items()
+
+
+def gathered(tree: Any, *, is_kept: bool) -> Any:
+    """Return nested containers in which whole tensors on the CPU stand for shards.
+
+    Args:
+        tree: dicts, lists, tuples and leaves, the same on all ranks.
+        is_kept: whether this rank wants them; others have their part in it, and get empty ones.
+    """
+    if isinstance(tree, Mapping):
+        return {key: gathered(value, is_kept=is_kept) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(gathered(value, is_kept=is_kept) for value in tree)
+    if not hasattr(tree, "full_tensor"):
+        return tree
+    whole = tree.detach().full_tensor()
+    return whole.cpu() if is_kept else whole.new_empty(0, device="cpu")
+
+
+def _added(*gradients: Any) -> Tensor | None:
+    parts = [each.to_local() for each in gradients if each is not None]
+    return parts[0] + parts[1] if len(parts) == 2 else next(iter(parts), None)
+
+
+def _check(key: str, module: nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        reason = "is a single number" if parameter.dim() == 0 else "is not contiguous (channels_last)"
+        if parameter.dim() == 0 or not parameter.is_contiguous():
+            raise ConfigError(
+                f"{key}: found true, but the parameter '{name}' {reason}; expected rows in the usual order, of which "
+                f"each rank takes some. Change the module, or write {key}: false."
+            )
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Return a copy with the same buffers, and parameters without storage."""
+    memo: dict[int, Any] = {
+        id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+        for each in module.parameters()
+    }
+    memo.update((id(buffer), buffer) for buffer in module.buffers())
+    twin = copy.deepcopy(module, memo)
+    for own, other in zip(module.modules(), twin.modules(), strict=True):
+        # One dictionary: a module may assign a new tensor to a buffer.
+        other._buffers = own._buffers
+    return twin
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """Return the layers of lists and sequences that travel by themselves, the inner ones first."""
+    places = Counter(id(each) for _, each in module.named_parameters(remove_duplicate=False))
+    found: list[nn.Module] = []
+    taken: set[int] = set()
+    for holder in reversed(list(module.modules())):
+        layers = list(holder.children()) if isinstance(holder, nn.ModuleList | nn.Sequential) else []
+        for layer in layers:
+            own = {id(each): each.numel() for each in layer.parameters() if id(each) not in taken}
+            # A tied tensor belongs to what is around all of its places; a list is never called itself.
+            is_tied = any(places[each] > 1 for each in own)
+            if sum(own.values()) >= MIN_BLOCK and not is_tied and not isinstance(layer, nn.ModuleList | nn.ModuleDict):
+                found.append(layer)
+                taken.update(own)
+    return found

@@ -1,0 +1,191 @@
+"""What the last optimizer steps of a problem were taken from, so that they can be differentiated."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.core.replay import RandomState
+from mlotool.problem.stream import SameBatch, Stream
+from mlotool.problem.update import Settings, State
+
+Streams = Mapping[str, Stream | SameBatch | None]
+"""By problem."""
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """The gradient of a step with its graph, where that is kept instead of being computed again.
+
+    Args:
+        theta: the parameters before the step, leaves.
+        inputs: what shapes the problem, leaves in the order of `LowerView`.
+        slopes: by batch, the gradient; zeros where a parameter is unused.
+        mean: over batches and ranks; None where a parameter is unused.
+    """
+
+    theta: list[Tensor]
+    inputs: list[Tensor]
+    slopes: list[list[Tensor]]
+    mean: list[Tensor | None]
+
+
+@dataclass(frozen=True)
+class LowerSnapshot:
+    """A lower problem at the moment when a step of another one read it.
+
+    Its random numbers are those of the step: a step that is taken again draws for its lower solutions as well.
+
+    Args:
+        theta: its parameters, one tensor each.
+        stream: its stream as it stood, where a gradient goes on through its solution; else None.
+        steps: those that led to theta, oldest first, where its hypergradient differentiates steps.
+        has_all: whether the first of them is the first of its unroll.
+    """
+
+    theta: Sequence[Tensor]
+    stream: Stream | SameBatch | None = None
+    steps: "tuple[StepRecord, ...]" = ()
+    has_all: bool = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the batches."""
+        return {
+            "theta": list(self.theta),
+            "position": None if self.stream is None else self.stream.position(),
+            "steps": [step.state_dict() for step in self.steps],
+            "has_all": self.has_all,
+        }
+
+    @classmethod
+    def from_state_dict(
+        cls, name: str, state: Mapping[str, Any], streams: Streams, device: torch.device
+    ) -> "LowerSnapshot":
+        """Return the snapshot of problem `name` that was saved, on a device."""
+        stream = streams[name]
+        there = None if stream is None or state["position"] is None else stream.at(state["position"])
+        count = sum(len(step["random"]) for step in state["steps"])
+        batches = iter([None] * count if there is None else there.recent(count))
+        steps = tuple(StepRecord.from_state_dict(step, batches, streams, device) for step in state["steps"])
+        # Older checkpoints have them by name, in the same order.
+        saved = state["theta"]
+        theta = tuple(each.to(device) for each in (saved.values() if isinstance(saved, Mapping) else saved))
+        return cls(theta, there, steps, state["has_all"])
+
+
+LowerSnapshots = Mapping[str, LowerSnapshot]
+"""By lower problem."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step.
+
+    Args:
+        theta: the parameters before it, one tensor each.
+        state: the optimizer's state before it, one a parameter.
+        settings: the hyperparameters of the step, one mapping a parameter.
+        draws: the batches of its gradient, each with the random state before its evaluation.
+        lower_snapshots: the lower problems that it read, as they were.
+        graph: of its gradient, where that is kept.
+    """
+
+    theta: tuple[Tensor, ...]
+    state: tuple[State, ...]
+    settings: tuple[Settings, ...]
+    draws: tuple[tuple[Any, RandomState], ...]
+    lower_snapshots: LowerSnapshots
+    graph: StepGraph | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the batches and the graph."""
+        return {
+            "theta": list(self.theta),
+            "state": [dict(each) for each in self.state],
+            "settings": [dict(each) for each in self.settings],
+            "random": [random.state_dict() for _, random in self.draws],
+            "readings": {name: snapshot.state_dict() for name, snapshot in self.lower_snapshots.items()},
+        }
+
+    @classmethod
+    def from_state_dict(
+        cls, state: Mapping[str, Any], batches: Iterator[Any], streams: Streams, device: torch.device
+    ) -> "StepRecord":
+        """Return the record that was saved, on a device; its batches are the next ones of `batches`."""
+        draws = tuple((next(batches), RandomState.from_state_dict(random)) for random in state["random"])
+        lower_snapshots = {
+            name: LowerSnapshot.from_state_dict(name, each, streams, device) for name, each in state["readings"].items()
+        }
+        theta = tuple(each.to(device) for each in state["theta"])
+        return cls(theta, on_device(state["state"], device), tuple(state["settings"]), draws, lower_snapshots)
+
+
+class Trajectory:
+    """The steps of an unroll, oldest first.
+
+    Args:
+        is_kept: whether anything is recorded.
+        horizon: how many of the last steps are kept; None keeps all since `clear`.
+    """
+
+    def __init__(self, is_kept: bool = False, horizon: int | None = None) -> None:
+        self.is_kept = is_kept
+        self.num_taken = 0
+        self._steps: deque[StepRecord] = deque(maxlen=horizon)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the first step of the unroll is still there."""
+        return self.num_taken == len(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self._steps)
+
+    def append(self, record: StepRecord) -> None:
+        """Add the newest step."""
+        self._steps.append(record)
+        self.num_taken += 1
+
+    def clear(self) -> None:
+        """Forget them: what shapes the problem has moved on."""
+        self._steps.clear()
+        self.num_taken = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the batches, which a stream can fetch again."""
+        return {"num_taken": self.num_taken, "steps": [record.state_dict() for record in self._steps]}
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], batches: Sequence[Any], streams: Streams, device: torch.device
+    ) -> None:
+        """Take the state back.
+
+        Args:
+            state: what `state_dict` returned; a checkpoint's is on the CPU.
+            batches: those of all the steps, oldest first.
+            streams: of the lower problems that they read.
+            device: of the problem's parameters.
+        """
+        self.clear()
+        waiting = iter(batches)
+        for each in state["steps"]:
+            self.append(StepRecord.from_state_dict(each, waiting, streams, device))
+        self.num_taken = state["num_taken"]
+
+
+def on_device(states: Sequence[State], device: torch.device) -> tuple[State, ...]:
+    """Return the optimizer's state of each parameter on a device; counts of steps stay where torch keeps them."""
+    return tuple(
+        {key: value if key == "step" else value.to(device) for key, value in state.items()} for state in states
+    )
+
+
+def copied(state: State) -> State:
+    """Return a copy that the next step in place does not change."""
+    return {key: value.clone() for key, value in state.items() if isinstance(value, torch.Tensor)}

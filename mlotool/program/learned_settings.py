@@ -1,0 +1,55 @@
+"""How other problems shape a problem's steps: their start, and the hyperparameters of its optimizer."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.problem.problem import Problem
+from mlotool.problem.update import Settings, spread
+from mlotool.program.loss_plan import Values
+
+if TYPE_CHECKING:
+    from mlotool.program.engine import Engine
+
+
+def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor, ...]:
+    """Return the parameters of the problem that `problem` is reset to, once for each of its tasks."""
+    number = engine.numbers[str(problem.reset_to)]
+    source, given = engine.problems[number], values[number]
+    tensors = dict(zip(source.theta, source.current() if given is None else given, strict=True))
+    for key, tensor in problem.theta.items():
+        shape = tensor.shape if problem.tasks is None else tensor.shape[1:]
+        if key not in tensors or tensors[key].shape != shape:
+            there = f"of shape {tuple(tensors[key].shape)}" if key in tensors else "not there"
+            raise ConfigError(
+                f"problems.{problem.name}.reset_to: found '{source.name}', in whose module the parameter '{key}' is "
+                f"{there}; expected one of shape {tuple(shape)}, as '{problem.name}' has it. Give both problems the "
+                "same module, or write reset_to: initial."
+            )
+    if problem.tasks is None:
+        return tuple(tensors[key] for key in problem.theta)
+    return tuple(tensors[key].expand(problem.tasks, *tensors[key].shape) for key in problem.theta)
+
+
+def learned_settings(
+    problem: Problem, engine: "Engine", settings: Sequence[Settings], values: Values
+) -> tuple[Settings, ...]:
+    """Return the hyperparameters of a problem's optimizer with those values that other problems give."""
+    if not problem.optimizer_roles:
+        return tuple(settings)
+    given: dict[str, Sequence[Any]] = {}
+    for key, name in problem.optimizer_roles.items():
+        number = engine.numbers[name]
+        try:
+            value = engine.problems[number].player.pure(values[number], None)()
+        except TypeError as error:
+            raise ConfigError(
+                f"problems.{problem.name}.optimizer.{key}: the module of '{name}' cannot be called without arguments "
+                f"({error}); expected one that gives numbers, such as mlotool.models.PositiveVector. Correct it."
+            ) from error
+        given[key] = spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
+    return tuple(
+        {**each, **{key: values[index] for key, values in given.items()}} for index, each in enumerate(settings)
+    )
