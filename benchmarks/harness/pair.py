@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.harness.rounds import Cycle
-from mlotool.runner.ranks import Ranks, joined
+from mlotool.distributed.collectives import Ranks
+from mlotool.runner.process_group import joined
 from mlotool.runner.world import World
 
 NUM_RANKS = 2

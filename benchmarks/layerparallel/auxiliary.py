@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from benchmarks.harness.pair import NUM_RANKS
 from benchmarks.layerparallel.model import NUM_BATCHES, Workload
 from mlotool.data.in_memory_tensors import InMemoryTensors
+from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Auxiliary
 from mlotool.layerparallel.speedup import BatchSeconds
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.report.parallel_records import Span, Timeline
 from mlotool.runner.distributed import distribute
-from mlotool.runner.ranks import Ranks
 
 NAME = "classifier"
 AUXNET_SHARE = 6

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from benchmarks.layerparallel.model import Workload
-from mlotool.runner.ranks import Ranks
+from mlotool.distributed.collectives import Ranks
 
 SCHEDULES: dict[str, Any] = {"GPipe": ScheduleGPipe, "1F1B": Schedule1F1B}
 

@@ -11,8 +11,8 @@ from benchmarks.harness.pair import NUM_RANKS, Pair
 from benchmarks.harness.rounds import Cycle, Seconds, interleave, summarize
 from benchmarks.layerparallel import auxiliary, pipeline, serial
 from benchmarks.layerparallel.model import NUM_BATCHES, Workload
+from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel.speedup import predicted_speedup
-from mlotool.runner.ranks import Ranks
 
 ONE_THREAD, TWO_THREADS = "serial, 1 thread", "serial, 2 threads"
 PIPELINES: dict[str, tuple[Any, ...]] = {

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from benchmarks.harness.pair import Pair
 from benchmarks.scaling.programs import UPPER, Workload, program, schedule
+from mlotool.distributed.collectives import Ranks
 from mlotool.problem.interface import Vector
 from mlotool.program import Program, Schedule
 from mlotool.runner.distributed import distribute
-from mlotool.runner.ranks import Ranks
 
 NUM_CYCLES = 5
 DDP_FIRST_BUCKET_BYTES, DDP_BUCKET_BYTES = 2**20, 25 * 2**20

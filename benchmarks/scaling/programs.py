@@ -23,11 +23,11 @@ from benchmarks.betty.task import (
 )
 from mlotool.core import stop_gradient
 from mlotool.data import InMemoryDataset, Normalization
+from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import ConjugateGradient, Identity, Implicit, Neumann
 from mlotool.models import ResNet
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.distributed import distribute
-from mlotool.runner.ranks import Ranks
 
 LOWER, UPPER = "classifier", "reweight"
 MODELS = ("mlp", "resnet")

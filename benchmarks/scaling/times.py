@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.harness.pair import NUM_RANKS, Pair
 from benchmarks.harness.rounds import Cycle, Seconds, interleave, summarize
 from benchmarks.scaling.programs import LOWER, UPPER, Workload, num_parameters, program, schedule
-from mlotool.runner.ranks import Ranks
+from mlotool.distributed.collectives import Ranks
 
 ONE, TWO_THREADS, HALF, TWO_RANKS = "1 rank, 1 thread", "1 rank, 2 threads", "1 rank, half the batch", "2 ranks"
 CYCLE_SECONDS = {

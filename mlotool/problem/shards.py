@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.slots import Slots
+from mlotool.distributed.collectives import Ranks
 from mlotool.problem.loss_scale import ScaledCotangent
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Shards:
         _check(key, module)
         self._module = module
         self._mesh = mesh
+        self._ranks = Ranks.of(mesh.get_group())
         self._twin = _twin(module)
         self._slots = Slots(self._twin, [name for name, _ in self._twin.named_parameters()])
         # What the loss at hand has read of the parameters themselves, beside what the module's own passes do.
@@ -104,9 +106,7 @@ class Shards:
 
     def total(self, number: Tensor) -> Tensor:
         """Return the sum over ranks."""
-        number = number.clone()
-        torch.distributed.all_reduce(number, group=self._mesh.get_group())
-        return number
+        return self._ranks.total(number)
 
     def divided(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> dict[str, Any]:
         """Return the state of a problem with this rank's shards of whole tensors.
@@ -172,9 +172,7 @@ class Shards:
         longest = {key: -(-len(each) // size) * (each.numel() // max(len(each), 1)) for key, each in named.items()}
         parts = [each.to_local().reshape(-1) for each in named.values()]
         mine = torch.cat([functional.pad(a, (0, n - len(a))) for a, n in zip(parts, longest.values(), strict=True)])
-        flat = mine.new_empty(size * len(mine))
-        torch.distributed.all_gather_into_tensor(flat, mine, group=self._mesh.get_group())
-        columns = flat.view(size, -1).split(list(longest.values()), dim=1)
+        columns = self._ranks.gather_flat(mine).split(list(longest.values()), dim=1)
         return {
             key: column.reshape(-1)[: each.numel()].view(each.shape)
             for (key, each), column in zip(named.items(), columns, strict=True)

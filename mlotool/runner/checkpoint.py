@@ -16,9 +16,9 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from mlotool.core.errors import CheckpointError
 from mlotool.core.files import replacing
+from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 from mlotool.runner.checkpoint_file import STATE_KEY, fitting, load_checked, unreadable
-from mlotool.runner.ranks import Ranks
 
 if TYPE_CHECKING:
     from mlotool.runner.modules import ProgramModule

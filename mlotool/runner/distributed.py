@@ -17,11 +17,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from mlotool.config import derived_seed
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.distributed.collectives import Ranks
+from mlotool.distributed.mesh import row_of
 from mlotool.hypergradient import KFAC, Implicit
 from mlotool.problem.stream import SameBatch
 from mlotool.program import Problem, Program
 from mlotool.runner.process_settings import Interrupt
-from mlotool.runner.ranks import Ranks
 
 SECONDS_BETWEEN_AGREEMENTS = 0.5
 MAX_TICKS_BETWEEN_AGREEMENTS = 1000
@@ -72,7 +73,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         if share[1] == 1:
             whole.add(name)
         if problem.is_sharded:
-            problem.divide(ranks.mesh(next(iter(problem.theta.values())).device))
+            problem.divide(row_of(ranks, next(iter(problem.theta.values())).device))
     program.compile(ranks.mean)
     if ranks.is_first:
         for text in differences(program, whole):

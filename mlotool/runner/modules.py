@@ -10,6 +10,7 @@ from pytorch_lightning import LightningModule
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from mlotool.core.errors import ConfigError
+from mlotool.distributed.collectives import Ranks
 from mlotool.problem.shards import gathered
 from mlotool.program import Problem, Program, Schedule
 from mlotool.runner.blame import Traces, explain
@@ -25,7 +26,6 @@ from mlotool.runner.plan import ChunkLoader, TickPlan
 from mlotool.runner.process_settings import Interrupt
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
-from mlotool.runner.ranks import Ranks
 from mlotool.runner.window import Window
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy
 import torch
 
+from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
-from mlotool.runner.ranks import Ranks
 
 
 def random_state() -> dict[str, Any]:

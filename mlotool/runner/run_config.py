@@ -17,13 +17,14 @@ from mlotool.core.arguments import require, require_path
 from mlotool.core.errors import ConfigError, Interrupted, RunError, RunFileError, WriteError
 from mlotool.core.interface import is_command_line
 from mlotool.core.sigterm import terminable
+from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 from mlotool.runner.device import count_devices, find_device
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.launcher import launch
 from mlotool.runner.objective import Watch
+from mlotool.runner.process_group import joined
 from mlotool.runner.process_settings import quiet_lightning, torch_settings
-from mlotool.runner.ranks import Ranks, joined
 from mlotool.runner.resuming import Found, find_run, prepare, say
 from mlotool.runner.run_lock import PATIENCE_S, run_lock
 from mlotool.runner.session import Session

@@ -25,6 +25,7 @@ from mlotool.core.errors import (
 )
 from mlotool.core.files import write_text
 from mlotool.core.user_code import user_code
+from mlotool.distributed.collectives import Ranks
 from mlotool.program import Schedule
 from mlotool.runner.analysis import run_analyses
 from mlotool.runner.checkpoint import (
@@ -51,7 +52,6 @@ from mlotool.runner.outcome import Outcome
 from mlotool.runner.process_settings import Interrupt, graceful_interrupt, untracked_past
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import restore_random_states
-from mlotool.runner.ranks import Ranks
 from mlotool.runner.rehearsal import rehearse
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.runner.ranks import Ranks
+from mlotool.distributed.collectives import Ranks
 from mlotool.runner.world import World
 from tests.runner.processes import run_two
 from tests.runner.two_ranks import NUM_FOLLOWED, compute

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import SABA, ConjugateGradient, Identity, Implicit, Unrolled
+from mlotool.problem import shards
 from mlotool.problem.shards import Shards, _blocks
-from mlotool.program import Program, shards
+from mlotool.program import Program
 from mlotool.runner.checkpoint import read_whole_checkpoint
 from mlotool.runner.distributed import distribute
 from mlotool.runner.loading import evaluate
-from mlotool.runner.ranks import Ranks
 from tests.program.small import assert_identical
 from tests.runner.processes import run_two
 from tests.runner.two_shards import IN_GROUPS, PROGRAMS, WIDTH, Net, alone, compute, tensors, two_levels

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from mlotool.config import compose, hypergradient_options
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.distributed.buckets import BUCKET_BYTES
+from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import (
     ConjugateGradient,
     FirstOrder,
@@ -25,7 +27,6 @@ from mlotool.hypergradient import (
 from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement, differences, distribute
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
-from mlotool.runner.ranks import BUCKET_BYTES, Ranks
 from tests.hypergradient.every_algorithm import EVERY, Batch, Rows, program, weighted
 from tests.program.small import Mlp, parameters, web
 
@@ -221,7 +222,7 @@ def _message(call: Callable[[], object]) -> str:
 def main(folder: Path, num_ticks: int | None = None) -> None:
     import os
 
-    from mlotool.runner.ranks import joined
+    from mlotool.runner.process_group import joined
     from mlotool.runner.world import World
 
     warnings.simplefilter("ignore")

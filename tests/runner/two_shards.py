@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from mlotool.config import compose
 from mlotool.core.errors import NonFiniteParametersError
+from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import FirstOrder
+from mlotool.problem import shards
 from mlotool.problem.shards import gathered
-from mlotool.program import Graph, Problem, Program, Schedule, Stream, shards
+from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.distributed import check_agreement, distribute, merge_shards
 from mlotool.runner.finiteness import check_parameters
-from mlotool.runner.ranks import Ranks, joined
+from mlotool.runner.process_group import joined
 from mlotool.runner.run_config import run
 from mlotool.runner.world import World
 from tests.hypergradient.every_algorithm import Batch, Rows, clean_and_decayed, sample_losses, weighted

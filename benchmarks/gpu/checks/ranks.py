@@ -10,9 +10,10 @@ import torch.multiprocessing
 
 from benchmarks.gpu.check import Check, Job
 from benchmarks.scaling.programs import ALGORITHMS, LOWER, UPPER, Workload, program
+from mlotool.distributed.collectives import Ranks
 from mlotool.program import Schedule
 from mlotool.runner.distributed import distribute
-from mlotool.runner.ranks import Ranks, joined
+from mlotool.runner.process_group import joined
 from mlotool.runner.world import World
 
 NUM_RANKS, NUM_TICKS = 2, 3

@@ -11,11 +11,10 @@ from torch.optim import Optimizer
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.slots import Places
+from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.equations import Beta
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
-from mlotool.layerparallel.auxiliary.process_groups import join
-from mlotool.layerparallel.auxiliary.replicas import Replicas
 from mlotool.layerparallel.auxiliary.report import Report
 from mlotool.layerparallel.auxiliary.samples import Samples
 from mlotool.layerparallel.auxiliary.settings import Settings
@@ -222,11 +221,11 @@ class Auxiliary(AbstractParallel):
                 stacklevel=2,
             )
         if not self._processes or num_ranks == 1:
-            self.exchange = LocalExchange(Replicas(rank, num_ranks))
+            self.exchange = LocalExchange(Ranks(rank, num_ranks))
             return rank, num_ranks
-        exchange = join(rank, num_ranks, self.num_stages, self.key)
+        exchange = ProcessExchange.join(rank, num_ranks, self.num_stages, self.key)
         self.exchange, self._report = exchange, Report(exchange)
-        return exchange.replicas.number, exchange.replicas.count
+        return exchange.replicas.rank, exchange.replicas.size
 
     def before_step(self) -> None:
         """The own stage's parameters move: the other processes have old ones until `sync`."""
@@ -381,7 +380,7 @@ class Auxiliary(AbstractParallel):
         size = next((len(each) for each in inputs if isinstance(each, Tensor) and each.ndim), 1)
         unseen = None
         if self._slots is not None:
-            [everybody] = self.exchange.replicas.joined([self._slots])
+            [everybody] = self.exchange.replicas.gather_rows([self._slots])
             unseen = self._samples.meet(self._slots, everybody)
         every = self.settings.recalibrate
         return StageStep(
@@ -393,7 +392,7 @@ class Auxiliary(AbstractParallel):
             self.settings.beta.at(self.num_steps),
             self.settings.reduction,
             self._share,
-            self.exchange.replicas.count,
+            self.exchange.replicas.size,
             self._slots,
             unseen,
             moves_buffers=every > 0 and self.num_steps % every == 0,

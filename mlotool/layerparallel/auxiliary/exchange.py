@@ -2,15 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from mlotool.core.errors import RunError
-from mlotool.layerparallel.auxiliary.replicas import Replicas
+from mlotool.core.errors import ConfigError
+from mlotool.distributed.collectives import Ranks
+from mlotool.distributed.mesh import stages_and_parts
+from mlotool.distributed.point_to_point import Messages
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class AbstractExchange(ABC):
     """Messages between stages, each known by its kind and the two stages.
 
     Args:
-        replicas: the other workers of the same stages, on other parts of the batch.
+        replicas: the processes of the same stages, on other parts of the batch; None is this one alone.
 
     Attributes:
         is_divided: whether other stages are other processes'.
@@ -30,8 +30,8 @@ class AbstractExchange(ABC):
 
     is_divided: ClassVar[bool]
 
-    def __init__(self, replicas: Replicas | None = None) -> None:
-        self.replicas = replicas or Replicas()
+    def __init__(self, replicas: Ranks | None = None) -> None:
+        self.replicas = replicas or Ranks()
 
     @abstractmethod
     def own(self, num_stages: int) -> Sequence[int]:
@@ -82,7 +82,7 @@ class LocalExchange(AbstractExchange):
 
     is_divided = False
 
-    def __init__(self, replicas: Replicas | None = None) -> None:
+    def __init__(self, replicas: Ranks | None = None) -> None:
         super().__init__(replicas)
         self.has_lanes = False
         self._letters: dict[tuple[str, int, int], tuple[Tensor, torch.cuda.Event | None]] = {}
@@ -117,114 +117,63 @@ class LocalExchange(AbstractExchange):
         self._letters.clear()
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a process stands: rank = replica * num_stages + stage.
-
-    Args:
-        stage: that it runs.
-        replica: the part of the batch that it has.
-        num_stages: K.
-        group: the processes of the same part of the batch, one a stage; None is all that there are.
-    """
-
-    stage: int
-    replica: int
-    num_stages: int
-    group: Any = None
-
-    def rank(self, stage: int) -> int:
-        """Return the rank of another stage of the same part of the batch."""
-        return self.replica * self.num_stages + stage
-
-
 class ProcessExchange(AbstractExchange):
     """A stage a process: messages are sent from process to process, under the computation.
 
     Args:
-        place: of this process.
-        replicas: the processes of the same stage.
+        stages: the processes of this part of the batch, one a stage.
+        replicas: the processes of this stage, one a part of the batch.
     """
 
     is_divided = True
 
-    def __init__(self, place: Place, replicas: Replicas) -> None:
+    def __init__(self, stages: Ranks, replicas: Ranks) -> None:
         super().__init__(replicas)
-        self.place = place
-        # A message that is under way needs its tensor.
-        self._leaving: list[tuple[Any, Tensor, int]] = []
-        self._coming: dict[tuple[str, int], tuple[Any, Tensor]] = {}
+        self.stages = stages
+        self._messages = Messages(stages, KINDS)
+
+    @classmethod
+    def join(cls, rank: int, num_ranks: int, num_stages: int, key: str) -> "ProcessExchange":
+        """Return the exchange of `rank = part * num_stages + stage`; called by all ranks.
+
+        Args:
+            rank: of this process.
+            num_ranks: how many there are.
+            num_stages: K.
+            key: of the setting, for messages.
+
+        Raises:
+            ConfigError: the ranks cannot be divided among the stages.
+        """
+        num_parts, rest = divmod(num_ranks, num_stages)
+        if rest or not num_parts:
+            raise ConfigError(
+                f"{key}.stages: found {num_stages} stages in processes of their own, and {num_ranks} ranks; expected "
+                f"a multiple of {num_stages} ranks. Set runner.devices={max(num_parts, 1) * num_stages}, or "
+                f"{key}.processes=false for all stages in each rank."
+            )
+        return cls(*stages_and_parts(rank, num_ranks, num_stages))
 
     def own(self, num_stages: int) -> Sequence[int]:
         """Its own."""
-        return (self.place.stage,)
+        return (self.stages.rank,)
 
     def send(self, kind: str, source: int, target: int, tensor: Tensor) -> None:
         """Send without waiting."""
-        assert tensor.is_contiguous()
-        with _lost(source, target):
-            work = dist.isend(tensor, self.place.rank(target), tag=KINDS.index(kind))
-        self._leaving.append((work, tensor, target))
+        self._messages.send(kind, target, tensor)
 
     def expect(self, kind: str, source: int, target: int, blank: Tensor) -> None:
         """Begin to receive."""
-        with _lost(target, source):
-            work = dist.irecv(blank, self.place.rank(source), tag=KINDS.index(kind))
-        self._coming[kind, source] = work, blank
+        self._messages.expect(kind, source, blank)
 
     def receive(self, kind: str, source: int, target: int) -> Tensor:
         """Wait for it."""
-        work, tensor = self._coming.pop((kind, source))
-        with _lost(target, source):
-            work.wait()
-        return tensor
+        return self._messages.receive(kind, source)
 
     def gathered(self, own: dict[str, T]) -> dict[str, T]:
         """Ask all processes of this part of the batch."""
-        found: list[Any] = [None] * self.place.num_stages
-        dist.all_gather_object(found, own, group=self.place.group)
-        return {key: value for each in found for key, value in each.items()}
-
-    def broadcast(self, tensors: Sequence[Sequence[Tensor]]) -> None:
-        """Give all processes of this part of the batch what each stage's own process has.
-
-        Args:
-            tensors: by stage; filled in place where they are another process's.
-        """
-        waiting = []
-        for stage, values in enumerate(tensors):
-            for dtype in dict.fromkeys(each.dtype for each in values):
-                alike = [each for each in values if each.dtype == dtype]
-                flat = torch.cat([each.detach().reshape(-1) for each in alike])
-                work: Any = dist.broadcast(flat, self.place.rank(stage), group=self.place.group, async_op=True)
-                waiting.append((stage, alike, flat, work))
-        for stage, alike, flat, work in waiting:
-            with _lost(self.place.stage, stage):
-                work.wait()
-            if stage != self.place.stage:
-                for each, part in zip(alike, flat.split([each.numel() for each in alike]), strict=True):
-                    each.detach().copy_(part.view(each.shape))
+        return {key: value for each in self.stages.gather(own) for key, value in each.items()}
 
     def finish(self) -> None:
         """Wait for what has not left yet."""
-        for work, _, target in self._leaving:
-            with _lost(self.place.stage, target):
-                work.wait()
-        self._leaving.clear()
-
-
-class _lost:  # noqa: N801 - a context
-    """Turns what torch says of a process that is gone into what a user can do."""
-
-    def __init__(self, own: int, other: int) -> None:
-        self._own, self._other = own, other
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RuntimeError):
-            raise RunError(
-                f"Stage {self._own} has lost the process of stage {self._other} ({str(error).split('. ')[0]}); "
-                "expected it to stay until the run ends. Look at what that process has said, and go on with "
-                "resume=auto."
-            ) from error
+        self._messages.finish()

@@ -18,7 +18,7 @@ class Report:
 
     def __init__(self, exchange: ProcessExchange) -> None:
         self._exchange = exchange
-        self._last = exchange.place.num_stages - 1
+        self._last = exchange.stages.size - 1
         self._names: list[str] | None = None
 
     def send(self, output: LossOutput, dtype: torch.dtype, device: torch.device) -> None:
@@ -42,13 +42,13 @@ class Report:
             text = self._await("names", torch.zeros(length, dtype=torch.uint8, device=device))
             self._names = json.loads(bytes(text.tolist()).decode())
         values = torch.zeros(1 + len(self._names), dtype=dtype, device=device)
-        self._exchange.expect("output", self._last, self._exchange.place.stage, values)
+        self._exchange.expect("output", self._last, self._exchange.stages.rank, values)
         return LossOutput(values[0], dict(zip(self._names, values[1:], strict=True)))
 
     def receive(self) -> None:
         """Wait for the values."""
-        self._exchange.receive("output", self._last, self._exchange.place.stage)
+        self._exchange.receive("output", self._last, self._exchange.stages.rank)
 
     def _await(self, kind: str, blank: Tensor) -> Tensor:
-        self._exchange.expect(kind, self._last, self._exchange.place.stage, blank)
-        return self._exchange.receive(kind, self._last, self._exchange.place.stage)
+        self._exchange.expect(kind, self._last, self._exchange.stages.rank, blank)
+        return self._exchange.receive(kind, self._last, self._exchange.stages.rank)

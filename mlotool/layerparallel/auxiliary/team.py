@@ -107,7 +107,7 @@ class Team:
     def sync(self, exchange: ProcessExchange) -> None:
         """Give all processes of this part of the batch the parameters and buffers of each stage."""
         stages = self._plan.stages
-        exchange.broadcast([[*stage.parameters.values(), *stage.buffers().values()] for stage in stages])
+        exchange.stages.broadcast([[*stage.parameters.values(), *stage.buffers().values()] for stage in stages])
 
     def sync_optimizer(self, exchange: ProcessExchange, optimizer: Optimizer) -> None:
         """Give them the optimizer's state of each stage."""
@@ -124,7 +124,7 @@ class Team:
         buffers = [each for each in self._plan.stages[own].buffers().values() if each.is_floating_point()]
         for buffer, mean in zip(buffers, exchange.replicas.mean(buffers), strict=True):
             buffer.copy_(mean)
-        exchange.broadcast([[*stage.buffers().values()] for stage in self._plan.stages])
+        exchange.stages.broadcast([[*stage.buffers().values()] for stage in self._plan.stages])
 
     def shapes(self, inputs: Inputs) -> list[torch.Size]:
         """Return the shapes of one sample's states at the interfaces, for inputs of their shapes."""
@@ -198,7 +198,7 @@ class Team:
         for number, worker in self.workers.items():
             if worker.violations is not None:
                 [squares] = self._exchange.replicas.mean([worker.violations.square()])
-                total, size = (squares * self._exchange.replicas.count).sqrt().tolist()
+                total, size = (squares * self._exchange.replicas.size).sqrt().tolist()
                 found[str(number)] = [total, total / max(size, TINY)]
         return self._exchange.gathered(found)
 

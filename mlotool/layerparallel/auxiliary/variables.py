@@ -104,7 +104,7 @@ class AbstractVariables(ABC):
         if self._generator is None:
             self._generator = torch.Generator(clean.device).manual_seed(self._seed)
         # For the whole batch, of which this is a part: the noise does not depend on the number of parts.
-        begin, size = step.rows(self.exchange.replicas.number)
+        begin, size = step.rows(self.exchange.replicas.rank)
         shape = size, *clean.shape[1:]
         drawn = torch.randn(shape, dtype=clean.dtype, device=clean.device, generator=self._generator)
         return clean + self.settings.noise * drawn[begin : begin + len(clean)]
@@ -171,7 +171,7 @@ class StoredVariables(AbstractVariables):
             moved.append(next_multiplier(self._multiplier, moved[0], state, rate))
         # A part without samples of its own stands in with another part's.
         slots = step.slots if step.share else step.slots[:0]
-        slots, *moved = self.exchange.replicas.joined([slots, *(each[: len(slots)] for each in moved)])
+        slots, *moved = self.exchange.replicas.gather_rows([slots, *(each[: len(slots)] for each in moved)])
         for table, values in zip((self._variables, self._multipliers), moved, strict=False):
             table.put(slots, values)
         self._clean = self._multiplier = None

@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.distributed.collectives import Ranks
+from mlotool.distributed.mesh import all_ranks
+from mlotool.distributed.point_to_point import hand_on
 from mlotool.layerparallel.multigrid.grids import Grid
 
 
@@ -78,49 +80,35 @@ class Alone(AbstractExchange):
         return own
 
 
-class Ranks(AbstractExchange):
+class RankExchange(AbstractExchange):
     """A part of the layers on each rank of a process group, in the order of the ranks.
 
     Args:
-        group: the ranks.
+        group: the ranks, as torch.distributed or `Ranks` has them.
         is_mirrored: values are handed on from the last rank to the first, as adjoints are.
     """
 
     def __init__(self, group: Any, is_mirrored: bool = False) -> None:
-        self.group = group
+        self.ranks = group if isinstance(group, Ranks) else Ranks.of(group)
         self.is_mirrored = is_mirrored
-        self.num_parts = dist.get_world_size(group)
-        self.part = self._at(dist.get_rank(group))
+        self.num_parts = self.ranks.size
+        self.part = self._at(self.ranks.rank)
 
     def pass_on(self, last: Tensor) -> Tensor | None:
         """Send and receive, point to point."""
-        last, pending = last.contiguous(), []
-        received = torch.empty_like(last) if self.part > 0 else None
-        if received is not None:
-            pending.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=self._at(self.part - 1)))
-        if self.part < self.num_parts - 1:
-            pending.append(dist.P2POp(dist.isend, last, group=self.group, group_peer=self._at(self.part + 1)))
-        for work in dist.batch_isend_irecv(pending) if pending else ():
-            work.wait()
-        return received
+        return hand_on(self.ranks, last, is_backward=self.is_mirrored)
 
     def gather(self, own: Tensor) -> Tensor:
         """Gather on all ranks."""
-        parts = [torch.empty_like(own, memory_format=torch.contiguous_format) for _ in range(self.num_parts)]
-        dist.all_gather(parts, own.contiguous(), group=self.group)
-        return torch.cat(parts)
+        return torch.cat(self.ranks.gather_tensors(own))
 
     def norm(self, own: Tensor) -> Tensor:
         """Return the root of the sum of squares."""
-        squared = own.square()
-        dist.all_reduce(squared, group=self.group)
-        return squared.sqrt()
+        return self.ranks.total(own.square()).sqrt()
 
     def origin(self, value: Tensor) -> Tensor:
         """Broadcast it from the rank of that part."""
-        value = value.detach().clone()
-        dist.broadcast(value, group=self.group, group_src=self._at(0))
-        return value
+        return self.ranks.broadcast_one(value, self._at(0))
 
     def _at(self, part: int) -> int:
         """Return the rank of a part, and the part of a rank."""
@@ -129,9 +117,9 @@ class Ranks(AbstractExchange):
 
 def has_ranks() -> bool:
     """Say whether there are several."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return all_ranks().size > 1
 
 
 def exchanges() -> tuple[AbstractExchange, AbstractExchange]:
     """Return those of states and of adjoints, between all ranks."""
-    return Ranks(dist.group.WORLD), Ranks(dist.group.WORLD, is_mirrored=True)
+    return RankExchange(all_ranks()), RankExchange(all_ranks(), is_mirrored=True)

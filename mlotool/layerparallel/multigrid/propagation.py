@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.multigrid.arguments import check_solve
-from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, Ranks
+from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, RankExchange
 from mlotool.layerparallel.multigrid.grids import Grid, make_grids
 from mlotool.layerparallel.multigrid.solver import Advance, Method, solve
 from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, Step, batched, layers_of, states_at
@@ -91,7 +91,7 @@ def mgrit(
     """
     check_solve(step, h, group, u0=u0)
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
-    exchange = Alone() if group is None else Ranks(group)
+    exchange = Alone() if group is None else RankExchange(group)
     states, residuals = solve_states(batched(step), u0, num_layers, float(h), method, initial, exchange)
     return states, residuals.tolist()
 
@@ -158,7 +158,7 @@ def mgrit_adjoint(
     """
     check_solve(step, h, group, states=states, cotangent=cotangent)
     method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
-    exchange = Alone() if group is None else Ranks(group, is_mirrored=True)
+    exchange = Alone() if group is None else RankExchange(group, is_mirrored=True)
     adjoints, residuals = solve_adjoints(
         batched(step), states, cotangent, num_layers, float(h), method, initial, exchange
     )

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Implicit, OptimizerPreconditioner
 from mlotool.program import Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement, distribute
-from mlotool.runner.ranks import Ranks
 from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, reweighted, stack
 from tests.layerparallel.auxiliary.test_auxiliary import KINDS
 
@@ -123,7 +123,7 @@ def resumed(ranks: Ranks) -> dict[str, Any]:
 def main(folder: Path) -> None:
     import os
 
-    from mlotool.runner.ranks import joined
+    from mlotool.runner.process_group import joined
     from mlotool.runner.world import World
 
     warnings.simplefilter("ignore")

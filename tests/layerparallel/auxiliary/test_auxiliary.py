@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
 from mlotool.data.augmented_copies import AugmentedCopies
+from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import SABA, Identity, Implicit, Unrolled
 from mlotool.layerparallel import Auxiliary
 from mlotool.models import ResNet
 from mlotool.program import Schedule, Stream
 from mlotool.runner.distributed import distribute
-from mlotool.runner.ranks import Ranks
 from tests.layerparallel.auxiliary.small import (
     Rows,
     alone,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.runner.ranks import Ranks
+from mlotool.distributed.collectives import Ranks
 from tests.layerparallel.auxiliary.ranks import compute
 
 TOLERANCE = 1e-9

@@ -81,7 +81,7 @@ def assert_parts_equal(parts: list[dict[str, Any]], whole: dict[str, Any]) -> No
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_parts_equal_the_whole(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compute(None, 0, 1)
-    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.propagation"], "Ranks", Threads)
+    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.propagation"], "RankExchange", Threads)
     shared = Shared(num_ranks)
     with ThreadPoolExecutor(num_ranks) as pool:
         runs = [pool.submit(compute, (shared, rank), rank, num_ranks) for rank in range(num_ranks)]
@@ -90,7 +90,7 @@ def test_parts_equal_the_whole(num_ranks: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_layers_that_cannot_be_divided_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.propagation"], "Ranks", Threads)
+    monkeypatch.setattr(sys.modules["mlotool.layerparallel.multigrid.propagation"], "RankExchange", Threads)
     with pytest.raises(ConfigError, match="num_layers: found 32 with coarsening=4 for 3 ranks"):
         mgrit(lambda u, n, h: u, torch.zeros(1, 1), 32, 0.1, group=(Shared(3), 1))
 

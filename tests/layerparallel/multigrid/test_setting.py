@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import ConjugateGradient, Implicit
 from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.random_state import random_states, with_own_steps
-from mlotool.runner.ranks import Ranks
 from tests.layerparallel.multigrid.test_residual import Wave, Wider, dense
 
 

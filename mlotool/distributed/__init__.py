@@ -1,0 +1,1 @@
+"""What processes tell each other: the only place that calls torch.distributed's exchanges; plain torch."""

@@ -1,0 +1,105 @@
+"""Messages from one process to another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mlotool.distributed.collectives import Ranks
+from mlotool.distributed.lost_rank import naming_the_lost
+
+
+class Messages:
+    """Messages between the processes of a group, each known by its kind and the two ranks.
+
+    They are sent and received under the computation. Two processes expect and send what they have for each other in
+    one order, and never have two messages of one kind in one direction under way.
+
+    Args:
+        ranks: the group; its `word` names them in errors.
+        kinds: of messages; a kind's position is its tag.
+
+    Raises:
+        RunError: in each method, where the other process is gone.
+    """
+
+    def __init__(self, ranks: Ranks, kinds: Sequence[str]) -> None:
+        self._ranks = ranks
+        self._tags = {kind: tag for tag, kind in enumerate(kinds)}
+        # Of point-to-point exchanges all use the connections of the whole run, whatever the group.
+        group = ranks.group
+        self._numbers = [each if group is None else dist.get_global_rank(group, each) for each in range(ranks.size)]
+        # A message that is under way needs its tensor.
+        self._leaving: list[tuple[Any, Tensor, int]] = []
+        self._coming: dict[tuple[str, int], tuple[Any, Tensor]] = {}
+
+    def send(self, kind: str, target: int, tensor: Tensor) -> None:
+        """Send without waiting.
+
+        Args:
+            kind: of the message.
+            target: the receiving rank.
+            tensor: contiguous; it must stay as it is until `finish`.
+        """
+        assert tensor.is_contiguous()
+        with self._naming(target):
+            work = dist.isend(tensor, self._numbers[target], tag=self._tags[kind])
+        self._leaving.append((work, tensor, target))
+
+    def expect(self, kind: str, source: int, blank: Tensor) -> None:
+        """Begin to receive.
+
+        Args:
+            kind: of the message.
+            source: the sending rank.
+            blank: takes the tensor, once it has been received.
+        """
+        with self._naming(source):
+            work = dist.irecv(blank, self._numbers[source], tag=self._tags[kind])
+        self._coming[kind, source] = work, blank
+
+    def receive(self, kind: str, source: int) -> Tensor:
+        """Wait for what was expected, and return it."""
+        work, tensor = self._coming.pop((kind, source))
+        with self._naming(source):
+            work.wait()
+        return tensor
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has left."""
+        for work, _, target in self._leaving:
+            with self._naming(target):
+                work.wait()
+        self._leaving.clear()
+
+    def _naming(self, other: int) -> naming_the_lost:
+        return naming_the_lost(self._ranks.word, self._ranks.rank, other)
+
+
+def hand_on(ranks: Ranks, own: Tensor, *, is_backward: bool = False) -> Tensor | None:
+    """Send a tensor to the next rank, and return that of the rank before; called by all.
+
+    Args:
+        ranks: in whose order it is handed on; the last rank sends nothing.
+        own: of this rank, of one shape on all.
+        is_backward: hand on from the last rank to the first.
+
+    Returns:
+        None for the first rank (`is_backward`: the last one).
+
+    Example:
+        >>> hand_on(Ranks(), torch.ones(2)) is None
+        True
+    """
+    own, step, pending = own.contiguous(), -1 if is_backward else 1, []
+    source, target = ranks.rank - step, ranks.rank + step
+    received = torch.empty_like(own) if 0 <= source < ranks.size else None
+    if received is not None:
+        pending.append(dist.P2POp(dist.irecv, received, group=ranks.group, group_peer=source))
+    if 0 <= target < ranks.size:
+        pending.append(dist.P2POp(dist.isend, own, group=ranks.group, group_peer=target))
+    for work in dist.batch_isend_irecv(pending) if pending else ():
+        work.wait()
+    return received

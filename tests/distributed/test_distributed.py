@@ -1,0 +1,105 @@
+"""The one layer of exchanges: what is packed, what is said of a lost process, and that nobody else exchanges."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import mlotool.distributed
+from mlotool.core.errors import RunError
+from mlotool.distributed import buckets as home
+from mlotool.distributed.buckets import begin_exchange, buckets
+from mlotool.distributed.collectives import Ranks
+from mlotool.distributed.lost_rank import naming_the_lost
+
+ROOT = Path(mlotool.distributed.__file__).parents[1]
+
+ALLOWED = {
+    "runner/process_group.py": {"is_initialized", "init_process_group", "destroy_process_group"},
+    # FSDP2 and what it needs of tensors in shards.
+    "problem/shards.py": {"torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.device_mesh"},
+    "problem/problem.py": {"torch.distributed.device_mesh"},
+}
+
+
+@pytest.mark.parametrize("name", [each.name for each in pkgutil.iter_modules(mlotool.distributed.__path__)])
+def test_examples(name: str) -> None:
+    module = importlib.import_module(f"mlotool.distributed.{name}")
+    assert doctest.testmod(module, optionflags=doctest.ELLIPSIS).failed == 0
+
+
+def uses(path: Path) -> Iterator[str]:
+    """Yield what a file takes from torch.distributed: modules that it imports, functions that it calls."""
+    names = {"torch.distributed"}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.distributed"):
+            yield from [str(node.module)] if node.module != "torch.distributed" else [a.name for a in node.names]
+        if isinstance(node, ast.ImportFrom) and node.module == "torch":
+            names |= {each.asname or each.name for each in node.names if each.name == "distributed"}
+        if isinstance(node, ast.Import):
+            names |= {each.asname or each.name for each in node.names if each.name == "torch.distributed"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in names:
+            yield node.attr
+
+
+def test_nobody_else_exchanges() -> None:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if more := set(uses(path)) - ALLOWED.get(name, set()):
+            found[name] = more
+    inside = {name: found.pop(name) for name in list(found) if name.startswith("distributed/")}
+    assert not found, "Put it into mlotool/distributed/."
+    # What is looked for can be found.
+    assert "all_reduce" in inside["distributed/collectives.py"]
+    assert "isend" in inside["distributed/point_to_point.py"]
+
+
+def test_buckets_hold_one_dtype_and_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "BUCKET_BYTES", 16)
+    tensors = [torch.zeros(2), torch.zeros(1, dtype=torch.float64), torch.zeros(2), torch.zeros(1), torch.zeros(9)]
+    assert sorted(buckets(tensors)) == [[0, 2], [1], [3], [4]]
+
+
+def test_all_buckets_are_under_way_before_the_first_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "BUCKET_BYTES", 8)
+    seen = []
+
+    def begin(flat: Tensor) -> Callable[[], object]:
+        seen.append("begin")
+        flat.add_(1.0)
+        return lambda: seen.append("wait")
+
+    tensors = [torch.ones(1, 2, requires_grad=True), torch.tensor(3.0), torch.empty(0), torch.ones(2)]
+    found = begin_exchange(tensors, begin)()
+    assert seen == ["begin"] * 3 + ["wait"] * 3
+    assert [each.tolist() for each in found] == [[[2.0, 2.0]], 4.0, [], [2.0, 2.0]]
+    assert tensors[0].tolist() == [[1.0, 1.0]]
+
+
+def test_a_lost_process_is_named() -> None:
+    def fail(error: Exception) -> None:
+        with naming_the_lost("rank", 1, 3):
+            raise error
+
+    with pytest.raises(RunError, match=r"^Rank 1 has lost the process of rank 3 \(Connection closed\); expected it"):
+        fail(RuntimeError("Connection closed. At some line"))
+    with pytest.raises(KeyError):
+        fail(KeyError("another error stays"))
+
+
+def test_one_rank_talks_to_nobody() -> None:
+    alone, tensors = Ranks(), [torch.ones(2, requires_grad=True)]
+    assert alone.mean(tensors) is tensors
+    assert alone.largest([1.0, 2.0]) == [1.0, 2.0]
+    assert alone.of_first(lambda: 3) == 3
+    assert alone.total(tensors[0]).tolist() == alone.gather_tensors(tensors[0])[0].tolist() == [1.0, 1.0]
+    assert alone.broadcast_one(tensors[0], 0).tolist() == alone.gather_rows(tensors)[0].tolist() == [1.0, 1.0]
