@@ -79,7 +79,7 @@ def _schedule(ranks: Ranks, workload: Workload, variables: str, record: int = 0)
         optimizer=partial(torch.optim.SGD, lr=workload.learning_rate),
         parallel=parallel,
     )
-    program = Program([problem], Graph())
+    program = Program([problem], Graph(), ranks.reduce)
     distribute(program, ranks, seed=0)
     return Schedule(program)
 

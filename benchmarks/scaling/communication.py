@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.harness.pair import Pair
-from benchmarks.scaling.programs import UPPER, Workload, program, schedule
+from benchmarks.scaling.programs import UPPER, Workload, program
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.interface import Vector
 from mlotool.program import Program, Schedule
@@ -46,8 +46,6 @@ def counted(ranks: Ranks, workload: Workload) -> dict[str, float]:
 
     The bytes are those of the tensors. At two ranks an all-reduce sends as many.
     """
-    made = schedule(workload, ranks)
-    made.tick()
     counts = {"means": 0.0, "all_reduces": 0.0, "bytes": 0.0, "seconds_in_mean": 0.0}
     all_reduce = dist.all_reduce
 
@@ -63,11 +61,15 @@ def counted(ranks: Ranks, workload: Workload) -> dict[str, float]:
         counts["bytes"] += tensor.numel() * tensor.element_size()
         return all_reduce(tensor, *arguments, **settings)
 
-    made.program.reduce = mean
+    made = program(workload, mean)
+    distribute(made, ranks, seed=0)
+    steps = Schedule(made)
+    steps.tick()
+    counts.update(dict.fromkeys(counts, 0.0))
     with mock.patch.object(dist, "all_reduce", watched):
         began = time.perf_counter()
         for _ in range(NUM_CYCLES):
-            made.tick()
+            steps.tick()
         counts["seconds"] = time.perf_counter() - began
     return {name: count / NUM_CYCLES for name, count in counts.items()}
 
@@ -97,7 +99,7 @@ def hypergradient(ranks: Ranks, workload: Workload, is_exchanged_everywhere: boo
         workload: in float64.
         is_exchanged_everywhere: as mlotool does; else the final gradient alone, as Betty does.
     """
-    made = program(workload)
+    made = program(workload, ranks.reduce)
     distribute(made, ranks, seed=0)
     steps = Schedule(made)
     for _ in range(MOVED_CYCLES):
@@ -108,7 +110,7 @@ def hypergradient(ranks: Ranks, workload: Workload, is_exchanged_everywhere: boo
         def mean_of_the_end(vector: Vector) -> Vector:
             return ranks.mean(vector) if [tensor.shape for tensor in vector] == shapes else vector
 
-        made.reduce = mean_of_the_end
+        made = Program(made.problems.values(), made.graph, mean_of_the_end)
     return torch.cat([each.detach().reshape(-1) for each in made.gradient(UPPER).values()])
 
 

@@ -26,6 +26,7 @@ from mlotool.data import InMemoryDataset, Normalization
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import ConjugateGradient, Identity, Implicit, Neumann
 from mlotool.models import ResNet
+from mlotool.problem.interface import Reduce
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.distributed import distribute
 
@@ -57,7 +58,7 @@ class Workload:
         return _without_batch_norm(ResNet(RESNET_DEPTH, 10, [1, 8, 8])).to(dtype=self.dtype)
 
 
-def program(workload: Workload) -> Program:
+def program(workload: Workload, reduce: Reduce | None = None) -> Program:
     """Return the program as one process has it; batches are global ones."""
     start = _start(workload) if workload.algorithm == "cg" else []
 
@@ -96,12 +97,12 @@ def program(workload: Workload) -> Program:
             hypergradient=algorithm(workload.algorithm),
         ),
     ]
-    return Program(problems, Graph(upper_to_lower={UPPER: [LOWER]}, lower_to_upper={LOWER: [UPPER]}))
+    return Program(problems, Graph(upper_to_lower={UPPER: [LOWER]}, lower_to_upper={LOWER: [UPPER]}), reduce)
 
 
 def schedule(workload: Workload, ranks: Ranks) -> Schedule:
     """Return the schedule of one of the ranks."""
-    made = program(workload)
+    made = program(workload, ranks.reduce)
     distribute(made, ranks, seed=0)
     return Schedule(made)
 

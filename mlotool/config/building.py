@@ -20,6 +20,7 @@ from mlotool.core.user_code import is_of_user
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from mlotool.problem.interface import Reduce
     from mlotool.program import Problem, Program, Stream
 
 Values = Mapping[str, Any]
@@ -75,11 +76,12 @@ TRACE_FROM = 2_000
 """Steps of a problem after which tracing its gradient, which takes about as long as so many small ones, is worth it."""
 
 
-def build(config: Any) -> Built:
+def build(config: Any, reduce: "Reduce | None" = None) -> Built:
     """Build what a config describes, after a check of all of it.
 
     Args:
         config: a composed config.
+        reduce: the mean over the ranks of a run; None in one process.
 
     Raises:
         ConfigError: the config is wrong, or a target does not accept its settings.
@@ -90,15 +92,16 @@ def build(config: Any) -> Built:
         built.program.gradient("reweight")
     """
     values, _ = checked(config, targets=True)
-    return assemble(values, checked_data(instantiate("data", values["data"])))
+    return assemble(values, checked_data(instantiate("data", values["data"])), reduce)
 
 
-def assemble(values: Values, data: Any) -> Built:
+def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built:
     """Build what a checked config describes on its data.
 
     Args:
         values: the config, as plain values.
         data: the data object.
+        reduce: the mean over the ranks of a run; None in one process.
 
     Raises:
         ConfigError: a target does not accept its settings, or the parts do not fit each other.
@@ -118,7 +121,7 @@ def assemble(values: Values, data: Any) -> Built:
             streams[name] = SameBatch(streams[node["same_batch_as"]])
     problems = [_problem(name, values, streams[name], is_read=bool(graph.readers(name))) for name in values["problems"]]
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
-    program = Program(problems, graph, **_tracing(values["runner"]["trace"], problems))
+    program = Program(problems, graph, reduce, **_tracing(values["runner"]["trace"], problems))
     return Built(program, data, analyses, _metrics(values["evaluate"] or {}))
 
 

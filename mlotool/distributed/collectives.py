@@ -46,6 +46,11 @@ class Ranks:
         """Whether this one writes the files."""
         return self.rank == 0
 
+    @property
+    def reduce(self) -> Callable[[Sequence[Tensor]], Sequence[Tensor]] | None:
+        """What a Program takes as its `reduce`: the mean, or None where this process is alone."""
+        return self.mean if self.size > 1 else None
+
     def mean(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the means over ranks, the same bits on all; differentiable, and the backward is the same mean.
 

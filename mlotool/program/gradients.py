@@ -23,9 +23,9 @@ def gradient_of(
         return Estimated(number, engine, zeroth_order)
     if problem.parallel is not None:
         return LayerParallel(number, engine, problem.parallel)
-    if problem.shards is not None:
-        return Sharded(number, engine)
     plan = Differentiated(number, engine)
+    if problem.is_sharded:
+        return Sharded(number, engine, plan)
     if trace is None or engine.reduce is not identity_reduce or not can_be_traced(number, engine):
         return plan
     return Traced(number, engine, plan, *trace)

@@ -43,7 +43,7 @@ class Program:
     Args:
         problems: the problems, in the order in which they are reported.
         graph: the edges between them.
-        reduce: a mean over ranks of a list of tensors; None in one process.
+        reduce: a mean over ranks of a list of tensors, differentiable (`Ranks.reduce`); None in one process.
         trace: run the gradients of training steps as flat programs, traced once, without autograd: "eager", operation
             by operation, or "inductor", compiled. A trace fixes what losses and modules keep in Python (counters, rates
             that change); it is compared with the gradient's plan from time to time. None leaves them to their plans.
@@ -109,26 +109,18 @@ class Program:
         recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
         self._read = {name: self._dependence.read_by(name) for name in recorded}
         self._trace = None if trace is None else (trace, trace_from)
-        self.compile(reduce or identity_reduce)
-
-    @property
-    def reduce(self) -> Reduce:
-        """The mean over ranks."""
-        return self._engine.reduce
-
-    def compile(self, reduce: Reduce) -> None:
-        """Make the plans of all losses and gradients anew: with another mean over ranks, or after parameters moved.
-
-        Args:
-            reduce: a mean over ranks of a list of tensors.
-        """
-        self._engine = engine = Engine(list(self.problems.values()), reduce)
+        self._engine = engine = Engine(problems, reduce or identity_reduce)
         for name, steps in self._steps.items():
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
         self._gradients = {
             name: gradient_of(number, engine, self._zeroth_order[name], self._trace)
             for name, number in engine.numbers.items()
         }
+
+    @property
+    def reduce(self) -> Reduce:
+        """The mean over ranks."""
+        return self._engine.reduce
 
     def loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` at the current parameters, without a graph; nothing is updated.

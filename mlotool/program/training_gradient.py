@@ -12,7 +12,6 @@ from mlotool.core.precision import full_precision
 from mlotool.problem.batch_share import Share
 from mlotool.problem.interface import AbstractZerothOrder, Particle, Vector
 from mlotool.problem.parallel import AbstractParallel, StageDone
-from mlotool.problem.shards import Shards
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.loss_plan import Values
@@ -146,31 +145,35 @@ class LayerParallel(AbstractGradient):
 
 
 class Sharded(AbstractGradient):
-    """Of this rank's part of the parameters; gradients pass through no solution.
+    """Of this rank's part of the parameters, while they are divided; gradients pass through no solution.
 
     Args:
         number: of the problem.
         engine: of the program.
+        whole: how the gradient is taken where the parameters are whole: on one rank, and after the training.
     """
 
-    def __init__(self, number: int, engine: Engine) -> None:
+    def __init__(self, number: int, engine: Engine, whole: Differentiated) -> None:
         self._number = number
         self._engine = engine
+        self._whole = whole
+        self._problem = engine.problems[number]
 
     def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
         """Return loss and gradient."""
+        shards = self._problem.shards
+        if shards is None:
+            return self._whole.live(batch)
         output = self._engine.losses[self._number].live(self._engine.own(self._number), batch)
-        return output, self._gradient(output.loss)
+        return output, shards.gradient(output.loss, self._problem.theta)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient."""
-        return self._gradient(self._engine.losses[self._number](self._engine.own(self._number), batch).loss)
-
-    def _gradient(self, loss: Tensor) -> Gradient:
-        problem = self._engine.problems[self._number]
-        shards: Shards | None = problem.shards
-        assert shards is not None
-        return shards.gradient(loss, problem.theta)
+        shards = self._problem.shards
+        if shards is None:
+            return self._whole.pure(batch, moment)
+        loss = self._engine.losses[self._number](self._engine.own(self._number), batch).loss
+        return shards.gradient(loss, self._problem.theta)
 
 
 def _reduced(gradient: Sequence[Tensor | None], reduce: Callable[[Vector], Vector]) -> Gradient:

@@ -20,6 +20,7 @@ from mlotool.core.errors import ConfigError, RunError
 from mlotool.distributed.collectives import Ranks
 from mlotool.distributed.mesh import row_of
 from mlotool.hypergradient import KFAC, Implicit
+from mlotool.problem.interface import identity_reduce
 from mlotool.problem.stream import SameBatch
 from mlotool.program import Problem, Program
 from mlotool.runner.process_settings import Interrupt
@@ -31,10 +32,10 @@ TOLERANCE = 1e-4
 
 
 def distribute(program: Program, ranks: Ranks, seed: int) -> None:
-    """Make a program that each rank has built the program of all of them.
+    """Divide among ranks what each of them has built with their mean (`Program(reduce=ranks.reduce)`).
 
-    Batches are divided, gradients and products are means over ranks; the random numbers of the losses (dropout) are
-    other ones on each rank, as they are for other samples.
+    Batches are divided; the random numbers of the losses (dropout) are other ones on each rank, as they are for other
+    samples.
 
     Args:
         program: on its device.
@@ -55,6 +56,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             if problem.parallel is not None:
                 problem.parallel.distribute(0, 1)
         return
+    assert program.reduce is not identity_reduce, "made without the mean over ranks"
     for name, problem in program.problems.items():
         if problem.tasks is not None:
             raise ConfigError(
@@ -74,7 +76,6 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             whole.add(name)
         if problem.is_sharded:
             problem.divide(row_of(ranks, next(iter(problem.theta.values())).device))
-    program.compile(ranks.mean)
     if ranks.is_first:
         for text in differences(program, whole):
             warnings.warn(text, stacklevel=2)
@@ -140,11 +141,9 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
 
 def merge_shards(program: Program, ranks: Ranks) -> None:
     """Put sharded problems together again on rank 0, on the CPU: what comes after training is its own."""
-    sharded = [problem for problem in program.problems.values() if problem.shards is not None]
-    for problem in sharded:
-        problem.merge(is_kept=ranks.is_first)
-    if sharded:
-        program.compile(program.reduce)
+    for problem in program.problems.values():
+        if problem.shards is not None:
+            problem.merge(is_kept=ranks.is_first)
 
 
 def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:

@@ -120,7 +120,7 @@ def run(
             if found is not None and found.is_finished:
                 return _finished(found, config, ranks)
             seed_everything(config.seed, workers=True, verbose=False)
-            built = build(config)
+            built = build(config, ranks.reduce)
             # Everything that can be wrong with the config is found before a folder is made.
             session = Session(config, built, device, watch, ranks)
             if found is None:

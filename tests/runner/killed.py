@@ -24,7 +24,7 @@ CHANGES = {
 
 def train(folder: Path, has_begun: Any) -> None:
     """Run in `folder`, or go on there; a checkpoint is written after every tick, in two halves."""
-    run_config.build = lambda config: make_built(scheduler=_scheduler)
+    run_config.build = lambda config, reduce: make_built(scheduler=_scheduler)
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
     _slow_down()
     has_begun.set()

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import nn
 
 from mlotool import Unrolled
 from mlotool.core.errors import Interrupted
+from mlotool.problem.interface import Reduce
+from mlotool.program import Program
 from mlotool.runner import checkpoint, run, run_config
 from tests.runner.tiny import Built, lower_loss, make_built, make_config
 
@@ -52,7 +55,7 @@ def train(folder: Path, variant: str, rank: int, port: int) -> None:
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    run_config.build = lambda config: VARIANTS[variant]()
+    run_config.build = lambda config, reduce: _shared(VARIANTS[variant](), reduce)
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
     with (
         (folder.parent / f"output_{rank}.txt").open("a") as output,
@@ -62,6 +65,10 @@ def train(folder: Path, variant: str, rank: int, port: int) -> None:
             run(make_config(**CHANGES), output_dir=folder, resume="auto")
         except Interrupted as interrupted:
             sys.exit(interrupted.exit_code)
+
+
+def _shared(built: Built, reduce: Reduce | None) -> Built:
+    return replace(built, program=Program(built.program.problems.values(), built.program.graph, reduce))
 
 
 def _slow_loss(batch: Any, **roles: Any) -> Any:

@@ -25,9 +25,10 @@ from mlotool.hypergradient import (
     Unrolled,
 )
 from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
-from mlotool.runner.distributed import agree_on_buffers, check_agreement, differences, distribute
+from mlotool.runner.distributed import agree_on_buffers, check_agreement, differences
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
 from tests.hypergradient.every_algorithm import EVERY, Batch, Rows, program, weighted
+from tests.over_ranks import over
 from tests.program.small import Mlp, parameters, web
 
 NUM_TICKS, NUM_FOLLOWED = 4, 50
@@ -93,11 +94,10 @@ def compute(ranks: Ranks, num_ticks: int | None = None) -> dict[str, dict[str, T
         more = {name: make for name, make in EVERY.items() if kind == "mwn" and "_difference" not in name}
         for name, make in {**more, **chosen}.items():
             try:
-                made = build(make)
+                made = over(ranks, build(make))
             except ConfigError as error:
                 found[f"{kind} {name}"] = str(error)
                 continue
-            distribute(made, ranks, seed=0)
             gradient = {f"gradient.{key}": value for key, value in made.gradient(top).items()}
             schedule = Schedule(made)
             is_followed = kind == "mwn" and name in FOLLOWED
@@ -112,8 +112,7 @@ def restored(ranks: Ranks) -> dict[str, Any]:
 
     def made() -> Program:
         noisy = program(Unrolled, model=Mlp(nn.BatchNorm1d(5).double(), nn.Dropout(0.5)), roll_back=True)
-        distribute(noisy, ranks, seed=3)
-        return noisy
+        return over(ranks, noisy, seed=3)
 
     saved = made()
     schedule = Schedule(saved)
@@ -142,8 +141,7 @@ def restored_readings(ranks: Ranks) -> list[Tensor]:
 
     def made() -> Program:
         both = web(*NESTED, hypergradient=Unrolled, settings={"w": {"unroll_steps": 2}})
-        distribute(both, ranks, seed=3)
-        return both
+        return over(ranks, both, seed=3)
 
     saved = made()
     schedule = Schedule(saved)
@@ -165,8 +163,7 @@ def scaled_losses(ranks: Ranks) -> dict[str, Any]:
         is_rare = (batch["input"] == rare).all(1)
         return ((1.0 + 1e305 * is_rare.double()) * weighted(batch, model=model, weigher=weigher)).mean()
 
-    made = program(FirstOrder, lower=overflowing, precision="fp16")
-    distribute(made, ranks, seed=0)
+    made = over(ranks, program(FirstOrder, lower=overflowing, precision="fp16"))
     schedule, scales = Schedule(made), []
     for _ in range(3):
         schedule.tick()
@@ -184,8 +181,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
     [slope] = torch.autograd.grad(mean * (1.0 + rank), x, create_graph=True)
     [curvature] = torch.autograd.grad(slope, x)
     normed = Mlp(nn.BatchNorm1d(5).double(), nn.Dropout(0.5))
-    other = program(EVERY["identity"], model=normed)
-    distribute(other, ranks, seed=0)
+    other = over(ranks, program(EVERY["identity"], model=normed))
     texts = list(differences(other))
     Schedule(other).tick()
     noise = torch.rand(1).item()
@@ -207,7 +203,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
         "noise": noise,
         "buffers": [before, [buffer.clone() for buffer in normed.buffers()]],
         "diverged": _message(lambda: check_agreement(other, ranks, tick=7)),
-        "start": _message(lambda: distribute(program(EVERY["identity"], model=Mlp(seed=ranks.rank)), ranks, 0)),
+        "start": _message(lambda: over(ranks, program(EVERY["identity"], model=Mlp(seed=ranks.rank)))),
     }
 
 

@@ -14,16 +14,18 @@ from torch import Tensor, nn
 from mlotool.config import compose
 from mlotool.core.errors import NonFiniteParametersError
 from mlotool.distributed.collectives import Ranks
+from mlotool.distributed.mesh import all_ranks
 from mlotool.hypergradient import FirstOrder
 from mlotool.problem import shards
 from mlotool.problem.shards import gathered
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.runner.distributed import check_agreement, distribute, merge_shards
+from mlotool.runner.distributed import check_agreement, merge_shards
 from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.process_group import joined
 from mlotool.runner.run_config import run
 from mlotool.runner.world import World
 from tests.hypergradient.every_algorithm import Batch, Rows, clean_and_decayed, sample_losses, weighted
+from tests.over_ranks import over
 from tests.program.small import momentum
 
 NUM_TICKS = 4
@@ -128,8 +130,7 @@ def compute(ranks: Ranks, names: Iterable[str] = PROGRAMS) -> dict[str, dict[str
     """Return, by program, the gradients at the start and all states after ticks, in whole tensors."""
     found = {}
     for name in names:
-        made = PROGRAMS[name]()
-        distribute(made, ranks, seed=0)
+        made = over(ranks, PROGRAMS[name]())
         gradients = {
             f"{problem}/{key}": value
             for problem in made.problems
@@ -159,8 +160,7 @@ def tensors(tree: Any, path: str = "state") -> dict[str, Tensor]:
 
 def shares() -> dict[str, tuple[int, int]]:
     """Return, of what this rank holds, the numbers that there are: of parameters, gradients' and optimizer's state."""
-    made = alone()
-    distribute(made, Ranks(torch.distributed.get_rank(), 2), seed=0)
+    made = over(all_ranks(), alone())
     problem = made.problems["model"]
     whole = sum(each.numel() for each in Net().parameters())
     trained = sum(each.numel() for each in Net().parameters() if each.requires_grad)
@@ -182,16 +182,14 @@ def resumed(ranks: Ranks) -> list[dict[str, Tensor]]:
     """Return the state at the end of a run that goes on from whole tensors, and of one that was never interrupted."""
     ends = []
     for is_interrupted in (False, True):
-        made = PROGRAMS["both"]()
-        distribute(made, ranks, seed=0)
+        made = over(ranks, PROGRAMS["both"]())
         schedule = Schedule(made)
         for _ in range(3):
             schedule.tick()
         if is_interrupted:
             # In the middle of a look-ahead, whose snapshot is of shards as well.
             state, moment = (gathered(each.state_dict(), is_kept=True) for each in (made, schedule))
-            made = PROGRAMS["both"]()
-            distribute(made, ranks, seed=0)
+            made = over(ranks, PROGRAMS["both"]())
             schedule = Schedule(made)
             made.load_state_dict(state)
             schedule.load_state_dict(moment)
@@ -203,8 +201,7 @@ def resumed(ranks: Ranks) -> list[dict[str, Tensor]]:
 
 def merged(ranks: Ranks) -> dict[str, Any]:
     """Return what the first rank has, and the whole state before."""
-    made = PROGRAMS["lower"]()
-    distribute(made, ranks, seed=0)
+    made = over(ranks, PROGRAMS["lower"]())
     Schedule(made).tick()
     before = tensors(gathered(made.state_dict(), is_kept=True))
     batch = Rows(3)[[0, 1, 2]]["input"]
@@ -219,8 +216,7 @@ def merged(ranks: Ranks) -> dict[str, Any]:
 
 def unfinite(ranks: Ranks) -> str:
     """Return what a rank says when only the second one's shard has a NaN."""
-    made = alone()
-    distribute(made, ranks, seed=0)
+    made = over(ranks, alone())
     with torch.no_grad():
         part: Any = made.problems["model"].theta["head.weight" if ranks.is_first else "body.0.weight"]
         if not ranks.is_first:

@@ -58,7 +58,7 @@ def _rank(rank: int, port: int, workload: Workload, kind: str, has_gpus: bool, f
 
 
 def _trained(ranks: Ranks, workload: Workload, device: torch.device, num_ticks: int) -> list[torch.Tensor]:
-    made = program(workload)
+    made = program(workload, ranks.reduce)
     for problem in made.problems.values():
         problem.module.to(device)
         problem.stream.to(device, workload.dtype)

@@ -16,9 +16,10 @@ from mlotool.core.errors import ConfigError, RunError
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Implicit, OptimizerPreconditioner
 from mlotool.program import Program, Schedule, Stream
-from mlotool.runner.distributed import agree_on_buffers, check_agreement, distribute
+from mlotool.runner.distributed import agree_on_buffers, check_agreement
 from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, reweighted, stack
 from tests.layerparallel.auxiliary.test_auxiliary import KINDS
+from tests.over_ranks import over
 
 Make = Callable[..., Program]
 NUM_TICKS = 5
@@ -59,9 +60,8 @@ def refused(ranks: Ranks) -> dict[str, str]:
     }
     found = {}
     for name, make in cases.items():
-        program = make()
         try:
-            distribute(program, ranks, seed=0)
+            program = over(ranks, make())
             schedule = Schedule(program)
             for _ in range(100):
                 schedule.tick()
@@ -78,8 +78,8 @@ def decayed(batch: Any, *, model: Any) -> Any:
 def compute(ranks: Ranks, num_stages: int, *, processes: bool) -> dict[str, dict[str, Any]]:
     """Return, by program, its state, the upper gradient, losses and statistics after some ticks."""
     found = {}
-    for name, program in programs(num_stages, processes=processes).items():
-        distribute(program, ranks, seed=0)
+    for name, made in programs(num_stages, processes=processes).items():
+        program = over(ranks, made)
         schedule, losses = Schedule(program), []
         for _ in range(NUM_TICKS):
             losses.append(schedule.tick()["net"].loss.item())
@@ -103,15 +103,13 @@ def resumed(ranks: Ranks) -> dict[str, Any]:
     """Return the parameters of a run that goes on from what rank 0 has saved, and of one that was never saved."""
     found = []
     for is_saved in (False, True):
-        program = programs(2, processes=True)["alone auxnet"]
-        distribute(program, ranks, seed=0)
+        program = over(ranks, programs(2, processes=True)["alone auxnet"])
         schedule = Schedule(program)
         for _ in range(3):
             schedule.tick()
         if is_saved:
             state = ranks.first(program.state_dict())
-            program = programs(2, processes=True)["alone auxnet"]
-            distribute(program, ranks, seed=0)
+            program = over(ranks, programs(2, processes=True)["alone auxnet"])
             program.load_state_dict(state)
             schedule = Schedule(program)
         for _ in range(3):
