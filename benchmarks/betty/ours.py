@@ -60,11 +60,11 @@ def build(
 def solves(task: Task, num_cycles: int) -> Counter[str]:
     """Return how often the solves of so many cycles ended in what way: at negative curvature CG does less."""
     schedule = _schedule(task, Tensor.detach, own_data=False)
-    algorithm: Any = schedule.program.problems["classifier"].hypergradient
     found: Counter[str] = Counter()
     for _ in range(num_cycles):
         schedule.tick()
-        found[f"{algorithm.last.status.value}, {algorithm.last.num_products} products"] += 1
+        last = schedule.program.algorithm_state("classifier").last
+        found[f"{last.status.value}, {last.num_products} products"] += 1
     return found
 
 

@@ -170,8 +170,7 @@ class Run:
             self._schedule.tick()
         algorithm = self._algorithm
         if isinstance(algorithm, Implicit):
-            assert algorithm.last is not None
-            self.calls += algorithm.last.num_products + 1
+            self.calls += self._schedule.program.algorithm_state("z").last.num_products + 1
         elif isinstance(algorithm, SABA):
             self.calls += 2
         elif isinstance(algorithm, Unrolled):

@@ -167,6 +167,7 @@ class LossTraits:
         has_searched_hidden_values: whether it has been searched for values that only finite differences see.
         has_measured_radius: whether its finite differences have been taken at two radii.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
+        warned_of: what a warning was given of, which is given once.
     """
 
     def __init__(self) -> None:
@@ -174,6 +175,7 @@ class LossTraits:
         self.has_searched_hidden_values = False
         self.has_measured_radius = False
         self.is_twice_differentiable = False
+        self.warned_of: set[object] = set()
 
 
 class Replay:

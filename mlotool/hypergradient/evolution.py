@@ -1,8 +1,8 @@
 """Evolution strategies: a gradient from values of the upper loss alone."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from mlotool.hypergradient.particles import History
 from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, unflatten
 from mlotool.problem.interface import AbstractZerothOrder, LowerView, Particle, Vector
+from mlotool.problem.memory import Memory
 from mlotool.problem.trajectory import on_device
 from mlotool.problem.update import State
 
@@ -21,7 +22,23 @@ End = tuple[tuple[Tensor, ...], tuple[State, ...]]
 """The parameters and optimizer state that a rollout came to."""
 
 
-@dataclass
+class EvolutionState(NamedTuple):
+    """What is kept from one gradient to the next.
+
+    Args:
+        generator: the state of the directions' generator.
+        last: what is reported of the last gradient, by name: numbers, or 0-D tensors.
+        histories: by reader, what persistent pairs have behind them.
+        ends: by problem, reader and number of the particle, where its last rollout came to.
+    """
+
+    generator: Tensor
+    last: Mapping[str, float | Tensor]
+    histories: Mapping[str, History]
+    ends: Mapping[tuple[str, str, int], End]
+
+
+@dataclass(frozen=True)
 class EvolutionStrategies(AbstractZerothOrder):
     """The gradient of the upper loss smoothed by a Gaussian, from antithetic pairs of rollouts.
 
@@ -80,10 +97,6 @@ class EvolutionStrategies(AbstractZerothOrder):
     persistent: bool = False
     restart_every: int | None = None
     seed: int = 0
-    generator: torch.Generator = field(default_factory=torch.Generator, init=False, repr=False, compare=False)
-    last: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)
-    histories: dict[str, History] = field(default_factory=dict, init=False, repr=False, compare=False)
-    ends: dict[tuple[str, str, int], End] = field(default_factory=dict, init=False, repr=False, compare=False)
     sees_steps = True
     needs_full_precision = True
 
@@ -100,7 +113,6 @@ class EvolutionStrategies(AbstractZerothOrder):
                     f"hypergradient.{key}: found {getattr(self, key)!r}; expected {expected}. "
                     f"Correct hypergradient.{key}."
                 )
-        self.generator.manual_seed(self.seed)
 
     @property
     def is_persistent(self) -> bool:  # type: ignore[override]
@@ -113,21 +125,20 @@ class EvolutionStrategies(AbstractZerothOrder):
 
     def rollout(self, view: LowerView, inputs: Vector) -> tuple[Tensor, ...]:
         """Return the parameters after the steps, had the inputs been these."""
-        particle = view.particle
-        key = None if particle is None else (view.problem.name, view.problem.reader, particle.number)
-        begin = self.ends.get(key) if key is not None and particle is not None and not particle.is_new else None
+        particle, memory = view.particle, view.problem.memory
+        if particle is None:
+            return self._roll_out(view, inputs, None)[0]
+        key = view.problem.name, view.problem.reader, particle.number
+        begin = None if particle.is_new else memory.value.ends.get(key)
         if begin is not None:
             # Those of a checkpoint are on the CPU.
             device = view.theta[0].device
             begin = tuple(tensor.to(device) for tensor in begin[0]), on_device(begin[1], device)
-        theta, state = self._roll_out(view, inputs, begin)
-        if key is not None:
-            self.ends[key] = theta, state
-        return theta
+        end = self._roll_out(view, inputs, begin)
+        memory.value = memory.value._replace(ends={**memory.value.ends, key: end})
+        return end[0]
 
-    def _roll_out(
-        self, view: LowerView, inputs: Vector, begin: End | None
-    ) -> tuple[tuple[Tensor, ...], tuple[State, ...]]:
+    def _roll_out(self, view: LowerView, inputs: Vector, begin: End | None) -> End:
         unroll = view.unroll
         assert unroll is not None
         if not unroll.records:
@@ -150,14 +161,18 @@ class EvolutionStrategies(AbstractZerothOrder):
         self,
         loss: Callable[[Vector, Particle | None], Tensor],
         theta: Vector,
+        memory: Memory,
+        *,
         devices: tuple[torch.device, ...] = (),
         num_tasks: int | None = None,
         reader: str = "",
     ) -> list[Tensor]:
         """Return the estimate at `theta`; every evaluation draws the same random numbers."""
-        directions = self._draw(theta, num_tasks)
+        generator = torch.Generator()
+        generator.set_state(memory.value.generator)
+        directions = self._draw(theta, num_tasks, generator)
         random = RandomState(devices)
-        history = self.histories.setdefault(reader, History()) if self.persistent else None
+        history = memory.value.histories.get(reader, History({})) if self.persistent else None
         values = []
         with random.replayed():
             for number, direction in enumerate(directions):
@@ -165,16 +180,21 @@ class EvolutionStrategies(AbstractZerothOrder):
                     random.restore()
                     particle = None if history is None else Particle(2 * number + side, number not in history.sums)
                     values.append(loss(add(theta, direction, sign * self.sigma), particle).detach())
+        # The rollouts have put their ends there meanwhile.
+        state: EvolutionState = memory.value
+        histories = state.histories
         if history is not None:
-            directions = history.extended(directions)
-        weights = self._weights(torch.stack(values).reshape(self.num_pairs, 2, -1).double())
+            history = history.extended(directions)
+            directions = [list(history.sums[number]) for number in range(len(directions))]
+            is_finite = torch.stack(values).reshape(self.num_pairs, -1).isfinite().all(1)
+            histories = {**histories, reader: history.after_round(is_finite, self.restart_every)}
+        weights, last = self._weights(torch.stack(values).reshape(self.num_pairs, 2, -1).double())
+        memory.value = EvolutionState(generator.get_state(), last, histories, state.ends)
         if num_tasks is None:
             weights = weights[:, 0]
         total = [torch.zeros_like(tensor) for tensor in theta]
         for direction, weight in zip(directions, weights, strict=True):
             total = add(total, direction, weight)
-        if history is not None:
-            history.end_round(torch.stack(values).reshape(self.num_pairs, -1).isfinite().all(1), self.restart_every)
         return total
 
     def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
@@ -192,68 +212,75 @@ class EvolutionStrategies(AbstractZerothOrder):
                 f"hypergradient. Write +hypergradient@problems.{problem}.hypergradient=cg."
             )
 
-    def statistics(self) -> dict[str, float]:
+    def initial_state(self) -> EvolutionState:
+        """Return what is kept before the first gradient."""
+        return EvolutionState(torch.Generator().manual_seed(self.seed).get_state(), {}, {}, {})
+
+    def statistics(self, state: EvolutionState) -> dict[str, float]:
         """Return the root mean square of C(x + sigma e) - C(x - sigma e), and how many pairs were not finite."""
-        return dict(self.last)
+        return {name: float(value) for name, value in state.last.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, state: EvolutionState) -> dict[str, Any]:
         """Return the state of the directions' generator, what is reported, and what persistent rollouts go on from."""
-        state: dict[str, Any] = {"generator": self.generator.get_state(), "last": dict(self.last)}
+        saved: dict[str, Any] = {"generator": state.generator, "last": self.statistics(state)}
         if self.persistent:
-            state["histories"] = {reader: each.state_dict() for reader, each in self.histories.items()}
-            state["ends"] = [
+            saved["histories"] = {reader: each.state_dict() for reader, each in state.histories.items()}
+            saved["ends"] = [
                 [list(key), list(theta), [dict(each) for each in of_optimizer]]
-                for key, (theta, of_optimizer) in self.ends.items()
+                for key, (theta, of_optimizer) in state.ends.items()
             ]
-        return state
+        return saved
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state back."""
-        self.generator.set_state(state["generator"].cpu())
-        self.last = dict(state["last"])
-        self.histories = {reader: History.from_state_dict(each) for reader, each in state.get("histories", {}).items()}
-        self.ends = {tuple(key): (tuple(theta), tuple(each)) for key, theta, each in state.get("ends", ())}
+    def load_state(self, saved: dict[str, Any]) -> EvolutionState:
+        """Return the state that was saved."""
+        histories = {reader: History.from_state_dict(each) for reader, each in saved.get("histories", {}).items()}
+        ends = {tuple(key): (tuple(theta), tuple(each)) for key, theta, each in saved.get("ends", ())}
+        return EvolutionState(saved["generator"].cpu(), dict(saved["last"]), histories, ends)
 
     def _has_good_restart(self) -> bool:
         count = self.restart_every
         return count is None or (self.persistent and isinstance(count, int) and count >= 1)
 
-    def _draw(self, theta: Vector, num_tasks: int | None) -> list[list[Tensor]]:
+    def _draw(self, theta: Vector, num_tasks: int | None, generator: torch.Generator) -> list[list[Tensor]]:
         """Return directions on the parameters' devices; the numbers are drawn on the CPU, so they are the same."""
         count = num_tasks or 1
         size = sum(tensor.numel() for tensor in theta) // count
-        drawn = torch.stack([self._rows(size) for _ in range(count)], 1)
+        drawn = torch.stack([self._rows(size, generator) for _ in range(count)], 1)
         return [
             [part.to(like) for part, like in zip(unflatten(rows, theta, num_tasks), theta, strict=True)]
             for rows in drawn
         ]
 
-    def _rows(self, size: int) -> Tensor:
+    def _rows(self, size: int, generator: torch.Generator) -> Tensor:
         if self.directions == "gaussian":
-            return torch.randn(self.num_pairs, size, generator=self.generator, dtype=torch.float64)
-        return torch.cat([self._orthogonal(size, count) for count in _blocks(self.num_pairs, size)])
+            return torch.randn(self.num_pairs, size, generator=generator, dtype=torch.float64)
+        return torch.cat([_orthogonal(size, count, generator) for count in _blocks(self.num_pairs, size)])
 
-    def _orthogonal(self, size: int, count: int) -> Tensor:
-        normal = torch.randn(size, count, generator=self.generator, dtype=torch.float64)
-        basis, triangle = torch.linalg.qr(normal)
-        # LAPACK chooses signs by the first row; with these the mean is zero, as sums of several rounds need it.
-        rows: Tensor = (basis * triangle.diagonal().sign()).T * size**0.5
-        return rows
+    def _weights(self, values: Tensor) -> tuple[Tensor, dict[str, float | Tensor]]:
+        """Return the weights of the directions, [num_pairs, tasks], from the losses, [num_pairs, 2, tasks].
 
-    def _weights(self, values: Tensor) -> Tensor:
-        """Return the weights of the directions, [num_pairs, tasks], from the losses, [num_pairs, 2, tasks]."""
+        And what is reported of the losses.
+        """
         is_finite = values.isfinite().all(1)
         differences = torch.where(is_finite, values[:, 0] - values[:, 1], 0.0)
-        self.last = {
-            "evolution_difference": float(differences.square().mean().sqrt()),
-            "evolution_failed_pairs": float((~is_finite).sum()),
+        last: dict[str, float | Tensor] = {
+            "evolution_difference": differences.square().mean().sqrt(),
+            "evolution_failed_pairs": (~is_finite).sum(),
         }
         if self.shaping == "rank":
             # A rollout that diverged is the worst, not a failure.
             finite = torch.nan_to_num(values, nan=torch.inf, posinf=torch.inf).flatten(0, 1)
             ranks = torch.stack([_centred_ranks(column) for column in finite.unbind(1)], 1).reshape(values.shape)
             differences = ranks[:, 0] - ranks[:, 1]
-        return differences / (2 * self.sigma * self.num_pairs)
+        return differences / (2 * self.sigma * self.num_pairs), last
+
+
+def _orthogonal(size: int, count: int, generator: torch.Generator) -> Tensor:
+    normal = torch.randn(size, count, generator=generator, dtype=torch.float64)
+    basis, triangle = torch.linalg.qr(normal)
+    # LAPACK chooses signs by the first row; with these the mean is zero, as sums of several rounds need it.
+    rows: Tensor = (basis * triangle.diagonal().sign()).T * size**0.5
+    return rows
 
 
 def _blocks(total: int, size: int) -> list[int]:

@@ -8,7 +8,7 @@ from mlotool.hypergradient.vector import zeros
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
-@dataclass
+@dataclass(frozen=True)
 class FirstOrder(AbstractHypergradient):
     """Takes `dtheta*_l = 0`: a solution is a constant, and only the direct gradient of the upper loss is left.
 

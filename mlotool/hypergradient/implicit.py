@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,18 +12,18 @@ from torch import Tensor
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.core.tracing import report
+from mlotool.core.tracing import is_tracing, report
 from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
-from mlotool.hypergradient.diagnostics.quality import Quality, assess
+from mlotool.hypergradient.diagnostics.quality import assess
 from mlotool.hypergradient.diagnostics.radius import warn_of_radius
 from mlotool.hypergradient.differentiable_pullback import differentiable_pullback
+from mlotool.hypergradient.implicit_state import ImplicitState, TracedSolve, keep_start, start_for
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
-from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
-from mlotool.hypergradient.vector import norm
+from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
-@dataclass
+@dataclass(frozen=True)
 class Implicit(AbstractHypergradient):
     """`dtheta*_l/dx = -H^-1 M`, from the implicit function theorem at the current parameters.
 
@@ -43,8 +43,8 @@ class Implicit(AbstractHypergradient):
         radius: 2-norm of a finite difference's perturbation; None takes 0.03 of the parameters' root mean square in
             float32 and 4e-5 of it in float64, with a floor (`products.default_radius`). The first pullback of a
             problem takes the cross product at two radii more, and warns where they differ.
-        warm_start: begin each solve at the last one's `q`, kept by problem and by the one above whose gradient it is.
-            Not within differentiated pullbacks.
+        warm_start: begin each solve at the last one's `q`, kept for each problem above whose gradient it is. Not within
+            differentiated pullbacks.
         report_every: every n-th pullback is also compared with a converged one, by reverse products; `statistics`
             then has the true residual `norm(H q - v) / norm(v)`, without damping, and the cosine between the two
             results. Changes nothing else. 0 is never.
@@ -69,11 +69,6 @@ class Implicit(AbstractHypergradient):
     warm_start: bool = False
     report_every: int = 0
     can_push = True
-    last: SolveResult | None = field(default=None, init=False, repr=False)
-    quality: Quality | None = field(default=None, init=False, repr=False, compare=False)
-    num_pullbacks: int = field(default=0, init=False, repr=False, compare=False)
-    _starts: dict[str, list[Tensor]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _warned: set[tuple[str, Status]] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         advice = "Write Implicit(ConjugateGradient()), or another solver."
@@ -152,80 +147,37 @@ class Implicit(AbstractHypergradient):
         """Return `-H^-1 M d`, how theta*_l moves with its inputs."""
         return _ImplicitPullback(self, view).push(view.theta, inputs, directions)
 
-    def statistics(self) -> dict[str, float]:
+    def initial_state(self) -> ImplicitState:
+        """Return what is kept before the first pullback."""
+        return ImplicitState(self.solver.initial_state())
+
+    def statistics(self, state: ImplicitState) -> dict[str, float]:
         """Return the last solve's residual and number of products, where the solver knows them.
 
         With `report_every`, the residual and the cosine of the last report.
         """
-        found = {}
-        if self.last is not None and self.last.residual is not None:
-            found = {"solver_residual": float(self.last.residual), "solver_products": float(self.last.num_products)}
-        if self.quality is not None:
-            found |= {"solver_residual": self.quality.residual, "solver_cosine": self.quality.cosine}
+        found, last, quality = {}, state.last, state.quality
+        if last is not None and last.residual is not None:
+            found = {"solver_residual": float(last.residual), "solver_products": float(last.num_products)}
+        if quality is not None:
+            found |= {"solver_residual": quality.residual, "solver_cosine": quality.cosine}
         return found
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, state: ImplicitState) -> dict[str, Any]:
         """Return the starts, the count of pullbacks, the solver's state and what is reported, where there is any."""
-        state: dict[str, Any] = {}
+        saved: dict[str, Any] = {}
         if self.warm_start:
-            state["starts"] = {name: list(start) for name, start in self._starts.items()}
+            saved["starts"] = {reader: list(start) for reader, start in (state.starts or {}).items()}
         if self.report_every:
-            state["num_pullbacks"] = self.num_pullbacks
-        if self.last is not None and self.last.residual is not None:
-            state["last"] = [self.last.status.value, self.last.num_products, float(self.last.residual)]
-        if self.quality is not None:
-            state["quality"] = [self.quality.residual, self.quality.cosine]
-        of_solver = self.solver.state_dict()
-        return {**state, "solver": of_solver} if of_solver else state
+            saved["num_pullbacks"] = state.num_pullbacks
+        saved |= state.saved()
+        of_solver = self.solver.state_dict(state.solver)
+        return {**saved, "solver": of_solver} if of_solver else saved
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state back."""
-        self._starts = {name: [tensor.clone() for tensor in each] for name, each in state.get("starts", {}).items()}
-        self.num_pullbacks = state.get("num_pullbacks", 0)
-        if "last" in state:
-            # Its status was said when it happened, in words that may be others now.
-            _, num_products, residual = state["last"]
-            self.last = SolveResult([], Status.FIXED, num_products, residual)
-        if "quality" in state:
-            self.quality = Quality(*state["quality"])
-        if "solver" in state:
-            self.solver.load_state_dict(state["solver"])
-
-    def reported(self, residual: Tensor) -> None:
-        """Take the residual of a replay."""
-        assert self.last is not None
-        self.last = replace(self.last, residual=residual)
-
-    def start(self, key: str, vector: Vector) -> list[Tensor] | None:
-        """Return the last solution under `key` if it fits `vector`; None to begin at zero."""
-        start = self._starts.get(key, [])
-        if [(each.shape, each.dtype) for each in start] != [(each.shape, each.dtype) for each in vector]:
-            return None
-        return [each.to(like.device) for each, like in zip(start, vector, strict=True)]
-
-    def keep(self, key: str, solution: Vector) -> None:
-        """Keep a solution for the next start."""
-        if self.warm_start and bool(norm(solution).isfinite()):
-            self._starts[key] = list(solution)
-
-    def record(self, problem: str, result: SolveResult) -> None:
-        """Keep a solve's result, and warn the first time it failed in this way."""
-        self.last = result
-        if isinstance(result.residual, Tensor):
-            # A trace: its replays know the residual, and nothing else changes.
-            self.last = replace(result, solution=[], residual=None)
-            report(self, result.residual)
-        failures = self.solver.failures
-        if result.status not in failures or (problem, result.status) in self._warned:
-            return
-        self._warned.add((problem, result.status))
-        failed = sum(status in failures for status in result.task_statuses)
-        where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
-        warnings.warn(
-            f"The {type(self.solver).__name__} solve at problem '{problem}' ended{where} with {result.status.value} "
-            f"after {result.num_products} products. {failures[result.status]}",
-            stacklevel=2,
-        )
+    def load_state(self, saved: dict[str, Any]) -> ImplicitState:
+        """Return the state that was saved."""
+        solver = self.solver.load_state(saved["solver"]) if "solver" in saved else self.solver.initial_state()
+        return ImplicitState.loaded(saved, solver)
 
 
 class _ImplicitPullback:
@@ -246,16 +198,14 @@ class _ImplicitPullback:
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return `-M^T H^-1 v` for the wanted inputs."""
         # Without a differentiated pullback before it there is one evaluation, or a difference that pairs its own.
-        settings = self.settings
+        settings, problem = self.settings, self._unpaired.problem
         loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
-        settings.num_pullbacks += 1
-        is_reported = settings.report_every > 0 and settings.num_pullbacks % settings.report_every == 0
-        before = RandomState(loss.devices) if is_reported else None
-        product, vector = self._product(loss, theta, inputs, wanted), self._unpaired.problem.reduce(cotangent)
-        key = f"{loss.problem.name} for {loss.problem.reader}"
-        start = settings.start(key, vector) if settings.warm_start else None
+        before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None
+        product, vector = self._product(loss, theta, inputs, wanted), problem.reduce(cotangent)
+        start = start_for(problem, vector) if settings.warm_start else None
         solution = self._solve(product, vector, theta, inputs, start)
-        settings.keep(key, solution)
+        if settings.warm_start:
+            keep_start(problem, solution)
         found = product.cross(solution, -1.0)
         if settings.product == "finite_difference":
             warn_of_hidden_values(
@@ -271,7 +221,8 @@ class _ImplicitPullback:
         if before is not None:
             # On the same random numbers; afterwards the generators go on as if nothing had been.
             with before.replayed():
-                settings.quality = assess(loss, theta, inputs, wanted, vector, solution, found)
+                quality = assess(loss, theta, inputs, wanted, vector, solution, found)
+            problem.memory.value = problem.memory.value._replace(quality=quality)
         return found
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
@@ -290,10 +241,32 @@ class _ImplicitPullback:
         return self._solve(product, self.view.problem.reduce(vector), theta, inputs, None)
 
     def record(self, result: SolveResult) -> None:
-        """Keep how a solve ended, and warn of a failure."""
-        # Without a graph: what is kept outlives the step.
-        constant = replace(result, solution=[q.detach() for q in result.solution])
-        self.settings.record(self._unpaired.problem.name, constant)
+        """Keep how a solve ended, and warn the first time that it failed in this way."""
+        problem, residual, failures = self._unpaired.problem, result.residual, self.solver.failures
+        is_traced = isinstance(residual, Tensor) and is_tracing()
+        # Without its solution, and without the residual of a trace: what is kept outlives the step.
+        kept = None if is_traced else residual
+        last = SolveResult([], result.status, result.num_products, kept, result.task_statuses)
+        problem.memory.value = problem.memory.value._replace(last=last)
+        if isinstance(residual, Tensor) and is_traced:
+            report(TracedSolve(problem.memory, last), residual)
+        if result.status not in failures or result.status in problem.traits.warned_of:
+            return
+        problem.traits.warned_of.add(result.status)
+        failed = sum(status in failures for status in result.task_statuses)
+        where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
+        warnings.warn(
+            f"The {type(self.solver).__name__} solve at problem '{problem.name}' ended{where} with "
+            f"{result.status.value} after {result.num_products} products. {failures[result.status]}",
+            stacklevel=2,
+        )
+
+    def _is_reported(self) -> bool:
+        """Count a pullback; return whether it is compared with a converged one."""
+        memory = self._unpaired.problem.memory
+        number = memory.value.num_pullbacks + 1
+        memory.value = memory.value._replace(num_pullbacks=number)
+        return bool(number % self.settings.report_every == 0)
 
     def _product(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
@@ -308,12 +281,18 @@ class _ImplicitPullback:
             paired, constants = self.view, [tensor.detach() for tensor in inputs]
             point = tuple(tensor.detach() for tensor in theta)
             loss = replace(paired, theta=point, function=lambda moved, _: paired(moved, constants))
-        result = self.solver.solve(lambda direction: reduce(product.hessian(direction)), vector, start=start, view=loss)
+        memory = loss.problem.memory
+        kept = memory.value.solver
+        result, state = self.solver.solve_from(
+            kept, lambda direction: reduce(product.hessian(direction)), vector, start=start, view=loss
+        )
         if not isinstance(result, SolveResult):
             raise ConfigError(
                 f"{type(self.solver).__name__}.solve: found {type(result).__name__}; expected a SolveResult. Return "
                 "mlotool.hypergradient.SolveResult(solution, status, num_products)."
             )
+        if state is not kept:
+            memory.value = memory.value._replace(solver=state)
         self.record(result)
         return result.solution
 

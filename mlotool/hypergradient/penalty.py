@@ -1,8 +1,8 @@
 """Value-function methods: a penalty on the lower problem's suboptimality, by gradients alone."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState, Replay
 from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
-from mlotool.hypergradient.vector import add, dot, leaves, scaled, slopes, zeros
+from mlotool.hypergradient.vector import add, copies, dot, leaves, scaled, slopes, zeros
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
-@dataclass
+@dataclass(frozen=True)
 class Penalty(AbstractHypergradient):
     """The gradient of a penalised problem at a second lower iterate y, which is kept from pullback to pullback.
 
@@ -96,8 +96,6 @@ class Penalty(AbstractHypergradient):
     warm_start: bool = True
     batch: Literal["last", "fresh"] = "last"
     needs_full_precision = True
-    readers: dict[str, "PenaltyState"] = field(default_factory=dict, init=False, repr=False, compare=False)
-    last_multiplier: float | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_fields("hypergradient", self)
@@ -130,28 +128,31 @@ class Penalty(AbstractHypergradient):
                 "that both shapes and reads."
             )
 
-    def statistics(self) -> dict[str, float]:
-        """Return the multiplier of the last pullback."""
-        return {} if self.last_multiplier is None else {"penalty_multiplier": self.last_multiplier}
+    def initial_state(self) -> "PenaltyState":
+        """Return what is kept before the first pullback."""
+        return PenaltyState({}, None)
 
-    def state_dict(self) -> dict[str, Any]:
+    def statistics(self, state: "PenaltyState") -> dict[str, float]:
+        """Return the multiplier of the last pullback."""
+        return {} if state.last_multiplier is None else {"penalty_multiplier": float(state.last_multiplier)}
+
+    def state_dict(self, state: "PenaltyState") -> dict[str, Any]:
         """Return y and the multiplier, by reader, and the last multiplier."""
         readers = {
-            name: {"point": list(state.point), "multiplier": state.multiplier} for name, state in self.readers.items()
+            name: {"point": list(each.point), "multiplier": each.multiplier} for name, each in state.readers.items()
         }
-        return {"readers": readers, "last_multiplier": self.last_multiplier}
+        last = state.last_multiplier
+        return {"readers": readers, "last_multiplier": None if last is None else float(last)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state back."""
-        self.readers = {
-            name: PenaltyState(tuple(tensor.clone() for tensor in each["point"]), each["multiplier"])
-            for name, each in state["readers"].items()
+    def load_state(self, saved: dict[str, Any]) -> "PenaltyState":
+        """Return the state that was saved."""
+        readers = {
+            name: Penalised(tuple(copies(each["point"])), each["multiplier"]) for name, each in saved["readers"].items()
         }
-        self.last_multiplier = state["last_multiplier"]
+        return PenaltyState(readers, saved["last_multiplier"])
 
 
-@dataclass
-class PenaltyState:
+class Penalised(NamedTuple):
     """What is kept for one reader.
 
     Args:
@@ -161,6 +162,18 @@ class PenaltyState:
 
     point: tuple[Tensor, ...]
     multiplier: float | None
+
+
+class PenaltyState(NamedTuple):
+    """What is kept from one pullback to the next.
+
+    Args:
+        readers: by reader, its own.
+        last_multiplier: of the last pullback, 0-D where it is a tensor.
+    """
+
+    readers: Mapping[str, Penalised]
+    last_multiplier: float | Tensor | None
 
 
 class _PenaltyPullback:
@@ -173,25 +186,25 @@ class _PenaltyPullback:
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the cotangents of the wanted inputs, and move y."""
-        settings = self.settings
-        state = settings.readers.get(self.view.problem.reader)
-        if state is None:
-            state = PenaltyState(tuple(tensor.detach().clone() for tensor in theta), settings.multiplier)
-            settings.readers[self.view.problem.reader] = state
+        settings, problem = self.settings, self.view.problem
+        state: PenaltyState = problem.memory.value
+        before = state.readers.get(problem.reader)
+        multiplier = settings.multiplier if before is None else before.multiplier
         point: Vector = theta
-        if settings.warm_start:
-            point = [y.to(z) for y, z in zip(state.point, theta, strict=True)]
+        if settings.warm_start and before is not None:
+            point = [y.to(z) for y, z in zip(before.point, theta, strict=True)]
         slopes = _Slopes(self.view, theta, inputs, wanted)
-        vector = list(self.view.problem.reduce(cotangent))
+        vector = list(problem.reduce(cotangent))
         warn_of_hidden_values(self.view, theta, inputs, wanted, vector, with_hessian=True)
         if settings.rule == "fixed":
-            assert state.multiplier is not None
-            settings.last_multiplier = state.multiplier
-            found, point = self._fixed(slopes, point, theta, vector, state.multiplier)
-            state.multiplier += settings.growth
+            assert multiplier is not None
+            last: float | Tensor = multiplier
+            found, point = self._fixed(slopes, point, theta, vector, multiplier)
+            multiplier += settings.growth
         else:
-            found, point = self._barrier(slopes, point, vector)
-        state.point = tuple(tensor.detach().clone() for tensor in point)
+            found, point, last = self._barrier(slopes, point, vector)
+        own = Penalised(tuple(copies(point)), multiplier)
+        problem.memory.value = PenaltyState({**state.readers, problem.reader: own}, last)
         return found
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
@@ -207,7 +220,7 @@ class _PenaltyPullback:
             point = add(point, add(pull, slopes.lower(point)), -self.settings.step_size)
         return scaled(add(slopes.upper(point), slopes.upper(theta), -1.0), multiplier / scale), point
 
-    def _barrier(self, slopes: "_Slopes", point: Vector, vector: Vector) -> tuple[list[Tensor], Vector]:
+    def _barrier(self, slopes: "_Slopes", point: Vector, vector: Vector) -> tuple[list[Tensor], Vector, Tensor]:
         assert self.settings.barrier is not None
         scale, step_size = self.view.problem.cotangent_scale, self.settings.step_size
         # z_T is a constant in dq, so dq/dy = dg(x, y)/dy.
@@ -222,10 +235,9 @@ class _PenaltyPullback:
         # Where q is stationary the rule has no value, and nothing to penalise.
         ratio = product / torch.where(square > 0, square, 1.0)
         multiplier = torch.where(square > 0, (self.settings.barrier - ratio).clamp_min(0.0), 0.0)
-        self.settings.last_multiplier = float(multiplier)
         pull = add(scaled(vector, scale), scaled(slope, multiplier))
         # A step along lambda dq/dy is stable up to lambda step_size L = 2.
-        return scaled(shift, multiplier), add(point, pull, -step_size / multiplier.clamp_min(1.0))
+        return scaled(shift, multiplier), add(point, pull, -step_size / multiplier.clamp_min(1.0)), multiplier
 
 
 class _Slopes:

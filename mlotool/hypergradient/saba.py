@@ -1,8 +1,8 @@
 """SABA: one step on the linear system a pullback; its products and the problem's own steps averaged by SAGA."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,11 +10,12 @@ from torch import Tensor
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.products import ReverseProduct
-from mlotool.hypergradient.vector import add, scaled
+from mlotool.hypergradient.vector import add, copies, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
+from mlotool.problem.memory import Memory
 
 
-@dataclass
+@dataclass(frozen=True)
 class SABA(AbstractHypergradient):
     """A step on `H q = v` a pullback, with the products of the last visit to each batch (SAGA).
 
@@ -67,9 +68,6 @@ class SABA(AbstractHypergradient):
     key: str | None = None
     differentiates_twice = True
     average_gradient: bool = True
-    gradients: "_Table" = field(default_factory=lambda: _Table(), init=False, repr=False, compare=False)
-    is_used: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
-    readers: dict[str, "_Averages"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_fields("hypergradient", self)
@@ -107,74 +105,89 @@ class SABA(AbstractHypergradient):
             )
 
     def step_direction(
-        self, problem: str, theta: Vector, gradient: Sequence[Tensor | None], batch: Any, batch_number: int | None
+        self,
+        problem: str,
+        theta: Vector,
+        gradient: Sequence[Tensor | None],
+        batch: Any,
+        batch_number: int | None,
+        memory: Memory,
     ) -> list[Tensor | None]:
         """Return the averaged gradient; a parameter that no batch has used stays without one."""
         if not self.average_gradient:
             return list(gradient)
-        before = self.is_used or [False] * len(gradient)
-        self.is_used = [was or value is not None for was, value in zip(before, gradient, strict=True)]
+        state: SABAState = memory.value
+        before = state.is_used or [False] * len(gradient)
+        is_used = tuple([was or value is not None for was, value in zip(before, gradient, strict=True)])
         number = number_of(problem, batch, batch_number, self.key)
         present = [torch.zeros_like(x) if value is None else value for x, value in zip(theta, gradient, strict=True)]
-        found = self.gradients.replace(number, present)
-        return [value if used else None for value, used in zip(found, self.is_used, strict=True)]
+        found, gradients = state.gradients.replaced(number, present)
+        memory.value = SABAState(state.readers, gradients, is_used)
+        return [value if used else None for value, used in zip(found, is_used, strict=True)]
 
-    def state_dict(self) -> dict[str, Any]:
+    def initial_state(self) -> "SABAState":
+        """Return what is kept before the first pullback."""
+        return SABAState({}, Table({}, ()), ())
+
+    def state_dict(self, state: "SABAState") -> dict[str, Any]:
         """Return q and the tables, by reader, and the table of gradients."""
         return {
-            "readers": {name: each.state_dict() for name, each in self.readers.items()},
-            "gradients": self.gradients.state_dict(),
-            "is_used": list(self.is_used),
+            "readers": {name: each.state_dict() for name, each in state.readers.items()},
+            "gradients": state.gradients.state_dict(),
+            "is_used": list(state.is_used),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state back."""
-        self.readers = {name: _Averages.from_state_dict(each) for name, each in state["readers"].items()}
-        self.gradients = _Table.from_state_dict(state["gradients"])
-        self.is_used = list(state["is_used"])
+    def load_state(self, saved: dict[str, Any]) -> "SABAState":
+        """Return the state that was saved."""
+        readers = {name: Averages.from_state_dict(each) for name, each in saved["readers"].items()}
+        return SABAState(readers, Table.from_state_dict(saved["gradients"]), tuple(saved["is_used"]))
 
 
-class _Table:
-    """The last vector of each batch, and their sum."""
+class Table(NamedTuple):
+    """The last vector of each batch, and their sum.
 
-    def __init__(self) -> None:
-        self._last: dict[Hashable, list[Tensor]] = {}
-        self._sum: list[Tensor] = []
+    Args:
+        last: by batch.
+        total: the sum, which rounding sets apart from what the vectors add up to again.
+    """
 
-    def replace(self, key: Hashable, vector: Sequence[Tensor]) -> list[Tensor]:
-        """Put a batch's new vector in the place of its old one; return SAGA's estimate of the mean."""
-        old, count = self._last.get(key), len(self._last)
-        self._last[key] = new = [tensor.detach().clone() for tensor in vector]
+    last: Mapping[Hashable, Vector]
+    total: Vector
+
+    def replaced(self, key: Hashable, vector: Vector) -> "tuple[list[Tensor], Table]":
+        """Return SAGA's estimate of the mean, and the table with a batch's new vector in the place of its old one."""
+        old, count, new = self.last.get(key), len(self.last), copies(vector)
+        last = {**self.last, key: new}
         # Those of a checkpoint are on the CPU.
-        total = [tensor.to(like) for tensor, like in zip(self._sum, new, strict=True)] if count else []
+        total = [tensor.to(like) for tensor, like in zip(self.total, new, strict=True)] if count else []
         if old is None:
-            self._sum = add(total, new) if count else [tensor.clone() for tensor in new]
-            return new
+            return new, Table(last, add(total, new) if count else copies(new))
         old = [tensor.to(like) for tensor, like in zip(old, new, strict=True)]
         change = add(new, old, -1.0)
-        self._sum = add(total, change)
-        return add(change, total, 1 / count)
+        return add(change, total, 1 / count), Table(last, add(total, change))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the vectors and their sum, which is not quite what they add up to again."""
-        return {"last": [[key, list(vector)] for key, vector in self._last.items()], "sum": list(self._sum)}
+        """Return the vectors and their sum, in plain containers."""
+        return {"last": [[key, list(vector)] for key, vector in self.last.items()], "sum": list(self.total)}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> "_Table":
+    def from_state_dict(cls, saved: Mapping[str, Any]) -> "Table":
         """Return the table that was saved."""
-        table = cls()
-        table._last = {key: [tensor.clone() for tensor in vector] for key, vector in state["last"]}
-        table._sum = [tensor.clone() for tensor in state["sum"]]
-        return table
+        return cls({key: copies(vector) for key, vector in saved["last"]}, copies(saved["sum"]))
 
 
-class _Averages:
-    """What is kept for one reader."""
+class Averages(NamedTuple):
+    """What is kept for one reader.
 
-    def __init__(self) -> None:
-        self.solution: list[Tensor] | None = None
-        self.hessian = _Table()
-        self.cross = _Table()
+    Args:
+        solution: q; None before the first pullback.
+        hessian: of the products with H.
+        cross: of those with M.
+    """
+
+    solution: Vector | None = None
+    hessian: Table = Table({}, ())
+    cross: Table = Table({}, ())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, in plain containers."""
@@ -185,14 +198,24 @@ class _Averages:
         }
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> "_Averages":
+    def from_state_dict(cls, saved: Mapping[str, Any]) -> "Averages":
         """Return the state that was saved."""
-        averages = cls()
-        if state["solution"] is not None:
-            averages.solution = [tensor.clone() for tensor in state["solution"]]
-        averages.hessian = _Table.from_state_dict(state["hessian"])
-        averages.cross = _Table.from_state_dict(state["cross"])
-        return averages
+        solution = None if saved["solution"] is None else copies(saved["solution"])
+        return cls(solution, Table.from_state_dict(saved["hessian"]), Table.from_state_dict(saved["cross"]))
+
+
+class SABAState(NamedTuple):
+    """What is kept from one pullback, and one step, to the next.
+
+    Args:
+        readers: by reader, its own.
+        gradients: of the problem's own steps.
+        is_used: by parameter, whether the gradient of a batch has had a part for it.
+    """
+
+    readers: Mapping[str, Averages]
+    gradients: Table
+    is_used: tuple[bool, ...]
 
 
 class _AveragedPullback:
@@ -205,19 +228,22 @@ class _AveragedPullback:
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the averaged `-M^T q` for the wanted inputs, and move q."""
-        loss = self.view
-        number = number_of(loss.problem.name, loss.batch, loss.batch_number, self.settings.key)
-        averages = self.settings.readers.setdefault(loss.problem.reader, _Averages())
+        loss, problem = self.view, self.view.problem
+        number = number_of(problem.name, loss.batch, loss.batch_number, self.settings.key)
+        state: SABAState = problem.memory.value
+        averages = state.readers.get(problem.reader) or Averages()
         product = ReverseProduct(loss, theta, inputs, wanted)
         kept = averages.solution
         start = [torch.zeros_like(v) for v in cotangent] if kept is None else kept
         start = [q.to(v) for q, v in zip(start, cotangent, strict=True)]
-        curved = averages.hessian.replace(number, loss.problem.reduce(product.hessian(start)))
-        residual = add(curved, loss.problem.reduce(cotangent), -1.0)
-        solution = add(start, residual, -self.settings.step_size)
-        averages.solution = solution
         # Reduced, so that the tables are the same on all ranks.
-        return scaled(averages.cross.replace(number, loss.problem.reduce(product.cross(solution))), -1.0)
+        curved, hessian = averages.hessian.replaced(number, problem.reduce(product.hessian(start)))
+        residual = add(curved, problem.reduce(cotangent), -1.0)
+        solution = add(start, residual, -self.settings.step_size)
+        crossed, cross = averages.cross.replaced(number, problem.reduce(product.cross(solution)))
+        readers = {**state.readers, problem.reader: Averages(solution, hessian, cross)}
+        problem.memory.value = state._replace(readers=readers)
+        return scaled(crossed, -1.0)
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Not called: `check` refuses the graphs that would."""

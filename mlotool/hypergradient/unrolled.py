@@ -28,7 +28,7 @@ from mlotool.problem.update import State
 _COUNTER = "step"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Unrolled(AbstractHypergradient):
     """Differentiates the steps that led to the current parameters, in reverse (ITD, RMAD; truncated: T1-T2).
 

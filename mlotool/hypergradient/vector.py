@@ -36,6 +36,11 @@ def choose(condition: bool | Tensor, a: Vector, b: Vector) -> list[Tensor]:
     return [torch.where(_on_axis(condition, x), x, y) for x, y in zip(a, b, strict=True)]
 
 
+def copies(a: Vector) -> list[Tensor]:
+    """Return detached copies."""
+    return [tensor.detach().clone() for tensor in a]
+
+
 def zeros(a: Vector) -> list[Tensor]:
     """Return zeros of the same shapes."""
     return [torch.zeros_like(tensor) for tensor in a]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.replay import LossTraits
+from mlotool.problem.memory import Memory
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
 from mlotool.problem.update import Settings, State
 
@@ -43,8 +44,8 @@ class LowerProblem:
 
     Args:
         name: the problem's name.
-        reader: the problem whose total gradient it is for: what an algorithm keeps from one pullback to the next
-            belongs to the cotangents of one reader.
+        reader: the problem whose total gradient it is for: what an algorithm keeps of a pullback belongs to the
+            cotangents of one reader.
         num_tasks: length of the parameters' leading task axis; the loss is a sum over tasks that share none of their
             parameters. None without one.
         module: the problem's module.
@@ -55,6 +56,7 @@ class LowerProblem:
         cotangent_scale: a task's own cotangent is that many times what arrives: `num_tasks` where the reader's loss is
             a mean over the tasks, else 1.
         traits: what was found out about the problem's loss.
+        memory: what its algorithm keeps from one pullback to the next, for all readers.
     """
 
     name: str
@@ -67,6 +69,7 @@ class LowerProblem:
     has_linear_step: bool = False
     cotangent_scale: float = 1.0
     traits: LossTraits = field(default_factory=LossTraits, compare=False)
+    memory: Memory = field(default_factory=Memory, compare=False)
 
 
 @dataclass(slots=True)
@@ -193,7 +196,9 @@ class Connected:
 
 
 class AbstractHypergradient(ABC):
-    """How gradients pass through a problem's solution.
+    """How gradients pass through a problem's solution: settings, which never change.
+
+    What an algorithm keeps from one pullback to the next is a value in the program's `Memory` of the problem.
 
     Attributes:
         curvature: whether the stationarity is that of the "total" or the "partial" gradient.
@@ -266,7 +271,13 @@ class AbstractHypergradient(ABC):
         return type(self).step_direction is not AbstractHypergradient.step_direction
 
     def step_direction(
-        self, problem: str, theta: Vector, gradient: Sequence[Tensor | None], batch: Any, batch_number: int | None
+        self,
+        problem: str,
+        theta: Vector,
+        gradient: Sequence[Tensor | None],
+        batch: Any,
+        batch_number: int | None,
+        memory: Memory,
     ) -> list[Tensor | None]:
         """Return what the problem itself steps along in the place of its gradient on one batch.
 
@@ -276,6 +287,7 @@ class AbstractHypergradient(ABC):
             gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
             batch: the batch.
             batch_number: as in `LowerView`.
+            memory: of the problem.
         """
         return list(gradient)
 
@@ -290,16 +302,25 @@ class AbstractHypergradient(ABC):
             ConfigError: it cannot.
         """
 
-    def statistics(self) -> dict[str, float]:
-        """Return numbers to log about the last pullback, by name."""
+    def initial_state(self) -> Any:
+        """Return what is kept before the first pullback; None for an algorithm that keeps nothing."""
+        return None
+
+    def statistics(self, state: Any) -> dict[str, float]:
+        """Return numbers to log about the last pullback, by name. Argument as for `state_dict`."""
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+    def state_dict(self, state: Any) -> dict[str, Any]:
+        """Return what a resumed run needs of the state, in plain containers.
+
+        Args:
+            state: the value of a problem's `Memory`.
+        """
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state back."""
+    def load_state(self, saved: dict[str, Any]) -> Any:
+        """Return the state that `state_dict` has saved."""
+        return self.initial_state()
 
 
 class AbstractZerothOrder(AbstractHypergradient):
@@ -323,6 +344,8 @@ class AbstractZerothOrder(AbstractHypergradient):
         self,
         loss: Callable[[Vector, Particle | None], Tensor],
         theta: Vector,
+        memory: Memory,
+        *,
         devices: tuple[torch.device, ...] = (),
         num_tasks: int | None = None,
         reader: str = "",
@@ -333,6 +356,7 @@ class AbstractZerothOrder(AbstractHypergradient):
             loss: `(theta, particle) -> loss`, a 0-D tensor; with tasks one value a task, which depends on that one's
                 part of theta alone. The particle goes to the rollouts.
             theta: parameters of a problem above, one tensor each.
+            memory: of a problem below, the same at each gradient of the one above.
             devices: CUDA devices whose random numbers the loss draws.
             num_tasks: length of the leading task axis of theta; None without one.
             reader: the problem above: what is kept from one gradient to the next belongs to it.

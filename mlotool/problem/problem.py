@@ -471,7 +471,6 @@ class Problem:
         """Return what a bit-identical resume needs; plain containers and tensors."""
         state = self._learned_state()
         state["stream"] = None if self.stream is None else self.stream.state_dict()
-        state["hypergradient"] = {} if self.hypergradient is None else self.hypergradient.state_dict()
         state["trajectory"] = self.trajectory.state_dict()
         return state
 
@@ -486,8 +485,6 @@ class Problem:
         self._load_learned_state(copy.deepcopy(state))
         if self.stream is not None:
             self.stream.load_state_dict(state["stream"])
-        if self.hypergradient is not None:
-            self.hypergradient.load_state_dict(state["hypergradient"])
         count = sum(len(each["random"]) for each in state["trajectory"]["steps"])
         batches = [None] * count if self.stream is None or not count else self.stream.recent(count)
         device = next(iter(self.theta.values())).device

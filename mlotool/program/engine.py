@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mlotool.core.replay import LossTraits
 from mlotool.problem.interface import Reduce
+from mlotool.problem.memory import Memory
 from mlotool.problem.problem import Problem
 from mlotool.program.loss_plan import LossPlan, Values
 
@@ -21,6 +22,7 @@ class Engine:
     Args:
         problems: in order; a problem's position is its number.
         reduce: a mean over ranks of a list of tensors.
+        memories: by number, what the problem's algorithm keeps.
 
     Attributes:
         losses: by number, the problem's loss.
@@ -28,9 +30,10 @@ class Engine:
         traits: by number, what was found out about the problem's loss.
     """
 
-    def __init__(self, problems: Sequence[Problem], reduce: Reduce) -> None:
+    def __init__(self, problems: Sequence[Problem], reduce: Reduce, memories: Sequence[Memory]) -> None:
         self.problems = list(problems)
         self.reduce = reduce
+        self.memories = list(memories)
         self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}
         self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
         self.traits = [LossTraits() for _ in self.problems]

@@ -24,6 +24,7 @@ from mlotool.program.gradients import gradient_of
 from mlotool.program.graph import Graph
 from mlotool.program.learned_settings import learned_settings, start_of
 from mlotool.program.loss_plan import Values
+from mlotool.program.memories import Memories
 from mlotool.program.moment import NOW, Moment
 from mlotool.program.rehearsal import rehearsed_loss
 from mlotool.program.solution_order import SolutionOrder
@@ -93,9 +94,10 @@ class Program:
         self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
         self._solved = {step.problem for steps in self._steps.values() for step in steps}
         check_algorithms(self.problems, self._steps)
+        self._memories = Memories(self.problems)
         # Those that make their problem's own steps of other directions than its gradient.
         self._directing = {
-            name: each.hypergradient
+            name: (each.hypergradient, self._memories.by_name[name])
             for name, each in self.problems.items()
             if name in self._solved and each.hypergradient is not None and each.hypergradient.directs_steps
         }
@@ -109,7 +111,7 @@ class Program:
         recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
         self._read = {name: self._dependence.read_by(name) for name in recorded}
         self._trace = None if trace is None else (trace, trace_from)
-        self._engine = engine = Engine(problems, reduce or identity_reduce)
+        self._engine = engine = Engine(problems, reduce or identity_reduce, list(self._memories.by_name.values()))
         for name, steps in self._steps.items():
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
         self._gradients = {
@@ -333,21 +335,29 @@ class Program:
         output, gradient = self._gradients[name].live(batch)
         if name in self._unused.waiting:
             self._unused.look(name, gradient, self._held_loss)
-        algorithm = self._directing.get(name)
-        if algorithm is None:
+        directing = self._directing.get(name)
+        if directing is None:
             return output, gradient
-        theta = self.problems[name].current()
-        return output, algorithm.step_direction(name, theta, gradient, batch, batch_number)
+        (algorithm, memory), theta = directing, self.problems[name].current()
+        return output, algorithm.step_direction(name, theta, gradient, batch, batch_number, memory)
+
+    def algorithm_state(self, name: str) -> Any:
+        """Return what the hypergradient of a problem keeps from one pullback to the next; it is not to be changed.
+
+        Args:
+            name: the problem.
+        """
+        return self._memories.by_name[self._problem(name)].value
 
     def statistics(self) -> dict[str, float]:
         """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
-        return {
-            f"{name}/{key}": value
-            for name, problem in self.problems.items()
-            for source in (problem.hypergradient, problem.parallel)
-            if source is not None
-            for key, value in source.statistics().items()
-        }
+        found = {}
+        for name, problem in self.problems.items():
+            values = self._memories.statistics(name)
+            if problem.parallel is not None:
+                values |= problem.parallel.statistics()
+            found.update({f"{name}/{key}": value for key, value in values.items()})
+        return found
 
     def sync(self) -> None:
         """Give all ranks the same parameters, buffers and optimizer states, where stages of a module are theirs."""
@@ -356,7 +366,10 @@ class Program:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all problems, in plain containers."""
-        return {name: problem.state_dict() for name, problem in self.problems.items()}
+        return {
+            name: {**problem.state_dict(), "hypergradient": self._memories.state_dict(name)}
+            for name, problem in self.problems.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state back."""
@@ -371,6 +384,7 @@ class Program:
             check_state(name, state[name], problem.module, problem.optimizer, is_whole=problem.shards is None)
         for name, problem in self.problems.items():
             problem.load_state_dict(state[name], streams)
+            self._memories.load_state_dict(name, state[name]["hypergradient"])
 
     def _held_loss(self, name: str, given: Mapping[str, Sequence[Tensor]]) -> Tensor:
         values = self._engine.nothing()

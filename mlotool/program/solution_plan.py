@@ -67,6 +67,7 @@ class SolutionPlan:
             has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
             cotangent_scale=float(lower.tasks or 1) if is_mean else 1.0,
             traits=engine.traits[self.number],
+            memory=engine.memories[self.number],
         )
         # By input: its number, whether it is a constant, and where its tensors stand among those of all inputs.
         self.inputs: list[tuple[int, bool, slice]] = []

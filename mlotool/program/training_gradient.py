@@ -76,6 +76,8 @@ class Estimated(AbstractGradient):
         self._algorithm = algorithm
         self._loss = engine.losses[number]
         self._problem = engine.problems[number]
+        # All problems below have the same settings; what they keep together is the first one's.
+        self._memory = engine.memories[engine.solutions[number][0].number]
         # A lower solution that the tasks share lets one task's loss depend on another one's parameters.
         is_separable = all(each.problem.tasks is not None for each in engine.solutions[number])
         self._num_tasks = self._problem.tasks if is_separable else None
@@ -99,8 +101,11 @@ class Estimated(AbstractGradient):
             return engine.reduce([value])[0]
 
         devices = tuple({device for each in engine.problems for device in each.devices})
-        theta = self._problem.current()
-        return [*self._algorithm.gradient(loss, theta, devices, self._num_tasks, self._problem.name)]
+        theta, name = self._problem.current(), self._problem.name
+        found = self._algorithm.gradient(
+            loss, theta, self._memory, devices=devices, num_tasks=self._num_tasks, reader=name
+        )
+        return [*found]
 
 
 class LayerParallel(AbstractGradient):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mlotool.problem.stream import SameBatch
 from mlotool.program import Stream
-from tests.program.test_stream import Noisy, Seeded, Whole
+from tests.problem.test_stream import Noisy, Seeded, Whole
 
 pytestmark = pytest.mark.gpu
 

@@ -20,7 +20,7 @@ from mlotool import (
 )
 from mlotool.hypergradient import NormalEquationConjugateGradient
 from tests.gpu.placed import CPU, follow, parameters, placed, relative_error
-from tests.program.test_tasks import TASKS, maml
+from tests.problem.test_tasks import TASKS, maml
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:The .* solve at problem 'learner'")]
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -228,7 +229,6 @@ def test_it_looks_again_where_the_cotangent_was_zero() -> None:
 
 def test_stop_gradient_agrees_with_double_backward() -> None:
     for make in (FD, DIFFERENCE["neumann"]):
-        reverse = make()
-        reverse.product = "reverse"  # type: ignore[attr-defined]
+        reverse = replace(make(), product="reverse")
         expected = program(lambda reverse=reverse: reverse).gradient("weigher")  # type: ignore[misc]
         assert relative_error(program(make).gradient("weigher"), expected) < 1e-4

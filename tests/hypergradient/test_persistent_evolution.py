@@ -50,7 +50,7 @@ def test_a_schedule_equals_a_plain_loop_of_particles() -> None:
     """With momentum, x that moves, and particles that begin again after three rounds."""
     num_pairs, sigma, restart = 2, 0.3, 3
     make = partial(EvolutionStrategies, num_pairs, sigma, persistent=True, restart_every=restart, seed=5)
-    built, draws = program(make(), quadratic, steps=2), make()
+    built, draws = program(make(), quadratic, steps=2), torch.Generator().manual_seed(5)
     lower = built.problems["w"]
     lower.optimizer = momentum(lower.theta.values())
     schedule = Schedule(built)
@@ -69,7 +69,7 @@ def test_a_schedule_equals_a_plain_loop_of_particles() -> None:
     for number in range(8):
         if number % restart == 0:
             particles, sums = [mean] * (2 * num_pairs), [torch.zeros_like(u)] * num_pairs
-        directions = [each[0] for each in draws._draw([u], None)]
+        directions = [each[0] for each in make()._draw([u], None, draws)]
         mean, estimate = advance(mean, u), torch.zeros_like(u)
         for pair, direction in enumerate(directions):
             sums[pair] = sums[pair] + direction
@@ -113,16 +113,15 @@ def test_a_pair_that_diverged_begins_again_by_itself() -> None:
     built.gradient("u")
     failed = int(built.statistics()["w/evolution_failed_pairs"])
     assert 0 < failed < 40
-    history = algorithm.histories["u"]
+    history = built.algorithm_state("w").histories["u"]
     assert len(history.sums) == 40 - failed
     kept = {number: each[0].clone() for number, each in history.sums.items()}
     assert bool(built.gradient("u")["x"].isfinite().all())
     # Those that are there again have one direction behind them, the others two.
-    twin = EvolutionStrategies(40, sigma=1.0)
-    like = [built.problems["u"].module.x.detach()]
-    twin._draw(like, None)
-    second = [each[0] for each in twin._draw(like, None)]
-    for number, each in history.sums.items():
+    like, draws = [built.problems["u"].module.x.detach()], torch.Generator().manual_seed(0)
+    algorithm._draw(like, None, draws)
+    second = [each[0] for each in algorithm._draw(like, None, draws)]
+    for number, each in built.algorithm_state("w").histories["u"].sums.items():
         assert torch.allclose(each[0], kept.get(number, 0) + second[number])
 
 
@@ -145,7 +144,8 @@ def test_each_reader_has_particles_of_its_own() -> None:
         built.gradient("a")
         for name in names:
             # The directions of the second round of `a` are to be the same in both orders.
-            algorithm.generator.manual_seed(7)
+            memory = built._memories.by_name["w"]
+            memory.value = memory.value._replace(generator=torch.Generator().manual_seed(7).get_state())
             found = built.gradient(name)["x"]
         return {"x": found}
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, Exact, FixedPoint, Implicit
+from mlotool.hypergradient.saba import Averages
+from mlotool.problem.interface import LowerView, Vector
+from mlotool.problem.memory import Memory
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from tests.program.small import assert_identical, assert_resumes, numbers, samples
 from tests.program.test_reduce import BILEVEL, batches, two_ranks
@@ -81,7 +84,7 @@ def full_batch() -> tuple[Tensor, Tensor]:
     return torch.linalg.solve(HESSIAN, v), built.gradient("u")["x"]
 
 
-def errors(built: Program, algorithm: SABA, num_epochs: int) -> tuple[list[float], list[float]]:
+def errors(built: Program, num_epochs: int) -> tuple[list[float], list[float]]:
     """Return the relative errors of q and of the hypergradient after each epoch, the largest within it."""
     solution, expected = full_batch()
     of_solution, of_gradient = [], []
@@ -90,7 +93,7 @@ def errors(built: Program, algorithm: SABA, num_epochs: int) -> tuple[list[float
         for _ in range(NUM_BATCHES):
             built.problems["w"].stream.next()
             found = built.gradient("u")["x"]
-            kept = algorithm.readers["u"].solution
+            kept = built.algorithm_state("w").readers["u"].solution
             assert kept is not None
             inside[0].append(float((kept[0] - solution).norm() / solution.norm()))
             inside[1].append(float((found - expected).norm() / expected.norm()))
@@ -100,8 +103,7 @@ def errors(built: Program, algorithm: SABA, num_epochs: int) -> tuple[list[float
 
 
 def test_it_converges_linearly_to_the_full_batch_solution() -> None:
-    algorithm = SABA(step_size=0.1)
-    of_solution, of_gradient = errors(program(algorithm), algorithm, 60)
+    of_solution, of_gradient = errors(program(SABA(step_size=0.1)), 60)
     for found in (of_solution, of_gradient):
         assert found[-1] < 1e-7
         rates = [(later / earlier) ** 0.1 for earlier, later in zip(found[10::10], found[20::10], strict=False)]
@@ -111,26 +113,25 @@ def test_it_converges_linearly_to_the_full_batch_solution() -> None:
 class Soba(SABA):
     """The same without tables: each pullback's own products."""
 
-    def pullback(self, *arguments: Any) -> Any:
-        for averages in self.readers.values():
-            averages.hessian, averages.cross = type(averages.hessian)(), type(averages.cross)()
-        return super().pullback(*arguments)
+    def pullback(self, view: LowerView, inputs: Vector) -> Any:
+        memory = view.problem.memory
+        readers = {name: Averages(each.solution) for name, each in memory.value.readers.items()}
+        memory.value = memory.value._replace(readers=readers)
+        return super().pullback(view, inputs)
 
 
 def test_without_the_tables_the_noise_stays() -> None:
-    algorithm = Soba(step_size=0.1)
-    of_solution, of_gradient = errors(program(algorithm), algorithm, 120)
+    of_solution, of_gradient = errors(program(Soba(step_size=0.1)), 120)
     assert min(of_solution[20:]) > 1e-2
     assert min(of_gradient[20:]) > 1e-1
 
 
 def test_one_batch_is_gradient_descent_on_the_linear_system() -> None:
-    algorithm = SABA(step_size=0.3)
-    built = program(algorithm, Stream(DATA, len(DATA), shuffle=False))
+    built = program(SABA(step_size=0.3), Stream(DATA, len(DATA), shuffle=False))
     solution, expected = full_batch()
     for _ in range(200):
         found = built.gradient("u")["x"]
-    assert torch.allclose(algorithm.readers["u"].solution[0], solution, rtol=1e-10)
+    assert torch.allclose(built.algorithm_state("w").readers["u"].solution[0], solution, rtol=1e-10)
     assert torch.allclose(found, expected, rtol=1e-10)
 
 
@@ -147,10 +148,9 @@ def test_a_key_numbers_the_batches_of_any_stream() -> None:
     def keyed(batch: Mapping[str, Tensor], *, w: Any, u: Any) -> Tensor:
         return fit(batch["data"][0], w=w, u=u)
 
-    algorithm = SABA(step_size=0.1, key="group")
-    built = program(algorithm, Stream(Groups(), 1, seed=3))
+    built = program(SABA(step_size=0.1, key="group"), Stream(Groups(), 1, seed=3))
     built.problems["w"].loss = keyed
-    of_solution, of_gradient = errors(built, algorithm, 120)
+    of_solution, of_gradient = errors(built, 120)
     assert of_solution[-1] < 1e-8
     assert of_gradient[-1] < 1e-8
 
@@ -227,7 +227,7 @@ def test_the_steps_are_those_of_saga_written_out() -> None:
 
 def test_a_parameter_that_no_batch_uses_has_no_gradient_to_average() -> None:
     algorithm, x = SABA(step_size=0.1), numbers(1.0, 2.0)
-    step = partial(algorithm.step_direction, "w", [x, x])
+    step = partial(algorithm.step_direction, "w", [x, x], memory=Memory(algorithm.initial_state()))
     first = step([x, None], None, 0)
     assert torch.equal(first[0], x)
     assert first[1] is None

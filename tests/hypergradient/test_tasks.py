@@ -26,7 +26,7 @@ from mlotool.hypergradient import (
 from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct
 from mlotool.hypergradient.vector import add, choose, dot, flatten, norm, scaled, unflatten
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
-from tests.program import test_tasks as maml
+from tests.problem import test_tasks as maml
 
 SHAPES = [(2, 2), (), (3,)]
 SIZE = 8
@@ -191,8 +191,8 @@ def test_a_small_task_has_a_finite_difference_of_its_own() -> None:
 @pytest.mark.filterwarnings("ignore:The .* solve at problem")
 def test_implicit_maml_equals_a_loop_over_tasks(make: Callable[[], AbstractSolver], product: Any) -> None:
     batch = maml.stacked(maml.episodes()[: maml.TASKS])
-    algorithm = Implicit(make(), product, report_every=1)
-    program = maml.maml(maml.TASKS, algorithm)
+    solver = make()
+    program = maml.maml(maml.TASKS, Implicit(solver, product, report_every=1))
     found = program.gradient("meta", {"learner": batch, "meta": batch})
     singles = []
     for episode in maml.episodes()[: maml.TASKS]:
@@ -200,7 +200,6 @@ def test_implicit_maml_equals_a_loop_over_tasks(make: Callable[[], AbstractSolve
         singles.append(single.gradient("meta", {"learner": episode, "meta": episode}))
     for key, value in found.items():
         assert torch.allclose(value, sum(each[key] for each in singles) / maml.TASKS, rtol=1e-5, atol=1e-7)
-    assert algorithm.last is not None
-    assert len(algorithm.last.task_statuses) == maml.TASKS
-    if isinstance(algorithm.solver, NormalEquationConjugateGradient):
+    assert len(program.algorithm_state("learner").last.task_statuses) == maml.TASKS
+    if isinstance(solver, NormalEquationConjugateGradient):
         assert program.statistics()["learner/solver_cosine"] == pytest.approx(1.0, abs=1e-6)

@@ -17,6 +17,9 @@ from mlotool.hypergradient import (
     NormalEquationConjugateGradient,
     Nystrom,
 )
+from mlotool.hypergradient.implicit_state import keep_start, start_for
+from mlotool.problem.interface import LowerProblem
+from mlotool.problem.memory import Memory
 from tests import programs
 
 HESSIAN = programs.definite(1)
@@ -90,14 +93,16 @@ def test_the_columns_of_a_resumed_nystrom_are_those_of_the_whole_run() -> None:
 
 def test_a_start_of_other_shapes_is_dropped() -> None:
     algorithm = Implicit(FixedPoint(1, 0.2), warm_start=True)
-    algorithm.keep("w", [torch.ones(3)])
-    assert algorithm.start("w", [torch.zeros(3)]) is not None
-    assert algorithm.start("other", [torch.zeros(3)]) is None
-    assert algorithm.start("w", [torch.zeros(4)]) is None
-    assert algorithm.start("w", [torch.zeros(3, dtype=torch.float64)]) is None
-    algorithm.keep("w", [torch.full((3,), torch.nan)])  # keeps the last good one
-    assert torch.equal(algorithm.start("w", [torch.zeros(3)])[0], torch.ones(3))
-    assert Implicit(FixedPoint()).state_dict() == {}
+    memory = Memory(algorithm.initial_state())
+    read, other = (LowerProblem("w", reader, memory=memory) for reader in ("u", "v"))
+    keep_start(read, [torch.ones(3)])
+    assert start_for(read, [torch.zeros(3)]) is not None
+    assert start_for(other, [torch.zeros(3)]) is None
+    assert start_for(read, [torch.zeros(4)]) is None
+    assert start_for(read, [torch.zeros(3, dtype=torch.float64)]) is None
+    keep_start(read, [torch.full((3,), torch.nan)])  # keeps the last good one
+    assert torch.equal(start_for(read, [torch.zeros(3)])[0], torch.ones(3))
+    assert Implicit(FixedPoint()).state_dict(memory.value) == {}
 
 
 @pytest.mark.parametrize("solver", [ConjugateGradient(50, 1e-13), FixedPoint(70, 0.2, 1e-7)], ids=["cg", "fixed"])

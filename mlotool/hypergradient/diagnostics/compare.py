@@ -93,7 +93,7 @@ def with_algorithms(
     return Program(problems, program.graph, program.reduce)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Converged(AbstractSolver):
     """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H."""
 
@@ -249,8 +249,8 @@ def _measured(
 def _statuses(program: Program) -> tuple[bool, str]:
     """Return whether every solve converged that was to, and how they ended where that is worth a word."""
     found, has_converged = [], True
-    for name, problem in program.problems.items():
-        last = getattr(problem.hypergradient, "last", None)
+    for name in program.problems:
+        last = getattr(program.algorithm_state(name), "last", None)
         if isinstance(last, SolveResult) and last.status is not Status.FIXED:
             residual = "" if last.residual is None else f", residual {last.residual:.1e}"
             found.append(f"{name}: {last.status.value}{residual}")

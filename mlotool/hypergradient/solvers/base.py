@@ -54,7 +54,7 @@ OVERFLOW = (
 
 
 class AbstractSolver(ABC):
-    """Approximates `H^-1 v` for a symmetric H that is known by its products alone.
+    """Approximates `H^-1 v` for a symmetric H that is known by its products alone: settings, which never change.
 
     With a leading task axis H is block-diagonal: the systems are solved side by side, and none knows of another.
     """
@@ -94,6 +94,17 @@ class AbstractSolver(ABC):
                 `view(theta, ())` is the loss. None without any of these.
         """
 
+    def solve_from(
+        self, state: Any, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
+    ) -> tuple[SolveResult, Any]:
+        """Return what `solve` returns, and what is kept for the next solve.
+
+        Args:
+            state: what was kept by the last solve, `initial_state` at first.
+            matvec, vector, start, view: as for `solve`.
+        """
+        return self.solve(matvec, vector, start=start, view=view), state
+
     def check(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a problem that it cannot do with, or a missing package.
 
@@ -105,12 +116,17 @@ class AbstractSolver(ABC):
             ConfigError: it cannot.
         """
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+    def initial_state(self) -> Any:
+        """Return what is kept before the first solve; None for a solver that keeps nothing."""
+        return None
+
+    def state_dict(self, state: Any) -> dict[str, Any]:
+        """Return what a resumed run needs of the state, in plain containers."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state back."""
+    def load_state(self, saved: dict[str, Any]) -> Any:
+        """Return the state that `state_dict` has saved."""
+        return self.initial_state()
 
 
 def tasks_of(view: LowerView | None) -> int | None:

@@ -34,7 +34,7 @@ _ITSELF = _RETURNED.format(else_="v itself (as by Identity)")
 _ALONG = _RETURNED.format(else_="v over the size of its own curvature")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ConjugateGradient(AbstractSolver):
     """Solves `(H + damping I) q = v` by conjugate gradient (Hestenes & Stiefel 1952; iMAML, arXiv 1909.04630).
 

@@ -16,7 +16,7 @@ from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
 
-@dataclass
+@dataclass(frozen=True)
 class Exact(AbstractSolver):
     """Builds `H + damping I` column by column and solves by LU.
 

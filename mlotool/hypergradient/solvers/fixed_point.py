@@ -26,7 +26,7 @@ _LOST = 1e3
 """Residual of a start over that of zero, beyond which the last pullbacks have led away."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class FixedPoint(AbstractSolver):
     """Repeats `q <- q - a (H q - v)`, with `a = step_size` (Richardson's iteration).
 

@@ -11,7 +11,7 @@ from mlotool.hypergradient.vector import scaled
 from mlotool.problem.interface import LowerView, Vector
 
 
-@dataclass
+@dataclass(frozen=True)
 class Identity(AbstractSolver):
     """`q = step_size * v`: H is taken for the identity over `step_size`.
 

@@ -21,7 +21,7 @@ from mlotool.problem.interface import LowerView, Vector
 _LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mean_squared_error": nn.MSELoss}
 
 
-@dataclass
+@dataclass(frozen=True)
 class KFAC(AbstractSolver):
     """`q = (G + damping I)^-1 v` for the generalized Gauss-Newton matrix G of a network, or its Kronecker factors.
 
@@ -71,7 +71,6 @@ class KFAC(AbstractSolver):
                 f"KFAC: found damping={self.damping}; expected damping > 0, since G may be singular. "
                 "Correct hypergradient.solver.damping."
             )
-        self._inner = ConjugateGradient(self.max_iterations, self.tolerance, self.damping)
 
     def check(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a task axis, and kinds whose extra is missing."""
@@ -128,7 +127,8 @@ class KFAC(AbstractSolver):
             def mean(direction: Vector) -> Vector:
                 return view.problem.reduce(scaled(product(direction), view.weight))
 
-            found = self._inner.solve(mean, vector, start=start)
+            solver = ConjugateGradient(self.max_iterations, self.tolerance, self.damping)
+            found = solver.solve(mean, vector, start=start)
             return found.solution, (found.status, 0, found.residual)
         make = curvature.KFACLinearOperator if self.kind == "kfac" else curvature.EKFACLinearOperator
         operator = make(

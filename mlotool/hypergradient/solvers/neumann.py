@@ -13,7 +13,7 @@ from mlotool.hypergradient.vector import add, choose, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 
-@dataclass
+@dataclass(frozen=True)
 class Neumann(AbstractSolver):
     """`q = a * sum over k < num_terms of (I - a H)^k v`, with `a = step_size`.
 

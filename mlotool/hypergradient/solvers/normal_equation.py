@@ -27,7 +27,7 @@ from mlotool.hypergradient.vector import add, choose, dot, scaled, zeros
 from mlotool.problem.interface import LowerView, Vector
 
 
-@dataclass
+@dataclass(frozen=True)
 class NormalEquationConjugateGradient(AbstractSolver):
     """Minimises `norm(A q - v)` for `A = H + damping I` by conjugate gradient on `A^2 q = A v` (CGLS, CGNR).
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ MAX_RANK = 10_000
 _RETURNED = "v is divided by rho along all that the columns of H do not show, which may be far too long."
 
 
-@dataclass
+@dataclass(frozen=True)
 class Nystrom(AbstractSolver):
     """`q = (H_r + rho I)^-1 v`, with `H_r = C W^+ C^T` from r random columns C of H and the rows W of C at these.
 
@@ -37,7 +37,8 @@ class Nystrom(AbstractSolver):
     Args:
         rank: r, columns; of smaller problems all.
         rho: added to the diagonal.
-        seed: of the columns. Each solve draws new ones, by a generator of its own; tasks share them.
+        seed: of the columns. Each solve of a program draws new ones, by a generator of its own; tasks share them.
+            `solve` alone draws the first ones.
 
     Cost: r + 1 products; r vectors of memory; r^2 p operations.
 
@@ -53,7 +54,6 @@ class Nystrom(AbstractSolver):
     rank: int = 10
     rho: float = 0.01
     seed: int = 0
-    num_solves: int = field(default=0, init=False, repr=False, compare=False)
     is_differentiable: ClassVar[bool] = False
     failures: ClassVar[Mapping[Status, str]] = {
         Status.NEGATIVE_CURVATURE: f"{_RETURNED} Raise rho above the most negative eigenvalue's size.",
@@ -73,11 +73,17 @@ class Nystrom(AbstractSolver):
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
-        """Return the product of the inverse with `v`."""
+        """Return the product of the inverse with `v`, by the first columns."""
+        return self.solve_from(0, matvec, vector, start=start, view=view)[0]
+
+    def solve_from(
+        self, state: int, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
+    ) -> tuple[SolveResult, int]:
+        """Return the same by the next columns, and how often columns were drawn, which is the state."""
         num_tasks = tasks_of(view)
         rows = flatten(vector, num_tasks)
         _check_memory(self.rank, rows)
-        indices = self._draw(rows.shape[1])
+        indices = self._draw(rows.shape[1], state)
         columns = []
         for index in indices:
             basis = torch.zeros_like(rows)
@@ -95,20 +101,24 @@ class Nystrom(AbstractSolver):
         error, size = norms((add(add(matvec(solution), solution, self.rho), vector, -1.0), vector), num_tasks)
         residuals = relative(error, size)
         progress.end(residuals > 1, Status.INACCURATE)
-        return progress.result(solution, len(indices) + 1, residuals)
+        return progress.result(solution, len(indices) + 1, residuals), state + 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def initial_state(self) -> int:
+        """Return 0: no columns were drawn."""
+        return 0
+
+    def state_dict(self, state: int) -> dict[str, Any]:
         """Return how often columns were drawn."""
-        return {"num_solves": self.num_solves}
+        return {"num_solves": state}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.num_solves = state["num_solves"]
+    def load_state(self, saved: dict[str, Any]) -> int:
+        """Return how often columns were drawn."""
+        count: int = saved["num_solves"]
+        return count
 
-    def _draw(self, size: int) -> list[int]:
+    def _draw(self, size: int, num_solves: int) -> list[int]:
         # A generator made anew: what is drawn depends on the seed and the number of the solve alone.
-        generator = random.Random(f"{self.seed}/{self.num_solves}")
-        self.num_solves += 1
+        generator = random.Random(f"{self.seed}/{num_solves}")
         return generator.sample(range(size), min(self.rank, size))
 
     def _inverse(self, factor: Tensor, rows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ _NO_STEP = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class OptimizerPreconditioner(AbstractSolver):
     """`q = (du/dg)^T v` for the optimizer's next update `theta <- theta - u(g)` at the current gradient g (SAMA).
 

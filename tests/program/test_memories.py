@@ -1,0 +1,157 @@
+"""What algorithms keep belongs to the program and the problem; their settings may be shared."""
+
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, fields
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.hypergradient import SABA, EvolutionStrategies, FixedPoint, Implicit, Nystrom, Penalty
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
+from tests.hypergradient.every_algorithm import EVERY, SOLVERS
+from tests.program.small import assert_identical, numbers, parameters, samples
+from tests.programs import Point
+
+KEEPING: dict[str, Callable[[], AbstractHypergradient]] = {
+    "warm": lambda: Implicit(FixedPoint(3, 0.1), warm_start=True, report_every=2),
+    "nystrom": lambda: Implicit(Nystrom(rank=2, rho=10.0)),
+    "penalty": lambda: Penalty(multiplier=20.0, growth=0.5, num_steps=2, step_size=0.1),
+    "barrier": lambda: Penalty(rule="barrier", barrier=0.5, num_steps=2, step_size=0.1),
+    "saba": lambda: SABA(step_size=0.1),
+    "evolution": lambda: EvolutionStrategies(2, sigma=0.1, persistent=True, restart_every=5),
+}
+"""All that keep something from one pullback to the next."""
+
+NUM_TICKS = 9
+
+
+def pull(batch: Tensor, *, w: Any, u: Any, shift: float) -> Tensor:
+    return 0.5 * ((w() - batch) ** 2).sum(1).mean() + 0.5 * (torch.exp(u() + shift) * w() ** 2).sum()
+
+
+def meet(batch: Any, **lowers: Any) -> Tensor:
+    return sum((((each() - 1) ** 4).sum() for each in lowers.values()), torch.zeros(()))
+
+
+def program(*algorithms: AbstractHypergradient, seed: int = 0) -> Program:
+    """Return a program of a lower problem for each algorithm, and an upper one that shapes and reads them all."""
+    names = [f"w{number}" for number in range(len(algorithms))]
+    problems = [
+        Problem(
+            name,
+            Point(numbers(0.5, -0.3, 0.8) + 0.1 * seed),
+            partial(pull, shift=0.2 * number),
+            roles={"w": name, "u": "u"},
+            stream=Stream(samples(12, seed + number), 4, shuffle=False),
+            optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+            hypergradient=algorithm,
+        )
+        for number, (name, algorithm) in enumerate(zip(names, algorithms, strict=True))
+    ]
+    optimizer = partial(torch.optim.SGD, lr=0.01)
+    roles = {name: name for name in names}
+    problems.append(Problem("u", Point(numbers(0.1, 0.2, -0.4)), meet, roles=roles, optimizer=optimizer))
+    return Program(problems, Graph({"u": names}, {name: ["u"] for name in names}))
+
+
+def ticked(*programs: Program) -> list[dict[str, Any]]:
+    """Tick the programs in turn; return their parameters and statistics."""
+    schedules = [Schedule(each) for each in programs]
+    for _ in range(NUM_TICKS):
+        for schedule in schedules:
+            schedule.tick()
+    return [{"parameters": parameters(each), "statistics": each.statistics()} for each in programs]
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert_identical(a["parameters"], b["parameters"])
+    assert a["statistics"] == b["statistics"]
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_programs_that_share_settings_do_not_meet(name: str) -> None:
+    make, shared = KEEPING[name], KEEPING[name]()
+    together = ticked(program(shared), program(shared, seed=3))
+    alone = [*ticked(program(make())), *ticked(program(make(), seed=3))]
+    assert_same(together[0], alone[0])
+    assert_same(together[1], alone[1])
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_problems_that_share_settings_do_not_meet(name: str) -> None:
+    make, shared = KEEPING[name], KEEPING[name]()
+    assert_same(ticked(program(shared, shared))[0], ticked(program(make(), make()))[0])
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_what_is_kept_changes_what_comes(name: str) -> None:
+    """Else the tests above would say nothing."""
+    made, fresh = (program(KEEPING[name]()) for _ in range(2))
+    ticked(made)
+    before = made.state_dict()
+    fresh.load_state_dict(before)
+    kept = [each.gradient("u")["x"] for each in (made, fresh)]
+    assert torch.equal(*kept)
+    made.load_state_dict(before)
+    made._memories.by_name["w0"].value = KEEPING[name]().initial_state()
+    assert not torch.equal(made.gradient("u")["x"], kept[0])
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_value_that_was_kept_does_not_change(name: str) -> None:
+    made, algorithm = program(KEEPING[name]()), KEEPING[name]()
+    ticked(made)
+    kept = made.algorithm_state("w0")
+    before = repr(algorithm.state_dict(kept))
+    ticked(made)
+    assert repr(algorithm.state_dict(kept)) == before
+    assert repr(algorithm.state_dict(made.algorithm_state("w0"))) != before
+
+
+@pytest.mark.parametrize("name", [*EVERY, *SOLVERS])
+def test_settings_do_not_change(name: str) -> None:
+    settings: Any = {**SOLVERS, **EVERY}[name]()
+    for each in fields(settings):
+        with pytest.raises(FrozenInstanceError):
+            setattr(settings, each.name, getattr(settings, each.name))
+    assert all(each.init for each in fields(settings))
+
+
+def test_checkpoints_of_before_have_starts_by_problem_and_reader() -> None:
+    made, other = (program(KEEPING["warm"]()) for _ in range(2))
+    ticked(made)
+    start = made.algorithm_state("w0").starts["u"]
+    before = {
+        "starts": {"w0 for u": [tensor.clone() for tensor in start]},
+        "num_pullbacks": NUM_TICKS,
+        "last": ["fixed number of terms", 3, 0.5],
+        "quality": [0.25, 0.75],
+    }
+    state = made.state_dict()
+    other.load_state_dict({**state, "w0": {**state["w0"], "hypergradient": before}})
+    assert other.algorithm_state("w0").num_pullbacks == NUM_TICKS
+    assert other.statistics() == {"w0/solver_residual": 0.25, "w0/solver_products": 3.0, "w0/solver_cosine": 0.75}
+    assert torch.equal(made.gradient("u")["x"], other.gradient("u")["x"])
+
+
+def test_checkpoints_of_before_have_what_other_algorithms_keep_as_today() -> None:
+    """The keys as they were when the settings themselves kept it."""
+    kept = {}
+    for name, make in KEEPING.items():
+        made = program(make())
+        ticked(made)
+        kept[name] = made.state_dict()["w0"]["hypergradient"]
+    assert kept["nystrom"] == {"last": kept["nystrom"]["last"], "solver": {"num_solves": NUM_TICKS}}
+    for name in ("penalty", "barrier"):
+        assert list(kept[name]) == ["readers", "last_multiplier"]
+        assert list(kept[name]["readers"]["u"]) == ["point", "multiplier"]
+    assert kept["penalty"]["readers"]["u"]["multiplier"] == 20.0 + 0.5 * NUM_TICKS
+    assert list(kept["saba"]) == ["readers", "gradients", "is_used"]
+    assert list(kept["saba"]["readers"]["u"]) == ["solution", "hessian", "cross"]
+    assert [key for key, _ in kept["saba"]["gradients"]["last"]] == [0, 1, 2]
+    assert list(kept["evolution"]) == ["generator", "last", "histories", "ends"]
+    assert list(kept["evolution"]["histories"]["u"]) == ["sums", "num_rounds"]
+    assert kept["evolution"]["ends"][0][0] == ["w0", "u", 0]
