@@ -226,7 +226,6 @@ def _stream(name: str, node: Values | None, seed: int, data: Any) -> "Stream | N
 def _hypergradient(key: str, node: Values, values: Values) -> Any:
     from mlotool.program import AbstractHypergradient
 
-    # One for each problem: they keep state.
     own = node["hypergradient"]
     key, chosen = ("hypergradient", values["hypergradient"]) if own is None else (key, own)
     algorithm = instantiate(key, chosen)

@@ -13,10 +13,11 @@ from mlotool.core.replay import RandomState
 from mlotool.hypergradient.particles import History
 from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, unflatten
-from mlotool.problem.interface import AbstractZerothOrder, LowerView, Particle, Vector
+from mlotool.problem.interface import LowerView, Particle, Vector
 from mlotool.problem.memory import Memory
 from mlotool.problem.trajectory import on_device
 from mlotool.problem.update import State
+from mlotool.problem.zeroth_order import AbstractZerothOrder
 
 End = tuple[tuple[Tensor, ...], tuple[State, ...]]
 """The parameters and optimizer state that a rollout came to."""

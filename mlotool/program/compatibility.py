@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from mlotool.core.errors import ConfigError
-from mlotool.problem.interface import AbstractHypergradient, AbstractZerothOrder
+from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.problem import Problem
 from mlotool.problem.update import find_update
+from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.solution_order import SolutionNode
 
 Steps = Mapping[str, Sequence[SolutionNode]]

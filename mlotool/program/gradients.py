@@ -1,6 +1,7 @@
 """How the total gradient of each problem is taken."""
 
-from mlotool.problem.interface import AbstractZerothOrder, identity_reduce
+from mlotool.problem.interface import identity_reduce
+from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
 from mlotool.program.traced_gradient import Traced, can_be_traced
 from mlotool.program.training_gradient import AbstractGradient, Differentiated, Estimated, LayerParallel, Sharded

@@ -12,11 +12,12 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call
-from mlotool.problem.interface import AbstractZerothOrder, Reduce, identity_reduce
+from mlotool.problem.interface import Reduce, identity_reduce
 from mlotool.problem.problem import Problem
 from mlotool.problem.trajectory import LowerSnapshot, StepGraph, StepRecord, Trajectory
 from mlotool.problem.update import Settings
 from mlotool.problem.usable import check_kept, check_owners, check_shared, check_state
+from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.arguments import check_program
 from mlotool.program.compatibility import algorithm_of, check_algorithms, find_zeroth_order
 from mlotool.program.engine import Engine

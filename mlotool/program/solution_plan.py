@@ -12,7 +12,6 @@ from mlotool.core.precision import full_precision
 from mlotool.problem.batch_share import Share
 from mlotool.problem.interface import (
     AbstractHypergradient,
-    AbstractZerothOrder,
     Connected,
     Eliminated,
     LowerProblem,
@@ -25,6 +24,7 @@ from mlotool.problem.problem import Problem
 from mlotool.problem.stream import SameBatch, Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
 from mlotool.problem.update import Settings, State, find_update
+from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
 from mlotool.program.learned_settings import learned_settings, start_of
 from mlotool.program.loss_plan import Tensors, Values
