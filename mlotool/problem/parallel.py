@@ -1,7 +1,7 @@
 """How a problem's own training step may evaluate its module: layer-parallel, in place of one serial pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,6 @@ from torch.optim import Optimizer
 
 from mlotool.core.loss_output import LossOutput
 from mlotool.problem.interface import AbstractHypergradient
-
-
-class StageDone(Exception):  # noqa: N818 - no error: it leaves a loss whose rest belongs to another rank
-    """Raised out of a loss by a rank that has no part in what follows its module."""
 
 
 class AbstractParallel(ABC):
@@ -97,18 +93,16 @@ class AbstractParallel(ABC):
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run in the module's place, in train mode and with its own parameters.
+        """Run in the module's place, in train mode and with its own parameters."""
 
-        Raises:
-            StageDone: the loss of what the module returns is another rank's; `output` stands for it.
+    def evaluate(self, loss: Callable[[], LossOutput]) -> LossOutput:
+        """Return the loss of a training step, the same numbers on all ranks that take it together.
+
+        Args:
+            loss: evaluates it, and calls this object in the module's place. A rank that has only the first part of the
+                module leaves it there, and returns what the rank with the last part has found.
         """
-
-    def publish(self, output: LossOutput) -> None:
-        """Tell the ranks that have raised StageDone what to log as the step's loss."""
-
-    def output(self) -> LossOutput:
-        """Return what to log as the step's loss where `StageDone` was raised."""
-        raise NotImplementedError
+        return loss()
 
     def gradient(self, loss: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Return what the problem steps along, and move its own state (auxiliary variables, ...).

@@ -11,7 +11,7 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import full_precision
 from mlotool.problem.batch_share import Share
 from mlotool.problem.interface import Particle, Vector
-from mlotool.problem.parallel import AbstractParallel, StageDone
+from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
@@ -134,14 +134,9 @@ class LayerParallel(AbstractGradient):
             return loss(given, batch).loss
 
         parallel.begin(*Share.opened(batch))
-        try:
-            for each in engine.solutions[number]:
-                each.add(values, NOW, direct)
-            output = loss.live(values, batch)
-        except StageDone:
-            output = parallel.output()
-        else:
-            parallel.publish(output)
+        for each in engine.solutions[number]:
+            each.add(values, NOW, direct)
+        output = parallel.evaluate(lambda: loss.live(values, batch))
         found = parallel.gradient(output.loss, problem.own)
         return output, [*found] if parallel.is_divided else _reduced(found, engine.reduce)
 

@@ -8,7 +8,8 @@ import torchvision
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.partition import Chain, _balanced, partition
+from mlotool.layerparallel.partition import Chain, partition
+from mlotool.layerparallel.partition.balance import balanced
 from mlotool.models import MLP, ResNet, TextTransformer
 
 
@@ -103,7 +104,7 @@ def test_cuts_by_name() -> None:
     assert stages[1].layers == ["stages.1.0", "stages.1.1", "stages.2.0"]
 
 
-def test_costs_are_balanced() -> None:
+def test_costs_arebalanced() -> None:
     """Of 1 + 6 blocks: the strided ones cost less, all others the same."""
     stages = partition(ResNet(20, 4, [3, 8, 8], width=4), 3, example=images())
     assert [stage.layers[0] for stage in stages] == ["convolution", "stages.1.0", "stages.2.0"]
@@ -123,7 +124,7 @@ def test_no_cut_is_better(num_stages: int) -> None:
         bounds = [0, *cuts, len(costs)]
         return max(sum(costs[a:b]) for a, b in itertools.pairwise(bounds))
 
-    found = tuple(int(name) for name in _balanced(costs, names, num_stages))
+    found = tuple(int(name) for name in balanced(costs, names, num_stages))
     best = min(largest(cuts) for cuts in itertools.combinations(range(1, len(costs)), num_stages - 1))
     assert largest(found) == best
 

@@ -1,6 +1,6 @@
 """A layer-parallel stand-in: it takes the training steps of its problem, and nothing else sees it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.hypergradient import Exact, Implicit, Unrolled
-from mlotool.problem.parallel import AbstractParallel, StageDone
+from mlotool.problem.parallel import AbstractParallel
 from mlotool.program import Problem, Schedule
 from tests.program.small import assert_identical, numbers, pair, parameters
 
@@ -49,10 +49,7 @@ class Doubled(AbstractParallel):
 class Elsewhere(Doubled):
     """A rank whose stage is not the last one."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise StageDone
-
-    def output(self) -> LossOutput:
+    def evaluate(self, loss: Callable[[], LossOutput]) -> LossOutput:
         return LossOutput(numbers(7.0).sum())
 
     def gradient(self, loss: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor | None]:

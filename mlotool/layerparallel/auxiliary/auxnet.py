@@ -9,7 +9,8 @@ from torch import Tensor, fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.partition import Chain, Inputs, Stage, at_rest, first_sample
+from mlotool.layerparallel.partition.chain import Chain
+from mlotool.layerparallel.partition.stage import Inputs, Stage, at_rest, first_sample
 
 
 class AuxNet(nn.Module):

@@ -1,7 +1,11 @@
 """What a user sets of the method of auxiliary variables, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
@@ -18,8 +22,16 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of `Auxiliary`, which says what each means."""
+    """The settings of `Auxiliary`, which says what each means, with the defaults that depend on others filled in.
 
+    Example:
+        >>> from mlotool.layerparallel import Auxiliary
+        >>> settings = Auxiliary(stages=2, beta=4.0).settings
+        >>> settings.is_stored, settings.step_size(beta=4.0, weight=0.5)
+        (True, 0.25)
+    """
+
+    stages: int
     method: str
     variables: str
     beta: Beta
@@ -34,6 +46,24 @@ class Settings:
     noise: float
     copies: int
     recalibrate: int
+    auxnet: nn.Module | None
+    table_device: str | None
+    streams: bool
+
+    @classmethod
+    def of(cls, given: Any, **found: Any) -> "Settings":
+        """Return the settings that an object has as attributes, but for those that are `found`."""
+        return cls(**{each.name: getattr(given, each.name) for each in fields(cls) if each.name not in found}, **found)
+
+    @property
+    def num_stages(self) -> int:
+        """K."""
+        return self.stages
+
+    @property
+    def device_of_tables(self) -> torch.device | None:
+        """Where stored variables are kept; None is where the module is."""
+        return None if self.table_device is None else torch.device(self.table_device)
 
     @property
     def is_stored(self) -> bool:

@@ -11,6 +11,37 @@ from mlotool.problem.batch_share import bounds
 
 
 @dataclass(frozen=True)
+class BufferMoves:
+    """Which passes of a step move BatchNorm's running statistics.
+
+    Args:
+        in_serial_pass: a serial pass collects them in this step.
+        in_stages: the stages' own passes move them.
+        num_collected: serial passes that have collected them before.
+
+    Example:
+        >>> BufferMoves.of(recalibrate=5, num_steps=10)
+        BufferMoves(in_serial_pass=True, in_stages=False, num_collected=2)
+    """
+
+    in_serial_pass: bool = False
+    in_stages: bool = True
+    num_collected: int = 0
+
+    @classmethod
+    def of(cls, recalibrate: int, num_steps: int) -> "BufferMoves":
+        """Return those of a step.
+
+        Args:
+            recalibrate: steps between two serial passes that collect them; 0 leaves that to the stages' passes.
+            num_steps: taken before.
+        """
+        if not recalibrate:
+            return cls()
+        return cls(num_steps % recalibrate == 0, False, num_steps // recalibrate)
+
+
+@dataclass(frozen=True)
 class StageStep:
     """What a step is about.
 
@@ -26,9 +57,7 @@ class StageStep:
         num_replicas: how many parts the batch has.
         slots: where the samples' variables are stored, (s,), on the CPU; None where none are.
         unseen: which of the samples have no stored variables yet, (s,); None where none are stored.
-        moves_buffers: whether running statistics are collected by a serial pass, and only by it, in this step.
-        freezes_buffers: whether the stages' own passes leave them alone.
-        num_collected: serial passes that have collected running statistics before.
+        buffers: which passes move running statistics.
     """
 
     inputs: Inputs
@@ -42,14 +71,12 @@ class StageStep:
     num_replicas: int = 1
     slots: Tensor | None = None
     unseen: Tensor | None = None
-    moves_buffers: bool = False
-    freezes_buffers: bool = False
-    num_collected: int = 0
+    buffers: BufferMoves = BufferMoves()
 
     @property
     def is_serial(self) -> bool:
         """Whether the batch has to pass through all stages one after the other first."""
-        return self.moves_buffers or (self.unseen is not None and bool(self.unseen.any()))
+        return self.buffers.in_serial_pass or (self.unseen is not None and bool(self.unseen.any()))
 
     def weight(self, interface: int) -> float:
         """Return c of an interface: of the losses, whose gradients are then averaged over the replicas."""

@@ -23,7 +23,7 @@ from mlotool.layerparallel.auxiliary.variables import (
     StoredVariables,
 )
 from mlotool.layerparallel.auxiliary.worker import Worker
-from mlotool.layerparallel.partition import Inputs, Stage, at_rest, first_sample
+from mlotool.layerparallel.partition.stage import Inputs, Stage, at_rest, first_sample
 
 T = TypeVar("T")
 
@@ -61,9 +61,6 @@ class Team:
         exchange: between stages, of which it says which are this process's.
         timeline: takes the times.
         seed: of the noise.
-        auxnet: a smaller module of the same family; None thins out the stages.
-        table_device: where stored variables are kept.
-        has_lanes: on a GPU, whether the stages of one process have CUDA streams of their own.
 
     Attributes:
         workers: by stage.
@@ -77,9 +74,6 @@ class Team:
         exchange: AbstractExchange,
         timeline: Timeline,
         seed: int,
-        auxnet: nn.Module | None = None,
-        table_device: torch.device | None = None,
-        has_lanes: bool = False,
     ) -> None:
         self.cut = plan.cut
         self._plan = plan
@@ -88,14 +82,14 @@ class Team:
         parameter = next(plan.module.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
         num_stages = len(plan.stages)
-        parts = [] if settings.is_stored or num_stages == 1 else self._parts(settings, auxnet)
-        has_lanes = has_lanes and self.device.type == "cuda" and isinstance(exchange, LocalExchange)
+        parts = [] if settings.is_stored or num_stages == 1 else self._parts(settings)
+        has_lanes = settings.streams and self.device.type == "cuda" and isinstance(exchange, LocalExchange)
         if isinstance(exchange, LocalExchange):
             exchange.has_lanes = has_lanes
         self._lanes = CudaStreams(range(num_stages - 1) if has_lanes else (), self.device)
         self.workers: dict[int, Worker] = {}
         for number in exchange.own(num_stages):
-            variables = _variables(number, num_stages, settings, exchange, seed + number, parts, table_device)
+            variables = _variables(number, num_stages, settings, exchange, seed + number, parts)
             variables.to(self.device)
             self.workers[number] = Worker(plan.stages[number], variables, exchange, timeline, plan.places)
 
@@ -234,8 +228,8 @@ class Team:
         means = iter(self._exchange.replicas.mean([each for each in found if each is not None]))
         return [None if each is None else next(means) for each in found]
 
-    def _parts(self, settings: Settings, auxnet: nn.Module | None) -> list[nn.Module]:
-        plan = self._plan
+    def _parts(self, settings: Settings) -> list[nn.Module]:
+        plan, auxnet = self._plan, settings.auxnet
         if auxnet is None:
             return thinned_parts(plan.module, plan.stages, plan.inputs, settings.auxnet_blocks)
         auxnet.to(self.device, self.dtype)
@@ -250,10 +244,9 @@ def _variables(
     exchange: AbstractExchange,
     seed: int,
     parts: Sequence[nn.Module],
-    table_device: torch.device | None,
 ) -> AbstractVariables:
     if settings.is_stored:
-        return StoredVariables(number, num_stages, settings, exchange, seed, table_device)
+        return StoredVariables(number, num_stages, settings, exchange, seed)
     if settings.variables == "auxnet":
         network = AuxNet(parts[number : number + 1], number == 0) if number < num_stages - 1 else None
         # The noise at an interface is its own, whichever of its stages draws it.

@@ -123,9 +123,9 @@ class StoredVariables(AbstractVariables):
         settings: Settings,
         exchange: AbstractExchange,
         seed: int,
-        device: torch.device | None,
     ) -> None:
         super().__init__(number, num_stages, settings, exchange, seed)
+        device = settings.device_of_tables
         self._variables, self._multipliers = Table(device), Table(device)
         self._clean: Tensor | None = None
         self._multiplier: Tensor | None = None

@@ -56,9 +56,10 @@ class Worker:
             self._exchange.expect("serial", number - 1, number, step.blank(number))
             state = self._exchange.receive("serial", number - 1, number)
             self.variables.start(step, state)
-        if self.is_last and not step.moves_buffers:
+        if self.is_last and not step.buffers.in_serial_pass:
             return
-        with torch.no_grad(), self._buffers(step.moves_buffers), self.stage.averaging(step.num_collected):
+        moves = step.buffers
+        with torch.no_grad(), self._buffers(moves.in_serial_pass), self.stage.averaging(moves.num_collected):
             state = self.stage(state, step.inputs)
         if not self.is_last:
             self._exchange.send("serial", number, number + 1, state.to(step.dtype).contiguous())
@@ -77,7 +78,7 @@ class Worker:
         """Run from lambda_k to the end of the stage; the last one returns what the module returns."""
         own = self.variables.own
         self._leaf = None if own is None else own.detach().requires_grad_()
-        with self._timeline.span(self.number, "forward"), self._buffers(not step.freezes_buffers):
+        with self._timeline.span(self.number, "forward"), self._buffers(step.buffers.in_stages):
             found = self.stage(self._leaf, step.inputs)
         if self.is_last:
             return found

@@ -1,0 +1,247 @@
+"""A run of layer-parallel training: the stages, once they are built, and what is kept from step to step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.loss_output import LossOutput
+from mlotool.core.slots import Places
+from mlotool.layerparallel.auxiliary.divergence import Divergence
+from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
+from mlotool.layerparallel.auxiliary.report import Report
+from mlotool.layerparallel.auxiliary.samples import Samples
+from mlotool.layerparallel.auxiliary.settings import Settings
+from mlotool.layerparallel.auxiliary.step import BufferMoves, StageStep
+from mlotool.layerparallel.auxiliary.team import StagePlan, Team
+from mlotool.layerparallel.auxiliary.timeline import Timeline
+from mlotool.layerparallel.partition.chain import Chain
+from mlotool.layerparallel.partition.stage import Inputs
+
+
+class _LastStageElsewhere(BaseException):
+    """Leaves a loss whose rest belongs to the process of the last stage.
+
+    It passes through the user's loss, which may handle every `Exception`, and never leaves `evaluate`.
+    """
+
+
+class StageRun:
+    """The stages of one module at work, from the first step on.
+
+    Args:
+        settings: of the method.
+        timeline: takes the times.
+        seed: of the noise.
+
+    Attributes:
+        exchange: between the stages.
+        num_steps: taken so far.
+    """
+
+    def __init__(self, settings: Settings, timeline: Timeline, seed: int) -> None:
+        self.settings = settings
+        self.exchange: AbstractExchange = LocalExchange()
+        self.num_steps = 0
+        self._timeline = timeline
+        self._seed = seed
+        self._team: Team | None = None
+        self._pending: Mapping[str, Any] | None = None
+        self._samples = Samples(settings.copies)
+        self._slots: Tensor | None = None
+        self._share = 1.0
+        self._step: StageStep | None = None
+        self._is_open = False
+        self._report: Report | None = None
+        self._is_moved = self._is_optimizer_moved = False
+
+    def attach(self, key: str, module: nn.Module, chain: Chain, cut: list[str] | None) -> None:
+        """Take the module.
+
+        Args:
+            key: of the setting, for messages.
+            module: of the problem.
+            chain: the module, traced.
+            cut: names of the layers that begin the stages 1 .. K-1; None balances the operations.
+        """
+        self.key, self._module, self._chain, self._cut = key, module, chain, cut
+        self._places = Places(module)
+        self._divergence = Divergence(key, self.settings.beta)
+
+    def join(self, exchange: AbstractExchange) -> None:
+        """Take the exchange with the other ranks."""
+        self.exchange = exchange
+        self._report = Report(exchange) if isinstance(exchange, ProcessExchange) else None
+
+    def to(self, device: torch.device) -> None:
+        """Move networks and tables."""
+        if self.settings.auxnet is not None:
+            self.settings.auxnet.to(device)
+        if self._team is not None:
+            self._team.to(device)
+
+    def before_step(self) -> None:
+        """The own stage's parameters move."""
+        self._is_moved = self._is_optimizer_moved = True
+
+    def sync(self, optimizer: Optimizer | None) -> None:
+        """Give all processes of a part of the batch what each stage's own one has."""
+        if self._team is None or not isinstance(self.exchange, ProcessExchange):
+            return
+        if self._is_moved:
+            self._team.sync(self.exchange)
+            self._is_moved = False
+        if self._is_optimizer_moved and optimizer is not None:
+            self._team.sync_optimizer(self.exchange, optimizer)
+            self._is_optimizer_moved = False
+
+    def agree_on_buffers(self) -> None:
+        """Average the own stage's buffers over the parts of the batch, and give them to all."""
+        if self._team is not None and isinstance(self.exchange, ProcessExchange):
+            self._team.agree_on_buffers(self.exchange)
+
+    def begin(self, batch: Any, weight: float) -> None:
+        """See which samples come."""
+        if self._team is not None and self._team.device.type == "cuda":
+            # Of the last step: by now it is done, so looking at it makes nothing wait.
+            self._check_finite()
+        self._share, self._is_open, self._step = weight, True, None
+        is_stored = self.settings.is_stored and self.settings.num_stages > 1
+        self._slots = self._samples.slots(batch, self.key) if is_stored else None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all stages from their variables; what the last one returns goes on into the loss."""
+        if not self._is_open:
+            raise ConfigError(
+                f"{self.key}: the loss calls its module a second time in one step; expected once, since the stages "
+                "are trained by what the call leaves behind. Join the inputs into one call, or remove parallel."
+            )
+        self._is_open = False
+        inputs = self._chain.bind(args, kwargs)
+        team = self._team or self._build(inputs)
+        self._step = step = self._describe(team, inputs)
+        self._timeline.begin(self.num_steps, step.device)
+        found = team.forward(step)
+        if not team.has_last:
+            raise _LastStageElsewhere
+        return found
+
+    def evaluate(self, loss: Callable[[], LossOutput]) -> LossOutput:
+        """Return the loss of the last stage's process; its tensors arrive while the own stage goes on."""
+        try:
+            output = loss()
+        except _LastStageElsewhere:
+            assert self._report is not None and self._team is not None
+            return self._report.expect(self._team.dtype, self._team.device)
+        if self._report is not None and self._team is not None:
+            self._report.send(output, self._team.dtype, self._team.device)
+        return output
+
+    def gradient(self, loss: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Return the gradients of the stages' own losses; then correct variables, multipliers and networks."""
+        if self._step is None or self._team is None:
+            raise ConfigError(
+                f"{self.key}: the loss has not called its module; expected model(..) once in each step, and no "
+                "model.method(..). Call the module itself, or remove parallel."
+            )
+        found = self._team.backward(self._step, loss, theta)
+        if self._report is not None and not self._team.has_last:
+            self._report.receive()
+        self.num_steps += 1
+        if self._team.device.type != "cuda":
+            self._check_finite()
+        self._step = None
+        return found
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return the constraint violations at each interface, absolute and relative, and beta."""
+        if self._team is None or self.settings.num_stages == 1:
+            return {}
+        if self._team.device.type == "cuda":
+            self._check_finite()
+        found = {"beta": self.settings.beta.at(max(self.num_steps - 1, 0))}
+        for number, (violation, relative) in sorted(self._team.violations().items()):
+            found |= {f"violation_{number}": violation, f"relative_violation_{number}": relative}
+        return found
+
+    def timeline(self) -> dict[str, Any] | None:
+        """Return the recorded spans of all stages, and the last violations."""
+        [first, *_] = self.exchange.own(self.settings.num_stages)
+        spans = Timeline.joined(list(self.exchange.gathered({str(first): self._timeline.state()}).values()))
+        if not spans:
+            return None
+        return {
+            "stages": self.settings.num_stages,
+            "processes": self.settings.num_stages if self.exchange.is_divided else 1,
+            "spans": spans,
+            "violation": {key: value for key, value in self.statistics().items() if key.startswith("violation")},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the variables, multipliers, networks, and counters."""
+        if self._team is None:
+            return dict(self._pending or {"is_built": False})
+        return {
+            "is_built": True,
+            "num_steps": self.num_steps,
+            "seed": self._seed,
+            "samples": self._samples.state_dict(),
+            "cut": list(self._team.cut),
+            "stages": self._team.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them back; before the first step, once the stages are built."""
+        if not state["is_built"]:
+            self._team, self._pending, self.num_steps = None, None, 0
+            self._samples.forget()
+            return
+        self.num_steps, self._seed = state["num_steps"], state["seed"]
+        self._samples.load_state_dict(state["samples"])
+        if self._team is None:
+            self._pending = state
+        else:
+            self._team.load_state_dict(state["stages"])
+
+    def _build(self, inputs: Inputs) -> Team:
+        cut = self._chain.balance(self.settings.num_stages, inputs) if self._cut is None else self._cut
+        if self._pending is not None and list(self._pending["cut"]) != list(cut):
+            raise ConfigError(
+                f"{self.key}: the checkpoint has the cuts {list(self._pending['cut'])}, this run {list(cut)}; expected "
+                f"the same. Set {self.key}.cut to those of the checkpoint."
+            )
+        plan = StagePlan(self.key, self._module, self._chain.stages(cut), cut, inputs, self._places)
+        self._team = Team(plan, self.settings, self.exchange, self._timeline, self._seed)
+        if self._pending is not None:
+            self._team.load_state_dict(self._pending["stages"])
+            self._pending = None
+        return self._team
+
+    def _describe(self, team: Team, inputs: Inputs) -> StageStep:
+        size = next((len(each) for each in inputs if isinstance(each, Tensor) and each.ndim), 1)
+        unseen = None
+        if self._slots is not None:
+            [everybody] = self.exchange.replicas.gather_rows([self._slots])
+            unseen = self._samples.meet(self._slots, everybody)
+        every = self.settings.recalibrate
+        return StageStep(
+            inputs,
+            size,
+            team.shapes(inputs),
+            team.dtype,
+            team.device,
+            self.settings.beta.at(self.num_steps),
+            self.settings.reduction,
+            self._share,
+            self.exchange.replicas.size,
+            self._slots,
+            unseen,
+            BufferMoves.of(every, self.num_steps),
+        )
+
+    def _check_finite(self) -> None:
+        assert self._team is not None
+        self._divergence.check(self._team.workers, self.num_steps)
