@@ -23,6 +23,24 @@ def gradient_of(loss: Tensor, sources: Sequence[Tensor], *, create_graph: bool =
     return pulled_back([loss], sources, [_one(loss)], retain=create_graph, create_graph=create_graph)
 
 
+def gradient_of_difference(
+    ahead: Tensor, behind: Tensor, sources: Sequence[Tensor], factor: float = 1.0
+) -> list[Tensor | None]:
+    """Return the gradient of `factor * (ahead - behind)`, by one backward pass through both graphs, which are freed.
+
+    Args:
+        ahead: one number, with its graph.
+        behind: likewise.
+        sources: tensors that require a gradient.
+        factor: of the gradient.
+
+    Returns:
+        A tensor a source; None where neither depends on it.
+    """
+    seeds = [torch.full_like(ahead, factor), torch.full_like(behind, -factor)]
+    return pulled_back([ahead, behind], sources, seeds)
+
+
 def pulled_back(
     outputs: Sequence[Tensor],
     sources: Sequence[Tensor],

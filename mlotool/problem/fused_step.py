@@ -33,6 +33,8 @@ class _Group:
         parameters: its parameters.
         state: the first parameter's state, by which a state that was loaded or cleared is noticed.
         vectors: by name of a state, one tensor a parameter.
+        names: of the states.
+        ones: to count steps by: adding tensors is twice as fast as adding a number.
     """
 
     settings: dict[str, Any]
@@ -40,6 +42,8 @@ class _Group:
     parameters: list[Tensor]
     state: dict[str, Any]
     vectors: dict[str, list[Tensor]]
+    names: tuple[str, ...]
+    ones: list[Tensor]
 
 
 class FusedStep:
@@ -68,26 +72,24 @@ class FusedStep:
             return False
         if self._step is None or not (self._is_current() or self._find()):
             return False
-        aligned = []
-        for value, parameter in zip(gradient, self._parameters, strict=True):
-            if value is None or value.is_sparse:
-                return False
-            # The kernels read a gradient in the parameter's order, whatever its own strides are.
-            is_aligned = value.is_contiguous() if self._is_contiguous else value.stride() == parameter.stride()
-            aligned.append(value if is_aligned else torch.empty_like(parameter).copy_(value))
+        given = [value for value in gradient if value is not None and not value.is_sparse]
+        if len(given) < len(self._parameters):
+            return False
+        if not (self._is_contiguous and all(value.is_contiguous() for value in given)):
+            given = [_aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
         with torch.no_grad():
             for group in self._groups:
-                self._step(group, [aligned[position] for position in group.positions])
+                self._step(group, [given[position] for position in group.positions])
         return True
 
     def _is_current(self) -> bool:
         optimizer, state = self.optimizer, self.optimizer.state
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return False
-        return bool(self._groups) and all(
-            state.get(each.parameters[0]) is each.state and _names(optimizer, each.settings) == (*each.vectors,)
-            for each in self._groups
-        )
+        for each in self._groups:
+            if state.get(each.parameters[0]) is not each.state or _names(optimizer, each.settings) != each.names:
+                return False
+        return bool(self._groups)
 
     def _find(self) -> bool:
         """Look up the state of all groups; return whether every one has a kernel and a state."""
@@ -108,10 +110,11 @@ class FusedStep:
             if not (is_whole and has_places and _are_alike(parameters)):
                 return False
             vectors = {name: [state[name] for state in states] for name in names}
+            ones = [torch.ones_like(count) for count in vectors.get("step", [])]
             places = [positions[id(parameter)] for parameter in parameters]
             # SGD without momentum keeps no state; a fresh dictionary would never be found again.
             state = states[0] if names else optimizer.state.get(parameters[0])
-            found.append(_Group(settings, places, parameters, state, vectors))
+            found.append(_Group(settings, places, parameters, state, vectors, names, ones))
         self._groups = found
         # Here, as the parameters of lazy modules have no shape before the first step.
         self._is_contiguous = all(parameter.is_contiguous() for parameter in self._parameters)
@@ -135,6 +138,11 @@ def _are_alike(parameters: Sequence[Tensor]) -> bool:
     return len(kinds) == 1 and all(_has_kernel(parameter) for parameter in parameters)
 
 
+def _aligned(value: Tensor, like: Tensor) -> Tensor:
+    """Return a gradient in its parameter's order, in which the kernels read it whatever its own strides are."""
+    return value if value.stride() == like.stride() else torch.empty_like(like).copy_(value)
+
+
 def _sgd(group: _Group, gradient: list[Tensor]) -> None:
     settings = group.settings
     torch._fused_sgd_(
@@ -156,7 +164,7 @@ def _sgd(group: _Group, gradient: list[Tensor]) -> None:
 def _adam(group: _Group, gradient: list[Tensor]) -> None:
     settings, vectors = group.settings, group.vectors
     beta1, beta2 = settings["betas"]
-    torch._foreach_add_(vectors["step"], 1)
+    torch._foreach_add_(vectors["step"], group.ones)
     kernel = torch._fused_adamw_ if settings.get("decoupled_weight_decay") else torch._fused_adam_
     kernel(
         group.parameters,

@@ -32,7 +32,8 @@ class StepResult:
     Args:
         loss: 0-D, detached; the mean over accumulated batches, and over tasks.
         metrics: 0-D tensors by name, detached; `gradient_norm` where the gradient is clipped, before it is;
-            `hypergradient_norm`, of the total gradient, before clipping too, where it passes through solutions.
+            `hypergradient_norm`, of the total gradient, before clipping too, where it passes through solutions and the
+            schedule is asked for it.
     """
 
     loss: Tensor
@@ -48,6 +49,7 @@ class Schedule:
 
     Args:
         program: the problems and their graph; every problem needs an optimizer.
+        with_norms: results have the norms of hypergradients, for a log; they cost 1 % of a cycle of small networks.
 
     Example:
         Two steps of `classifier` for one of `reweight`, with `unroll_steps=2` on `classifier`::
@@ -57,7 +59,7 @@ class Schedule:
                 results = schedule.tick()
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, *, with_norms: bool = False) -> None:
         advice = "Write Schedule(Program(problems, graph))."
         require(isinstance(program, Program), "Schedule.program", program, "a Program", advice)
         for name, problem in program.problems.items():
@@ -68,6 +70,7 @@ class Schedule:
                 )
         self.program = program
         self.num_ticks = 0
+        self._with_norms = with_norms
         graph = program.graph
         self._leaves = graph.leaves(program.problems)
         self._lowers = {name: graph.lowers(name) for name in program.problems if graph.lowers(name)}
@@ -149,9 +152,9 @@ class Schedule:
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
         # Ranks that hold parts of a problem would each see the norm of their own.
         is_whole = problem.shards is None and problem.parallel is None
-        is_hypergradient = is_whole and self.program.reads_solutions(problem.name)
+        with_norm = self._with_norms and is_whole and self.program.reads_solutions(problem.name)
         settings = self.program.settings(problem.name) if problem.optimizer_roles else None
-        return _Step(problem, output, gradient, settings, evaluate, is_hypergradient)
+        return _Step(problem, output, gradient, settings, evaluate, with_norm)
 
     def _gradient_call(self, name: str) -> Call:
         problems = self.program.problems
@@ -265,18 +268,18 @@ class Schedule:
 
 @dataclass(slots=True)
 class _Step:
-    """An optimizer step that is yet to be taken; its gradient is a hypergradient where it passes through solutions."""
+    """An optimizer step that is yet to be taken, and whether the norm of its gradient is to be reported."""
 
     problem: Problem
     output: LossOutput
     gradient: list[Tensor | None]
     settings: tuple[Settings, ...] | None
     evaluate: Evaluate | None
-    is_hypergradient: bool = False
+    with_norm: bool = False
 
     def take(self) -> StepResult:
         """Take it."""
-        hypergradient_norm = _norm(self.problem, self.gradient) if self.is_hypergradient else None
+        hypergradient_norm = _norm(self.problem, self.gradient) if self.with_norm else None
         try:
             norm = self.problem.step(self.gradient, self.settings, self.evaluate)
         except Exception as error:

@@ -55,6 +55,7 @@ class SolutionPlan:
         self._full_precision: Callable[[], AbstractContextManager[None]] = nullcontext
         if lower.precision != "fp32" and self.algorithm.needs_full_precision:
             self._full_precision = full_precision
+        self._is_plain = not step.inner and self._full_precision is nullcontext
         is_mean = lower.tasks is not None and engine.problems[engine.numbers[reader]].tasks is None
         self._lower = LowerProblem(
             lower.name,
@@ -184,6 +185,8 @@ class SolutionPlan:
     def _at(self, theta: Vector, values: Values, batch: Any, moment: Moment) -> Tensor:
         """Return the loss at theta, with the solutions inside it."""
         values[self.number] = theta
+        if self._is_plain:
+            return self._loss(values, batch).loss
         with self._full_precision():
             return self._engine.loss_with(self._loss, self.inner, values, batch, moment)
 

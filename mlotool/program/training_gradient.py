@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import full_precision
 from mlotool.problem.batch_share import Share
-from mlotool.problem.interface import Particle, Vector
+from mlotool.problem.interface import Particle, Vector, identity_reduce
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
@@ -178,6 +178,8 @@ class Sharded(AbstractGradient):
 
 
 def _reduced(gradient: Sequence[Tensor | None], reduce: Callable[[Vector], Vector]) -> Gradient:
+    if reduce is identity_reduce:
+        return [*gradient]
     # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
     reduced = iter(reduce([tensor for tensor in gradient if tensor is not None]))
     return [None if tensor is None else next(reduced) for tensor in gradient]

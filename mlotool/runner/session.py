@@ -83,7 +83,7 @@ class Session:
         self._device = device
         self._ranks = ranks or Ranks()
         place(built.program, device)
-        self._schedule = Schedule(built.program)
+        self._schedule = Schedule(built.program, with_norms=True)
         self._evaluator = make_evaluator(config, built, device)
         self._objective = Objective.from_config(config)
         self._plan = make_plan(config, self._objective)

@@ -216,12 +216,13 @@ def test_clipping_is_of_the_total_gradient() -> None:
 
 def test_a_gradient_through_solutions_reports_its_norm() -> None:
     program, twin = pair({}, {"optimizer": sgd}), ByHand(pair({}, {"optimizer": sgd}))
-    result = Schedule(program).tick()
+    result = Schedule(program, with_norms=True).tick()
     twin.step("w")
     norm = twin.gradients("u")["u"]["x"].norm()
     assert float(result["u"].metrics["hypergradient_norm"]) == pytest.approx(float(norm), rel=1e-12)
     assert not result["u"].metrics["hypergradient_norm"].requires_grad
     assert "hypergradient_norm" not in result["w"].metrics
+    assert "hypergradient_norm" not in Schedule(program).tick()["u"].metrics
 
 
 def _one_cycle(optimizer: torch.optim.Optimizer) -> OneCycleLR:

@@ -1,21 +1,59 @@
 """Second-order products by central differences of first-order gradients."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mlotool.core.gradient import gradient_of_difference
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products.base import AbstractProduct
-from mlotool.hypergradient.vector import add, constants, leaves, norm, scaled, slopes
+from mlotool.hypergradient.vector import add, constants, leaves, norm, scaled, slopes, zeros
 from mlotool.problem.interface import LowerView, Vector
+
+MOST_PARAMETERS_AT_ONCE = 100_000
+"""Of the problem and of what shapes it, up to which both sides of a difference share a backward pass.
+
+It saves the fixed cost of a pass, and keeps both graphs at once. Measured on networks of three layers, over two passes:
+cross products take 0.94 of the time with 1,500 parameters, 0.89 with 26,000, 0.94 with 85,000 and 1.05 with a million;
+products with H 0.86, 0.98, 1.06 and 1.18, since two graphs no longer fit the processor's caches.
+"""
+
+Factor = float | Tensor
+"""Of a vector in a step: one number, or one a task."""
 
 Loss = Callable[[Vector, Vector], Tensor]
 """`(theta, inputs) -> loss`."""
 
-Gradient = Callable[[Vector, Loss], list[Tensor]]
-"""`(theta, loss) -> gradient`."""
+
+@dataclass(slots=True)
+class _Side:
+    """One side of a difference.
+
+    Args:
+        loss: evaluated there.
+        theta: the perturbed point, or the point itself.
+        inputs: likewise.
+        sources: of these, the tensors whose gradient is asked for.
+    """
+
+    loss: Loss
+    theta: Vector
+    inputs: Vector
+    sources: list[Tensor]
+
+    def value(self) -> list[Tensor]:
+        return [self.loss(self.theta, self.inputs)]
+
+    def gradient(self) -> list[Tensor]:
+        return slopes(self.loss(self.theta, self.inputs), self.sources)
+
+
+_MakeSide = Callable[[Loss, Factor], _Side]
+"""`(loss, factor) -> side` at the point plus that many times the vector."""
 
 
 def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
@@ -61,23 +99,25 @@ class FiniteDifferenceProduct(AbstractProduct):
         radius: float | None = None,
     ) -> None:
         self._loss = view
-        self._theta = point = constants(theta)
-        self._inputs = values = constants(inputs)
-        self._wanted = wanted
+        self._theta = constants(theta)
+        self._inputs = constants(inputs)
+        self._wanted = tuple(wanted)
         self._radius = radius
-        self._replay = Replay(lambda: [view(point, values)], view.devices, view.problem.traits)
+        self._replay = Replay(_Side(view, self._theta, self._inputs, []).value, view.devices, view.problem.traits)
         self._random = RandomState(view.devices) if view.eliminated else None
+        # The pullbacks inside a loss evaluate losses in the backward pass, on random numbers of their own.
+        self._is_joint = not view.problem.is_nested and _count(theta) + _count(inputs) <= MOST_PARAMETERS_AT_ONCE
 
     def hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
-
-        def gradient(theta: Vector, loss_at: Loss) -> list[Tensor]:
-            with torch.enable_grad():
-                point = leaves(theta)
-                return slopes(loss_at(point, self._inputs), point)
-
         # Tasks share nothing here, so each has a step of its own; in the cross product they share the inputs.
-        return self._difference(gradient, vector, self._loss.problem.num_tasks)
+        scale, inverse = self._step(vector, self._theta, self._loss.problem.num_tasks)
+
+        def side(loss: Loss, factor: Factor) -> _Side:
+            point = [tensor.requires_grad_() for tensor in _moved(self._theta, vector, factor)]
+            return _Side(loss, point, self._inputs, point)
+
+        return self._difference(side, vector, scale, inverse)
 
     def push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`; not within a loss that has solutions inside."""
@@ -86,43 +126,44 @@ class FiniteDifferenceProduct(AbstractProduct):
             next(moving) if flag else torch.zeros_like(tensor)
             for tensor, flag in zip(self._inputs, self._wanted, strict=True)
         ]
-
-        def gradient(inputs: Vector) -> list[Tensor]:
-            with torch.enable_grad():
-                point = leaves(self._theta)
-                return slopes(self._loss(point, inputs), point)
-
         moved = [tensor for tensor, flag in zip(self._inputs, self._wanted, strict=True) if flag]
         scale, inverse = self._step(whole, moved, None)
-        above = self._replay(lambda: gradient(_moved(self._inputs, whole, scale)))
-        below = self._replay(lambda: gradient(_moved(self._inputs, whole, -scale)))
-        return scaled(add(above, below, -1.0), inverse)
+
+        def side(loss: Loss, factor: Factor) -> _Side:
+            point = leaves(self._theta)
+            return _Side(loss, point, _moved(self._inputs, whole, factor), point)
+
+        return self._apart(side, scale, inverse, self._replay, (self._loss, self._loss))
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`."""
+        scale, inverse = self._step(vector, self._theta, None)
+        inputs = leaves(self._inputs, self._wanted)
+        sources = [point for point, flag in zip(inputs, self._wanted, strict=True) if flag]
 
-        def gradient(theta: Vector, loss_at: Loss) -> list[Tensor]:
-            with torch.enable_grad():
-                points = leaves(self._inputs, tuple(self._wanted))
-                loss = loss_at(theta, points)
-                return slopes(loss, [point for point, flag in zip(points, self._wanted, strict=True) if flag])
+        def side(loss: Loss, factor: Factor) -> _Side:
+            return _Side(loss, _moved(self._theta, vector, factor), inputs, sources)
 
-        return self._difference(gradient, vector, None, factor)
+        return self._difference(side, vector, scale, factor * inverse)
 
-    def _difference(
-        self, gradient: Gradient, vector: Vector, num_tasks: int | None, factor: float = 1.0
+    def _difference(self, side: _MakeSide, vector: Vector, scale: Factor, factor: Factor) -> list[Tensor]:
+        """Return `factor` times a difference of gradients, with solutions inside the loss moved along."""
+        if self._loss.eliminated is None:
+            return self._apart(side, scale, factor, self._replay, (self._loss, self._loss))
+        return self._apart(side, scale, factor, *self._with_solutions(side, scaled(vector, scale)))
+
+    def _apart(
+        self, side: _MakeSide, scale: Factor, factor: Factor, replay: Replay, losses: tuple[Loss, Loss]
     ) -> list[Tensor]:
-        scale, inverse = self._step(vector, self._theta, num_tasks)
-        replay = self._replay
-        ahead: Loss = self._loss
-        behind: Loss = self._loss
-        if self._loss.eliminated is not None:
-            replay, (ahead, behind) = self._with_solutions(gradient, scaled(vector, scale))
-        above = replay(lambda: gradient(_moved(self._theta, vector, scale), ahead))
-        below = replay(lambda: gradient(_moved(self._theta, vector, -scale), behind))
-        return scaled(add(above, below, -1.0), factor * inverse)
+        ahead = side(losses[0], scale)
+        with torch.enable_grad():
+            if self._is_joint:
+                behind = side(losses[1], -scale)
+                return _joint(ahead, behind, replay(ahead.value)[0], replay(behind.value)[0], factor)
+            above = replay(ahead.gradient)
+            return scaled(add(above, replay(side(losses[1], -scale).gradient), -1.0), factor)
 
-    def _with_solutions(self, gradient: Gradient, step: Vector) -> tuple[Replay, tuple[Loss, Loss]]:
+    def _with_solutions(self, side: _MakeSide, step: Vector) -> tuple[Replay, tuple[Loss, Loss]]:
         """Return how to evaluate, and the loss with the solutions inside it as they are after `step` and `-step`."""
         eliminated, random = self._loss.eliminated, self._random
         assert eliminated is not None and random is not None
@@ -130,27 +171,51 @@ class FiniteDifferenceProduct(AbstractProduct):
         moves = eliminated.push(self._theta, self._inputs, step)
         back = {name: [-move for move in each] for name, each in moves.items()}
         random.restore()
+
+        def unmoved() -> list[Tensor]:
+            with torch.enable_grad():
+                return side(self._loss, 0.0).gradient()
+
         # The pullbacks inside evaluate losses as well, more or fewer of them in either product.
-        replay = Replay(lambda: gradient(self._theta, self._loss), self._loss.devices)
-        return replay, (
+        return Replay(unmoved, self._loss.devices), (
             lambda theta, inputs: eliminated.function(theta, inputs, moves),
             lambda theta, inputs: eliminated.function(theta, inputs, back),
         )
 
-    def _step(self, vector: Vector, point: Vector, num_tasks: int | None) -> tuple[float | Tensor, float | Tensor]:
+    def _step(self, vector: Vector, point: Vector, num_tasks: int | None) -> tuple[Factor, Factor]:
         """Return the factor that makes `vector` as long as the radius, and what undoes it in a difference."""
-        length = norm(vector, num_tasks)
         radius = default_radius(point, num_tasks) if self._radius is None else self._radius
-        tiny = torch.finfo(length.dtype).tiny
+        tiny = torch.finfo(vector[0].dtype).tiny
         # A zero vector has a zero product: keep 0 * (radius / 0) away.
-        if length.dim() or length.is_cuda or is_tracing():
+        if num_tasks is not None or is_tracing() or vector[0].is_cuda:
+            length = norm(vector, num_tasks)
             return radius / length.clamp_min(tiny), length / (2.0 * radius)
         # A number of the CPU needs no tensors.
-        size, reach = float(length), float(radius)
+        size, reach = math.hypot(*[float(each) for each in torch._foreach_norm(list(vector))]), float(radius)
         return reach / max(size, tiny), size / (2.0 * reach)
 
 
-def _moved(point: Vector, vector: Vector, scale: float | Tensor) -> list[Tensor]:
+def _joint(ahead: _Side, behind: _Side, above: Tensor, below: Tensor, factor: Factor) -> list[Tensor]:
+    """Return `factor` times the difference of gradients, by one backward pass."""
+    is_shared, count = ahead.sources is behind.sources, len(ahead.sources)
+    sources = ahead.sources if is_shared else [*ahead.sources, *behind.sources]
+    if not (sources and above.requires_grad and below.requires_grad):
+        return zeros(ahead.sources)
+    # A number goes into the backward pass: that saves a pass over its result.
+    number = factor if isinstance(factor, float) else 1.0
+    found = [
+        torch.zeros_like(x) if each is None else each
+        for x, each in zip(sources, gradient_of_difference(above, below, sources, number), strict=True)
+    ]
+    found = found if is_shared else add(found[:count], found[count:])
+    return found if isinstance(factor, float) else scaled(found, factor)
+
+
+def _count(vector: Vector) -> int:
+    return sum([tensor.numel() for tensor in vector])
+
+
+def _moved(point: Vector, vector: Vector, scale: Factor) -> list[Tensor]:
     if isinstance(scale, float):
         return list(torch._foreach_add(list(point), list(vector), alpha=scale))
     # One buffer: the step becomes the point.
