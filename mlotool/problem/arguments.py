@@ -8,19 +8,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require, require_all, shown
+from mlotool.core.arguments import Rule, is_number, require, require_all, shown
 from mlotool.core.errors import ConfigError
-from mlotool.core.precision import DTYPES
 from mlotool.core.user_code import named
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.parallel import AbstractParallel
 
 if TYPE_CHECKING:
     pass
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(each, str) for item in value.items() for each in item)
 
 
 _PROBLEM: Mapping[str, Rule] = {
@@ -51,24 +46,6 @@ _PROBLEM: Mapping[str, Rule] = {
         "layer-parallel training that is built, or null",
         "Write parallel=mlotool.layerparallel.Multigrid(), or leave it out.",
     ),
-    "optimizer_roles": Rule(
-        lambda value: value is None or _is_names(value),
-        "problems' names by hyperparameter",
-        "Write optimizer_roles={'lr': 'rate'}, if the module of the problem 'rate' gives it.",
-    ),
-    "reset_to": Rule(lambda value: isinstance(value, str | None), "'initial', a problem's name or null"),
-    "unroll_steps": at_least(1),
-    "accumulate_batches": at_least(1),
-    "warmup_steps": at_least(0),
-    "tasks": Rule(lambda value: value is None or is_whole(value, 1), "a whole number of at least 1 or null"),
-    "gradient_clip_norm": Rule(
-        lambda value: value is None or (is_number(value) and value > 0), "a positive norm or null"
-    ),
-    "precision": Rule(lambda value: isinstance(value, str) and value in DTYPES, f"one of {', '.join(DTYPES)}"),
-    "scheduler_interval": Rule(lambda value: value in ("step", "evaluation"), "'step' or 'evaluation'"),
-    "roll_back": FLAG,
-    "compile": FLAG,
-    "shard": FLAG,
 }
 
 _EXAMPLE = "def loss(batch, *, model): return mse_loss(model(batch['input']), batch['target'])"

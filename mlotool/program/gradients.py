@@ -25,7 +25,7 @@ def gradient_of(
     if problem.parallel is not None:
         return LayerParallel(number, engine, problem.parallel)
     plan = Differentiated(number, engine)
-    if problem.is_sharded:
+    if problem.settings.shard:
         return Sharded(number, engine, plan)
     if trace is None or engine.reduce is not identity_reduce or not can_be_traced(number, engine):
         return plan

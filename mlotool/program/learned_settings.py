@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor, ...]:
     """Return the parameters of the problem that `problem` is reset to, once for each of its tasks."""
-    number = engine.numbers[str(problem.reset_to)]
+    number = engine.numbers[str(problem.settings.reset_to)]
     source, given = engine.problems[number], values[number]
     tensors = dict(zip(source.theta, source.current() if given is None else given, strict=True))
     for key, tensor in problem.theta.items():
-        shape = tensor.shape if problem.tasks is None else tensor.shape[1:]
+        shape = tensor.shape if problem.settings.tasks is None else tensor.shape[1:]
         if key not in tensors or tensors[key].shape != shape:
             there = f"of shape {tuple(tensors[key].shape)}" if key in tensors else "not there"
             raise ConfigError(
@@ -28,19 +28,19 @@ def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor
                 f"{there}; expected one of shape {tuple(shape)}, as '{problem.name}' has it. Give both problems the "
                 "same module, or write reset_to: initial."
             )
-    if problem.tasks is None:
+    if problem.settings.tasks is None:
         return tuple(tensors[key] for key in problem.theta)
-    return tuple(tensors[key].expand(problem.tasks, *tensors[key].shape) for key in problem.theta)
+    return tuple(tensors[key].expand(problem.settings.tasks, *tensors[key].shape) for key in problem.theta)
 
 
 def learned_settings(
     problem: Problem, engine: "Engine", settings: Sequence[Settings], values: Values
 ) -> tuple[Settings, ...]:
     """Return the hyperparameters of a problem's optimizer with those values that other problems give."""
-    if not problem.optimizer_roles:
+    if not problem.settings.optimizer_roles:
         return tuple(settings)
     given: dict[str, Sequence[Any]] = {}
-    for key, name in problem.optimizer_roles.items():
+    for key, name in problem.settings.optimizer_roles.items():
         number = engine.numbers[name]
         try:
             value = engine.problems[number].player.pure(values[number], None)()

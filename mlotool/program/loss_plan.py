@@ -38,9 +38,9 @@ class LossPlan:
         ]
         self._live_roles = [(*role, role[1] == number) for role in self._roles]
         # Those that play a role and have a task axis, and its length.
-        self._stacked = sorted({place for _, place, other, _ in self._roles if other.tasks is not None})
-        self._num_tasks = None if not self._stacked else problems[self._stacked[0]].tasks
-        self._is_plain = problem.precision == "fp32"
+        self._stacked = sorted({place for _, place, other, _ in self._roles if other.settings.tasks is not None})
+        self._num_tasks = None if not self._stacked else problems[self._stacked[0]].settings.tasks
+        self._is_plain = problem.settings.precision == "fp32"
         self._synced = [each for each in problems if each.parallel is not None]
         self._call: Callable[[Values, Any], LossOutput] = self._pure if self._num_tasks is None else self._of_tasks
         self._live_call = self._live if self._num_tasks is None else self._live_of_tasks
@@ -69,7 +69,7 @@ class LossPlan:
         for each in self._synced:
             each.sync_parallel()
         losses = self._evaluate(lambda *given: self._tasks_apart(*given, with_metrics=False), values, batch).loss
-        return losses if self.problem.tasks is not None else losses.mean()
+        return losses if self.problem.settings.tasks is not None else losses.mean()
 
     def call_of(self, batch: Any) -> Call:
         """Return in words what the loss is called with, for messages."""
@@ -118,7 +118,7 @@ class LossPlan:
 
     def _joined(self, output: LossOutput) -> LossOutput:
         # Tasks do not share their own parameters: the gradient of the sum is each one's.
-        total = output.loss.sum() if self.problem.tasks is not None else output.loss.mean()
+        total = output.loss.sum() if self.problem.settings.tasks is not None else output.loss.mean()
         return LossOutput(total, output.metrics)
 
     def _tasks_apart(self, values: Values, batch: Any, *, with_metrics: bool) -> LossOutput:

@@ -18,8 +18,8 @@ from mlotool.problem.trajectory import LowerSnapshot, StepGraph, StepRecord, Tra
 from mlotool.problem.update import Settings
 from mlotool.problem.usable import check_kept, check_owners, check_shared, check_state
 from mlotool.problem.zeroth_order import AbstractZerothOrder
+from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
 from mlotool.program.arguments import check_program
-from mlotool.program.compatibility import algorithm_of, check_algorithms, find_zeroth_order
 from mlotool.program.engine import Engine
 from mlotool.program.gradients import gradient_of
 from mlotool.program.graph import Graph
@@ -237,13 +237,13 @@ class Program:
             One mapping a parameter; None where no problem gives any.
         """
         problem = self.problems[name]
-        if not problem.optimizer_roles:
+        if not problem.settings.optimizer_roles:
             return None
-        return learned_settings(problem, self._engine, problem.settings(), self._engine.nothing())
+        return learned_settings(problem, self._engine, problem.optimizer_step.hyperparameters(), self._engine.nothing())
 
     def start(self, name: str) -> tuple[Tensor, ...] | None:
         """Return the parameters that `name` is reset to; None is where it began itself."""
-        source = self.problems[name].reset_to
+        source = self.problems[name].settings.reset_to
         if source in (None, "initial"):
             return None
         return start_of(self.problems[name], self._engine, self._engine.nothing())
@@ -264,7 +264,7 @@ class Program:
             StepRecord(
                 tuple(tensor.clone() for tensor in problem.current()),
                 problem.optimizer_state(),
-                tuple(dict(settings) for settings in problem.settings()),
+                tuple(dict(settings) for settings in problem.optimizer_step.hyperparameters()),
                 tuple(zip(batches, randoms, strict=True)),
                 self._lower_snapshots(name),
                 graph,
@@ -296,9 +296,9 @@ class Program:
         """Return whether solutions are eliminated inside the steps of `name`."""
         return bool(self._read[name][1])
 
-    def reads_solutions(self, name: str) -> bool:
-        """Return whether the total gradient of `name` passes through solutions."""
-        return bool(self._steps[name])
+    def solutions_read_by(self, name: str) -> tuple[str, ...]:
+        """Return the problems whose solutions the total gradient of `name` passes through."""
+        return tuple(step.problem for step in self._steps[name])
 
     def leaves(self, name: str) -> dict[int, list[Tensor]]:
         """Return copies of the parameters of `name` and of what shapes it, by number, at which gradients are taken."""
@@ -413,7 +413,8 @@ def _is_stepwise(problem: Problem, problems: Mapping[str, Problem], graph: Graph
     algorithm = problem.hypergradient
     is_differentiated = algorithm is not None and algorithm.sees_steps and algorithm.horizon != 1
     is_estimated = isinstance(algorithm, AbstractZerothOrder)
-    return is_differentiated and not is_estimated and takes_several_steps(problem.name, problems, graph)
+    settings = {name: each.settings for name, each in problems.items()}
+    return is_differentiated and not is_estimated and takes_several_steps(problem.name, settings, graph)
 
 
 def _curvature(problem: Problem) -> str:

@@ -149,7 +149,7 @@ def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor
             f"a loss that depends on the parameters of '{problem.name}' through the modules that it was given",
             "Call those modules themselves, no copies of them.",
         )
-    if problem.precision == "fp16":
+    if problem.settings.precision == "fp16":
         # Without its loss scale it overflows, or vanishes.
         return
     if not bool(loss.isfinite().all()):

@@ -100,7 +100,8 @@ class Schedule:
 
     def cycle_length(self) -> int:
         """Return the ticks after which, warm-up aside, every problem has stepped at least once."""
-        return max(ticks_per_step(self.program.problems, self.program.graph).values())
+        settings = {name: problem.settings for name, problem in self.program.problems.items()}
+        return max(ticks_per_step(settings, self.program.graph).values())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and look-ahead snapshots, in plain containers."""
@@ -127,10 +128,10 @@ class Schedule:
             if self._looks_ahead(problem) and problem.name not in self._snapshots:
                 self._snapshots[problem.name] = problem.snapshot()
             # The first step that counts begins an unroll; those of the warm-up belong to none.
-            is_counted = problem.num_steps > problem.warmup_steps
+            is_counted = problem.num_steps > problem.settings.warmup_steps
             if not is_counted or problem.name in self._at_start:
                 problem.trajectory.clear()
-            if problem.reset_to is not None and problem.name in self._at_start:
+            if problem.settings.reset_to is not None and problem.name in self._at_start:
                 problem.reset(self.program.start(problem.name))
         self._at_start.difference_update(names)
         # All gradients, and all hyperparameters that other problems give, are those before any of these steps.
@@ -152,8 +153,8 @@ class Schedule:
         evaluate = None if random is None else self._evaluate(problem, output, gradient, random)
         # Ranks that hold parts of a problem would each see the norm of their own.
         is_whole = problem.shards is None and problem.parallel is None
-        with_norm = self._with_norms and is_whole and self.program.reads_solutions(problem.name)
-        settings = self.program.settings(problem.name) if problem.optimizer_roles else None
+        with_norm = self._with_norms and is_whole and bool(self.program.solutions_read_by(problem.name))
+        settings = self.program.settings(problem.name) if problem.settings.optimizer_roles else None
         return _Step(problem, output, gradient, settings, evaluate, with_norm)
 
     def _gradient_call(self, name: str) -> Call:
@@ -180,11 +181,11 @@ class Schedule:
 
     def _looks_ahead(self, problem: Problem) -> bool:
         # Warm-up steps are real: no upper step follows that could take them back.
-        is_warm = problem.num_steps >= problem.warmup_steps
-        return problem.roll_back and is_warm and bool(self._readers[problem.name])
+        is_warm = problem.num_steps >= problem.settings.warmup_steps
+        return problem.settings.roll_back and is_warm and bool(self._readers[problem.name])
 
     def _next_batches(self, problem: Problem) -> Iterator[_Numbered]:
-        for _ in range(problem.accumulate_batches):
+        for _ in range(problem.settings.accumulate_batches):
             batch = None if problem.stream is None else problem.stream.next()
             yield batch, _last_number(problem)
 
@@ -238,7 +239,7 @@ class Schedule:
                 self._begin_unroll(lower)
             for lower in self._shaped.get(name, ()):
                 self._begin_unroll(lower)
-            if problems[name].num_steps > problems[name].warmup_steps:
+            if problems[name].num_steps > problems[name].settings.warmup_steps:
                 for upper in self._readers[name]:
                     self._waited[upper, name] += 1
 
@@ -249,7 +250,7 @@ class Schedule:
 
     def _is_due(self, name: str) -> bool:
         problems = self.program.problems
-        return all(self._waited[name, lower] >= problems[lower].unroll_steps for lower in self._lowers[name])
+        return all(self._waited[name, lower] >= problems[lower].settings.unroll_steps for lower in self._lowers[name])
 
     def _roll_back(self, stepped: Iterable[str]) -> dict[str, StepResult]:
         """Return the look-ahead problems below `stepped` to where they were, and let each take one real step."""
@@ -300,7 +301,7 @@ def _last_number(problem: Problem) -> int | None:
 
 
 def _recent_batches(problem: Problem) -> list[_Numbered]:
-    stream, count = problem.stream, problem.accumulate_batches
+    stream, count = problem.stream, problem.settings.accumulate_batches
     if stream is None:
         return [(None, 0)]
     batches = stream.recent(count)
@@ -328,7 +329,7 @@ def _result(
     if hypergradient_norm is not None:
         metrics["hypergradient_norm"] = hypergradient_norm
     loss = output.loss.detach()
-    return StepResult(loss if problem.tasks is None else loss / problem.tasks, metrics)
+    return StepResult(loss if problem.settings.tasks is None else loss / problem.settings.tasks, metrics)
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:

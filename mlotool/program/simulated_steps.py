@@ -5,7 +5,7 @@ from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.problem.problem import Problem
-from mlotool.program.compatibility import algorithm_of
+from mlotool.program.algorithms import algorithm_of
 
 
 def simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ...]:
@@ -22,8 +22,8 @@ def simulated_batches(problem: Problem, given: Any) -> tuple[tuple[Any, ...], ..
     # A list is one of batches; a tuple may be a batch.
     if not isinstance(given, list):
         batch = problem.stream.last() if given is None and problem.stream is not None else given
-        return ((batch,),) * problem.unroll_steps
-    count = problem.accumulate_batches
+        return ((batch,),) * problem.settings.unroll_steps
+    count = problem.settings.accumulate_batches
     if not given or len(given) % count:
         raise ConfigError(
             f"batches: found a list of {len(given)} for '{problem.name}' with accumulate_batches={count}; expected "

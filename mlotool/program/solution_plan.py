@@ -53,20 +53,20 @@ class SolutionPlan:
         self._engine = engine
         self._loss = engine.losses[self.number]
         self._full_precision: Callable[[], AbstractContextManager[None]] = nullcontext
-        if lower.precision != "fp32" and self.algorithm.needs_full_precision:
+        if lower.settings.precision != "fp32" and self.algorithm.needs_full_precision:
             self._full_precision = full_precision
         self._is_plain = not step.inner and self._full_precision is nullcontext
-        is_mean = lower.tasks is not None and engine.problems[engine.numbers[reader]].tasks is None
+        is_mean = lower.settings.tasks is not None and engine.problems[engine.numbers[reader]].settings.tasks is None
         self._lower = LowerProblem(
             lower.name,
             reader,
-            lower.tasks,
+            lower.settings.tasks,
             lower.module,
             engine.reduce,
-            lower.precision,
+            lower.settings.precision,
             is_nested=bool(step.inner),
-            has_linear_step=type(lower.optimizer) is SGD and lower.gradient_clip_norm is None,
-            cotangent_scale=float(lower.tasks or 1) if is_mean else 1.0,
+            has_linear_step=type(lower.optimizer) is SGD and lower.settings.gradient_clip_norm is None,
+            cotangent_scale=float(lower.settings.tasks or 1) if is_mean else 1.0,
             traits=engine.traits[self.number],
             memory=engine.memories[self.number],
         )
@@ -219,8 +219,8 @@ class SolutionPlan:
     def _next_theta(self, theta: Vector, gradient: Vector) -> list[Tensor]:
         lower = self.problem
         find_update(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
-        settings = learned_settings(lower, self._engine, lower.settings(), self._engine.nothing())
-        return lower.pure_step(theta, gradient, lower.optimizer_state(), settings)[0]
+        settings = learned_settings(lower, self._engine, lower.optimizer_step.hyperparameters(), self._engine.nothing())
+        return lower.optimizer_step.pure(theta, gradient, lower.optimizer_state(), settings)[0]
 
     def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> Unroll:
         lower, engine = self.problem, self._engine
@@ -233,7 +233,7 @@ class SolutionPlan:
         if len(simulated) > 1:
             below = [plan.problem for plan in engine.solutions[self.number]]
             check_simulation(lower, below, moment.batches)
-        is_reset, has_start = lower.reset_to is not None, lower.reset_to not in (None, "initial")
+        is_reset, has_start = lower.settings.reset_to is not None, lower.settings.starts_from is not None
 
         def loss(theta: Vector, flat: Vector, batch: Any, lower_snapshots: LowerSnapshots) -> Tensor:
             values = self._placed(flat, moment)
@@ -255,7 +255,7 @@ class SolutionPlan:
             flat: Vector,
         ) -> tuple[list[Tensor], list[State]]:
             learned = learned_settings(lower, engine, settings, self._placed(flat, NOW))
-            return lower.pure_step(theta, gradient, state, learned)
+            return lower.optimizer_step.pure(theta, gradient, state, learned)
 
         def start(flat: Vector) -> Vector:
             return start_of(lower, engine, self._placed(flat, NOW))
@@ -277,7 +277,7 @@ class SolutionPlan:
             step,
             start if has_start else None,
             begin,
-            lower.next_settings,
+            lower.optimizer_step.next_hyperparameters,
         )
 
 

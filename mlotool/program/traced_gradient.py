@@ -111,7 +111,7 @@ def can_be_traced(number: int, engine: Engine) -> bool:
     """
     problem = engine.problems[number]
     played = [engine.problems[engine.numbers[role.problem]] for role in problem.roles.values()]
-    is_plain = problem.precision != "fp16" and not problem.evaluates_again
+    is_plain = problem.settings.precision != "fp16" and not problem.evaluates_again
     is_plain = is_plain and all(each.compiled is None and each.shards is None for each in played)
     return is_plain and all(each.algorithm.is_traceable for each in all_plans(engine.solutions[number]))
 

@@ -80,8 +80,8 @@ class Estimated(AbstractGradient):
         # All problems below have the same settings; what they keep together is the first one's.
         self._memory = engine.memories[engine.solutions[number][0].number]
         # A lower solution that the tasks share lets one task's loss depend on another one's parameters.
-        is_separable = all(each.problem.tasks is not None for each in engine.solutions[number])
-        self._num_tasks = self._problem.tasks if is_separable else None
+        is_separable = all(each.problem.settings.tasks is not None for each in engine.solutions[number])
+        self._num_tasks = self._problem.settings.tasks if is_separable else None
 
     def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
         """Return loss and estimate."""

@@ -160,7 +160,7 @@ def _quoted(names: Iterable[str]) -> str:
 
 def _narrow(problem: Problem) -> str:
     """Return what fp16 may have to do with it."""
-    if problem.precision != "fp16":
+    if problem.settings.precision != "fp16":
         return ""
     return (
         f" '{problem.name}' computes in fp16, whose numbers end at 65,504: problems.{problem.name}.precision=bf16 has "
@@ -170,7 +170,7 @@ def _narrow(problem: Problem) -> str:
 
 def _rate(problem: Problem) -> str:
     """Return the key of the learning rate, with its value; one that another problem learns has that problem's name."""
-    if "lr" in problem.optimizer_roles:
-        return f"the learning rate that '{problem.optimizer_roles['lr']}' gives '{problem.name}'"
+    if "lr" in problem.settings.optimizer_roles:
+        return f"the learning rate that '{problem.settings.optimizer_roles['lr']}' gives '{problem.name}'"
     rate = None if problem.optimizer is None else problem.optimizer.param_groups[0].get("lr")
     return f"problems.{problem.name}.optimizer.lr" + ("" if rate is None else f" ({float(rate):g} now)")

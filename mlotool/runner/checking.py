@@ -76,7 +76,11 @@ def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Calla
             lowers[name] = repr(algorithm)
         if problem.stream is not None:
             is_unrolled = algorithm is not None and algorithm.sees_steps
-            batches[name] = [batch] * (problem.unroll_steps * problem.accumulate_batches) if is_unrolled else batch
+            batches[name] = (
+                [batch] * (problem.settings.unroll_steps * problem.settings.accumulate_batches)
+                if is_unrolled
+                else batch
+            )
     size = sum(tensor.numel() for tensor in program.problems[upper].theta.values())
     responses = tuple(compare(program, upper, batches, options))
     return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches))

@@ -20,8 +20,10 @@ from mlotool.core.errors import ConfigError, RunError
 from mlotool.distributed.collectives import Ranks
 from mlotool.distributed.mesh import row_of
 from mlotool.hypergradient import KFAC, Implicit
+from mlotool.problem.compatibility import check
+from mlotool.problem.compatibility_case import Case
+from mlotool.problem.division import divide, merge
 from mlotool.problem.interface import identity_reduce
-from mlotool.problem.stream import SameBatch
 from mlotool.program import Problem, Program
 from mlotool.runner.process_settings import Interrupt
 
@@ -47,7 +49,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
     """
     if ranks.size == 1:
         for name, problem in program.problems.items():
-            if problem.is_sharded:
+            if problem.settings.shard:
                 warnings.warn(
                     f"problems.{name}.shard: found true on one rank, where it has no effect; expected several. Set "
                     "runner.devices to the number of GPUs, or leave it out.",
@@ -58,11 +60,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         return
     assert program.reduce is not identity_reduce, "made without the mean over ranks"
     for name, problem in program.problems.items():
-        if problem.tasks is not None:
-            raise ConfigError(
-                f"problems.{name}.tasks: found {problem.tasks} with {ranks.size} ranks; expected null, since the tasks "
-                "are the batch's first axis, which ranks would divide. Set runner.devices=1."
-            )
+        check(Case(name, problem.settings, num_ranks=ranks.size))
     _check_same_start(program, ranks)
     whole = set()
     for name, problem in program.problems.items():
@@ -74,8 +72,8 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             problem.stream.divide(*share)
         if share[1] == 1:
             whole.add(name)
-        if problem.is_sharded:
-            problem.divide(row_of(ranks, next(iter(problem.theta.values())).device))
+        if problem.settings.shard:
+            divide(problem, row_of(ranks, next(iter(problem.theta.values())).device))
     if ranks.is_first:
         for text in differences(program, whole):
             warnings.warn(text, stacklevel=2)
@@ -143,7 +141,7 @@ def merge_shards(program: Program, ranks: Ranks) -> None:
     """Put sharded problems together again on rank 0, on the CPU: what comes after training is its own."""
     for problem in program.problems.values():
         if problem.shards is not None:
-            problem.merge(is_kept=ranks.is_first)
+            merge(problem, is_kept=ranks.is_first)
 
 
 def check_agreement(program: Program, ranks: Ranks, tick: int) -> None:
@@ -239,24 +237,8 @@ def check_divided(program: Program, problem: Problem) -> None:
     Raises:
         ConfigError: the problem does so.
     """
-    if not _is_divided(problem):
-        return
-    key = f"problems.{problem.name}"
-    if problem.gradient_clip_norm is not None:
-        raise ConfigError(
-            f"{key}.gradient_clip_norm: found {problem.gradient_clip_norm} with a stage a process; expected null, "
-            "since no process has the whole gradient, whose norm it is. Set it to null, or parallel.processes=false."
-        )
-    if isinstance(problem.stream, SameBatch):
-        raise ConfigError(
-            f"{key}.same_batch_as: found a problem with a stage a process; expected null, since all stages need the "
-            "same samples, which are divided otherwise. Give it a stream, or set parallel.processes=false."
-        )
-    if program.reads_solutions(problem.name):
-        raise ConfigError(
-            f"{key}.parallel.processes: found true, but gradients pass through solutions in the loss of "
-            f"'{problem.name}'; expected none, since one process alone evaluates. Set parallel.processes=false."
-        )
+    read = next(iter(program.solutions_read_by(problem.name)), "")
+    check(Case(problem.name, problem.settings, problem.parallel, stream=problem.stream, read=read))
 
 
 def _is_divided(problem: Problem) -> bool:

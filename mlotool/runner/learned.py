@@ -61,7 +61,7 @@ class LearnedValues:
 
 
 def _is_small(problem: Problem) -> bool:
-    is_whole = problem.tasks is None and problem.shards is None and problem.parallel is None
+    is_whole = problem.settings.tasks is None and problem.shards is None and problem.parallel is None
     tensors = list(problem.theta.values())
     return is_whole and all(map(_is_real, tensors)) and 0 < sum(each.numel() for each in tensors) <= MAX_VALUES
 

@@ -58,7 +58,7 @@ class ProblemModule(LightningModule):
             values |= {} if rate is None else {f"{problem.name}/lr": float(rate)}
         with torch.no_grad():
             given = program.settings(problem.name)
-        for key in problem.optimizer_roles:
+        for key in problem.settings.optimizer_roles:
             # Of several rates the mean.
             values[f"{problem.name}/{key}"] = torch.stack([each[key].mean() for each in given or ()]).mean().item()
         return values
@@ -70,12 +70,12 @@ class ProblemModule(LightningModule):
             objective: the objective's last value, for ReduceLROnPlateau.
         """
         problem = self.problem
-        if problem.scheduler is None or problem.scheduler_interval != "evaluation":
+        if problem.scheduler is None or problem.settings.scheduler_interval != "evaluation":
             return
         if not isinstance(problem.scheduler, ReduceLROnPlateau):
-            problem.step_scheduler()
+            problem.optimizer_step.step_scheduler()
         elif objective is not None:
-            problem.step_scheduler(objective)
+            problem.optimizer_step.step_scheduler(objective)
 
 
 class ProgramModule(LightningModule):
@@ -353,11 +353,12 @@ def check_scheduler(problem: Problem, objective: Objective) -> None:
     """Raise ConfigError if a scheduler waits for an objective that it is never given."""
     if not isinstance(problem.scheduler, ReduceLROnPlateau):
         return
-    if problem.scheduler_interval == "evaluation" and objective.monitor is not None:
+    if problem.settings.scheduler_interval == "evaluation" and objective.monitor is not None:
         return
     raise ConfigError(
         f"problems.{problem.name}.scheduler: found ReduceLROnPlateau with scheduler_interval="
-        f"{problem.scheduler_interval} and objective={objective.key}; expected scheduler_interval=evaluation and an "
-        f"objective that is evaluated during training. Set problems.{problem.name}.scheduler_interval=evaluation and "
+        f"{problem.settings.scheduler_interval} and objective={objective.key}; expected scheduler_interval=evaluation "
+        "and an objective that is evaluated during training. "
+        f"Set problems.{problem.name}.scheduler_interval=evaluation and "
         "give evaluate.splits a number of ticks for the objective's split."
     )

@@ -107,7 +107,7 @@ def _check_metrics(output: LossOutput) -> None:
 
 
 def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
-    if output.loss.requires_grad or program.reads_solutions(name) or program.is_zeroth_order(name):
+    if output.loss.requires_grad or program.solutions_read_by(name) or program.is_zeroth_order(name):
         return
     raise WrongResultError(
         "a tensor without a gradient",
@@ -119,7 +119,7 @@ def _check_gradient(program: Program, name: str, output: LossOutput) -> None:
 
 def _check_finite(program: Program, name: str, output: LossOutput) -> None:
     """Refuse a loss that is not finite in the first step: no step has made it so."""
-    if name not in program.graph.leaves(program.problems) or program.problems[name].precision == "fp16":
+    if name not in program.graph.leaves(program.problems) or program.problems[name].settings.precision == "fp16":
         return
     if not math.isfinite(value := float(output.loss)):
         raise WrongResultError(

@@ -23,7 +23,7 @@ def test_each_group_has_its_settings_and_the_rest_the_optimizers(changed: Change
     config = changed(_groups({"match": "layers.5.*", "lr": 0.5}, {"match": ["*.bias"], "weight_decay": 0.0}))
     assert check(config, targets=True) == []
     problem = build(config).program.problems["classifier"]
-    settings = dict(zip(problem.theta, problem.settings(), strict=True))
+    settings = dict(zip(problem.theta, problem.optimizer_step.hyperparameters(), strict=True))
     rates = {name: (each["lr"], each["weight_decay"]) for name, each in settings.items()}
     assert rates == {
         "layers.1.weight": (0.01, 5e-3),

@@ -207,13 +207,13 @@ def test_training_in_fp16_follows_full_precision() -> None:
 
 @pytest.mark.parametrize("algorithm", [Unrolled(), EvolutionStrategies()], ids=repr)
 def test_fp16_is_refused_where_steps_are_differentiated(algorithm: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.model.precision: found fp16.*expected bf16 or fp32"):
+    with pytest.raises(ConfigError, match=r"problems.model.precision: found 'fp16'.*expected bf16 or fp32"):
         program(algorithm, "fp16")
 
 
 @pytest.mark.parametrize("algorithm", [Implicit(Exact()), Unrolled()], ids=repr)
 def test_compiled_modules_are_refused_where_second_derivatives_are_taken(algorithm: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.model.compile: found true.*hypergradient: finite_difference"):
+    with pytest.raises(ConfigError, match=r"problems.model.compile: found True.*hypergradient: finite_difference"):
         program(algorithm, compile=True)
 
 

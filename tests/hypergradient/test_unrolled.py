@@ -351,7 +351,7 @@ def test_what_an_implicit_hypergradient_cannot_see_is_refused(way: str) -> None:
 
 
 def test_other_optimizers_are_refused_with_those_that_work() -> None:
-    with pytest.raises(ConfigError, match=r"found RMSprop; expected one of torch.optim.SGD, torch.optim.Adam"):
+    with pytest.raises(ConfigError, match=r"found RMSprop; expected SGD, Adam or AdamW"):
         program("loss", partial(torch.optim.RMSprop, lr=0.1))
 
 

@@ -115,7 +115,7 @@ def test_a_problem_refuses(given: dict[str, Any], said: str) -> None:
 def test_a_problem_takes_what_does_as_well() -> None:
     count: Any = np.int64(2)
     made = problem(loss=without_star, unroll_steps=count, gradient_clip_norm=float("inf"), optimizer=torch.optim.Adam)
-    assert made.unroll_steps == 2
+    assert made.settings.unroll_steps == 2
     assert isinstance(made.optimizer, torch.optim.Adam)
     assert problem(loss=partial(of_two, other=nn.Identity())).roles.keys() == {"model"}
 

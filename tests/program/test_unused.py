@@ -1,6 +1,7 @@
 """Hypergradients that are zero because nothing depends on what they are the gradient of."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_start_at_which_nothing_moves_but_that_is_left_is_silent() -> None:
     with torch.no_grad():
         made.problems["w"].module.x.fill_(0.0)  # type: ignore[union-attr, operator]
     for problem in made.problems.values():
-        problem.accumulate_batches = 4
+        problem.settings = replace(problem.settings, accumulate_batches=4)
         problem.stream = Stream([torch.ones(2)] * 8, 1)
     assert run(made) == []
 

@@ -9,6 +9,7 @@ import torch
 
 import mlotool
 from mlotool.core.errors import NonFiniteLossError, NonFiniteParametersError
+from mlotool.problem.settings import ProblemSettings
 from mlotool.program import Graph, Problem, Program, Schedule, StepResult, Stream
 from mlotool.runner.blame import Traces, explain
 from mlotool.runner.finiteness import check_parameters
@@ -72,7 +73,7 @@ def test_a_loss_that_has_grown_names_its_problem_and_what_that_depends_on() -> N
 
 def test_fp16_is_named_where_it_may_be_the_reason() -> None:
     made = program()
-    made.problems["w"].precision = "fp16"
+    made.problems["w"].settings = ProblemSettings(precision="fp16")
     assert "'w' computes in fp16, whose numbers end at 65,504" in explain("w", made.problems, Traces())
     assert "fp16" not in explain("lam", made.problems, Traces())
 

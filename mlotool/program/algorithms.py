@@ -1,11 +1,14 @@
 """Which hypergradient a program can use where."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from mlotool.core.errors import ConfigError
+from mlotool.problem.compatibility import check
+from mlotool.problem.compatibility_case import Case
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.problem import Problem
-from mlotool.problem.update import find_update
+from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.solution_order import SolutionNode
 
@@ -42,31 +45,38 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
     """
     needed: dict[str, bool] = {}
     for name, nodes in steps.items():
-        _check_search(problems[name], nodes)
+        problem, read = problems[name], next((node.problem for node in nodes), "")
+        check(Case(name, problem.settings, optimizer=problem.optimizer, read=read))
         _find_needed(nodes, problems, steps, needed, is_differentiated=False)
     for name, is_differentiated in needed.items():
-        problem = problems[name]
-        algorithm = algorithm_of(problem)
-        _check_steps(problem, algorithm)
+        problem, algorithm = problems[name], algorithm_of(problems[name])
         is_nested = _is_nested(problem, steps)
-        _check_precision(problem, algorithm, is_higher=is_nested or is_differentiated)
-        _check_compiled(problem, problems, algorithm, is_differentiated=is_differentiated)
-        _check_parallel(problem, algorithm)
+        case = Case(
+            name,
+            # Whether it is compiled or divided concerns those that play a role in its loss; see below.
+            replace(problem.settings, compile=False, shard=False),
+            problem.parallel,
+            problem.optimizer,
+            algorithm=algorithm,
+            is_nested=is_nested,
+            is_differentiated=is_differentiated,
+        )
+        check(case)
+        _check_steps(problem, algorithm)
+        for other in {role.problem for role in problem.roles.values()}:
+            settings = ProblemSettings(compile=problems[other].settings.compile)
+            check(
+                replace(
+                    case, name=other, settings=settings, parallel=None, optimizer=None, solution=name, is_nested=False
+                )
+            )
         algorithm.check(name, is_nested=is_nested, is_differentiated=is_differentiated)
         if is_nested and algorithm.moves_solutions:
             _check_moved(problem, problems, steps)
-        algorithm.check_problem(name, problem.tasks)
-        algorithm.check_batches(name, problem.stream, problem.unroll_steps * problem.accumulate_batches)
+        algorithm.check_problem(name, problem.settings.tasks)
+        num_draws = problem.settings.unroll_steps * problem.settings.accumulate_batches
+        algorithm.check_batches(name, problem.stream, num_draws)
     _check_sharded(problems, steps)
-
-
-def _check_search(problem: Problem, nodes: Sequence[SolutionNode]) -> None:
-    if problem.evaluates_again and nodes:
-        raise ConfigError(
-            f"problems.{problem.name}.optimizer: found {type(problem.optimizer).__name__}, which compares values of "
-            f"the loss, but the gradient passes through the solution of '{nodes[0].problem}', which stays as it is "
-            "where those values are taken; expected an optimizer that steps along the gradient. Write optimizer: adam."
-        )
 
 
 def _find_needed(
@@ -139,60 +149,12 @@ def _all_nodes(nodes: Sequence[SolutionNode]) -> Iterator[SolutionNode]:
         yield from _all_nodes(node.inner)
 
 
-def _check_precision(problem: Problem, algorithm: AbstractHypergradient, *, is_higher: bool) -> None:
-    if problem.precision == "fp16" and (algorithm.sees_steps or is_higher):
-        reason = (
-            f"{type(algorithm).__name__} differentiates its steps, of which an overflow skips some"
-            if algorithm.sees_steps
-            else "its pullback is differentiated, or contains another one, where no loss scale keeps from underflow"
-        )
-        raise ConfigError(
-            f"problems.{problem.name}.precision: found fp16, but {reason}; expected bf16 or fp32. "
-            f"Write problems.{problem.name}.precision: bf16."
-        )
-
-
-def _check_compiled(
-    problem: Problem,
-    problems: Mapping[str, Problem],
-    algorithm: AbstractHypergradient,
-    *,
-    is_differentiated: bool,
-) -> None:
-    if not (algorithm.differentiates_twice or is_differentiated):
-        return
-    for role in problem.roles.values():
-        if problems[role.problem].compiled is not None:
-            raise ConfigError(
-                f"problems.{role.problem}.compile: found true, but the hypergradient of '{problem.name}' takes second "
-                f"derivatives of a loss that it plays in, which torch.compile does not have; expected false, or an "
-                f"algorithm of first order. Write hypergradient: finite_difference, or remove compile."
-            )
-
-
-def _check_parallel(problem: Problem, algorithm: AbstractHypergradient) -> None:
-    if problem.parallel is not None and algorithm.directs_steps:
-        raise ConfigError(
-            f"problems.{problem.name}.hypergradient: found {type(algorithm).__name__}, which makes the steps of "
-            f"'{problem.name}' from gradients of its loss that it keeps, but problems.{problem.name}.parallel is set, "
-            "and layer-parallel steps follow others; expected an implicit hypergradient. Write hypergradient: "
-            "finite_difference, or remove parallel."
-        )
-    if problem.parallel is not None and algorithm.sees_steps:
-        raise ConfigError(
-            f"problems.{problem.name}.hypergradient: found {type(algorithm).__name__}, which takes the steps of "
-            f"'{problem.name}' again, but problems.{problem.name}.parallel is set, and layer-parallel steps follow "
-            "other gradients than the loss's; expected an implicit hypergradient. Write hypergradient: "
-            "finite_difference, or remove parallel."
-        )
-
-
 def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
     """Refuse a gradient that passes through a solution where one of the parameters at hand is in shards.
 
     A pullback computes with whole parameters, and most differentiate twice: FSDP2 frees what that needs.
     """
-    sharded = {name for name, problem in problems.items() if problem.is_sharded}
+    sharded = {name for name, problem in problems.items() if problem.settings.shard}
     for name, problem in problems.items():
         for use, other in problem.node.other_uses.items():
             if other in sharded:
@@ -204,33 +166,20 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
             algorithm = algorithm_of(problems[node.problem])
             played = {role.problem for role in problems[node.problem].roles.values()}
             found = sorted(sharded & {name, node.problem, *node.inputs, *played})
-            if found and not algorithm.is_constant:
-                raise ConfigError(
-                    f"problems.{found[0]}.shard: found true, but the gradient of '{name}' passes through the solution "
-                    f"of '{node.problem}' by {type(algorithm).__name__}; expected first_order, since sharded "
-                    "parameters have no second derivatives (FSDP2 frees what they need). Write hypergradient: "
-                    f"first_order, or problems.{found[0]}.shard: false."
-                )
+            for other in found:
+                settings = problems[other].settings
+                check(Case(other, settings, algorithm=algorithm, solution=node.problem, reader=name))
 
 
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
-    if algorithm.is_persistent:
-        for key, value in (("reset_to", problem.reset_to), ("roll_back", problem.roll_back or None)):
-            if value is not None:
-                raise ConfigError(
-                    f"problems.{problem.name}.{key}: found {value!r} with persistent: true, whose rollouts go on where "
-                    "the last ones ended, while the problem's own steps begin elsewhere; expected that they go on as "
-                    f"well. Set persistent=false, or leave {key} out."
-                )
     if algorithm.sees_steps:
-        find_update(problem.name, problem.optimizer)
-        horizon, is_from_another = algorithm.horizon, problem.reset_to not in (None, "initial")
-        if is_from_another and horizon is not None and horizon < problem.unroll_steps:
+        horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None
+        if is_from_another and horizon is not None and horizon < problem.settings.unroll_steps:
             raise ConfigError(
                 f"problems.{problem.name}.hypergradient.horizon: found {horizon} with unroll_steps="
-                f"{problem.unroll_steps}; expected null or at least that, since the gradient has to reach the start "
-                f"that '{problem.reset_to}' gives. Set horizon=null."
+                f"{problem.settings.unroll_steps}; expected null or at least that, since the gradient has to reach the "
+                f"start that '{problem.settings.reset_to}' gives. Set horizon=null."
             )
         return
     in_loss = {role.problem for role in problem.roles.values()}

@@ -1,0 +1,61 @@
+"""The page docs/compatibility.md; `python -m mlotool.problem.compatibility_page > docs/compatibility.md` writes it."""
+
+import re
+from collections.abc import Iterable
+
+from mlotool.problem.compatibility_table import FEATURES, ROWS, Row
+
+_HEAD = """# What goes together
+
+Everything that is not in these tables goes together. The tables are those that the program itself checks
+(`mlotool/problem/compatibility_table.py`): `mlotool validate` and `mlotool run` refuse a pair with the setting that was
+found, what is expected and what to do. This page is made of them by `python -m mlotool.problem.compatibility_page`.
+
+## Refused
+| this | with | change | to | because |
+|---|---|---|---|---|
+"""
+
+_WITHOUT = """
+## Left out
+The run goes on without the second of the two.
+
+| this | with | then |
+|---|---|---|
+"""
+
+_WORDS = {"name": "the problem", "solution": "the problem", "reader": "another problem", "read": "another problem"}
+
+
+def page() -> str:
+    """Return the page."""
+    refused = _lines(
+        (_label(row.first), _label(row.second), f"`{row.key}`", _plain(row.expected), _plain(row.reason))
+        for row in ROWS
+        if row.is_refused
+    )
+    left = _lines((_label(row.first), _label(row.second), _plain(row.reason)) for row in ROWS if not row.is_refused)
+    return f"{_HEAD}{refused}{_WITHOUT}{left}"
+
+
+def _label(feature: str) -> str:
+    return FEATURES[feature].label
+
+
+def _plain(text: str) -> str:
+    """Return a text of a row for any problem: `'{name}'` becomes "the problem"."""
+    found = re.sub(r"'?\{(\w+)\}'?", lambda match: _WORDS.get(match[1], "the hypergradient"), text)
+    return found.replace("|", r"\|")
+
+
+def _lines(rows: Iterable[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+
+
+def used(rows: Iterable[Row] = ROWS) -> set[str]:
+    """Return the features that rows name."""
+    return {feature for row in rows for feature in (row.first, row.second)}
+
+
+if __name__ == "__main__":
+    print(page(), end="")

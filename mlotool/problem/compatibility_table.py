@@ -1,0 +1,333 @@
+"""The table of what cannot go together.
+
+A row names two features, the setting to change, what it should be and why. A `Case` is one problem with what it is
+combined with; a row holds for it where both of its features do. `compatibility.py` makes messages of the rows, and
+`compatibility_page.py` makes docs/compatibility.md.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlotool.problem.compatibility_case import Case
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One side of a row.
+
+    Args:
+        label: in the page.
+        holds: whether a case has it.
+    """
+
+    label: str
+    holds: Callable[[Case], bool]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Two features that do not go together.
+
+    The texts may name `{name}`, `{solution}`, `{reader}`, `{read}` and `{algorithm}` of the case.
+
+    Args:
+        first: a key of FEATURES.
+        second: another one.
+        key: the setting to change, behind `problems.<name>.`.
+        expected: after "expected".
+        reason: after "since".
+        advice: what to do; "" says to correct the setting.
+        is_refused: False where the second feature is left out instead, and the run goes on.
+    """
+
+    first: str
+    second: str
+    key: str
+    expected: str
+    reason: str
+    advice: str = ""
+    is_refused: bool = True
+
+
+def _algorithm(attribute: str) -> Callable[[Case], bool]:
+    return lambda case: case.algorithm is not None and bool(getattr(case.algorithm, attribute))
+
+
+def _is_algorithm(name: str) -> Callable[[Case], bool]:
+    return lambda case: any(each.__name__ == name for each in type(case.algorithm).__mro__)
+
+
+def _of_parallel(attribute: str, value: bool) -> Callable[[Case], bool]:
+    return lambda case: case.parallel is not None and bool(getattr(case.parallel, attribute)) is value
+
+
+def _searches(case: Case) -> bool:
+    from mlotool.problem.optimizer_step import needs_closure
+
+    return case.optimizer is not None and needs_closure(case.optimizer)
+
+
+def _has_no_pure_form(case: Case) -> bool:
+    from mlotool.problem.update import UPDATES
+
+    return case.optimizer is not None and type(case.optimizer) not in UPDATES
+
+
+def _approximates(case: Case) -> bool:
+    solver = getattr(case.algorithm, "solver", None)
+    return solver is not None and not solver.is_differentiable
+
+
+FEATURES: Mapping[str, Feature] = {
+    "tasks": Feature("`tasks`", lambda case: case.settings.tasks is not None),
+    "compile": Feature("`compile`", lambda case: case.settings.compile),
+    "shard": Feature("`shard`", lambda case: case.settings.shard),
+    "parallel": Feature("`parallel`", lambda case: case.parallel is not None),
+    "auxiliary": Feature("`parallel`: Auxiliary", _of_parallel("is_repeatable", False)),
+    "processes": Feature("`parallel.processes`", _of_parallel("is_divided", True)),
+    "fp16": Feature("`precision: fp16`", lambda case: case.settings.precision == "fp16"),
+    "line_search": Feature("an optimizer with a line search", _searches),
+    "impure": Feature("another optimizer than SGD, Adam and AdamW", _has_no_pure_form),
+    "optimizer_roles": Feature(
+        "hyperparameters that a problem gives", lambda case: bool(case.settings.optimizer_roles)
+    ),
+    "scheduler": Feature("`scheduler`", lambda case: case.scheduler is not None),
+    "reset_to": Feature("`reset_to`", lambda case: case.settings.reset_to is not None),
+    "roll_back": Feature("`roll_back`", lambda case: case.settings.roll_back),
+    "warmup": Feature("`warmup_steps`", lambda case: case.settings.warmup_steps > 0),
+    "clip": Feature("`gradient_clip_norm`", lambda case: case.settings.gradient_clip_norm is not None),
+    "same_batch": Feature("`same_batch_as`", lambda case: type(case.stream).__name__ == "SameBatch"),
+    "reads": Feature("a gradient through solutions", lambda case: case.read != ""),
+    "hypergradient": Feature(
+        "a solution that is differentiated", lambda case: case.algorithm is not None and not case.algorithm.is_constant
+    ),
+    "twice": Feature("second derivatives (reverse products, Unrolled, SABA)", _algorithm("differentiates_twice")),
+    "differences": Feature("`product: finite_difference`", _algorithm("moves_solutions")),
+    "approximate": Feature("a solver whose derivative is not known", _approximates),
+    "unrolled": Feature("Unrolled, EvolutionStrategies", _algorithm("sees_steps")),
+    "persistent": Feature("`persistent: true`", _algorithm("is_persistent")),
+    "penalty": Feature("Penalty", _is_algorithm("Penalty")),
+    "saba": Feature("SABA", _is_algorithm("SABA")),
+    "directing": Feature("a hypergradient that makes the problem's steps (SABA)", _algorithm("directs_steps")),
+    "evolution": Feature("EvolutionStrategies", _is_algorithm("EvolutionStrategies")),
+    "nested": Feature("a problem that shapes and reads a lower one", lambda case: case.is_nested),
+    "differentiated": Feature(
+        "a problem below one that shapes and reads it, and is read itself", lambda case: case.is_differentiated
+    ),
+    "ranks": Feature("several ranks", lambda case: case.num_ranks > 1),
+    "trace": Feature("`runner.trace`", lambda case: case.is_traced),
+    "remembering": Feature(
+        "a hypergradient that keeps something from pullback to pullback",
+        lambda case: case.algorithm is not None and not case.algorithm.is_traceable,
+    ),
+}
+
+_LAYER_PARALLEL = "its training is layer-parallel"
+_IMPLICIT = "Write hypergradient: finite_difference, or remove parallel."
+_USE_CG = (
+    "Write +hypergradient@problems.{name}.hypergradient=cg, or set curvature: partial on the problem that both shapes "
+    "and reads."
+)
+_ABOVE = "a problem above both shapes and reads '{name}', so its pullback is differentiated"
+_BY_PLAN = "the gradient is taken without a trace"
+
+ROWS: tuple[Row, ...] = (
+    Row("tasks", "compile", "compile", "false", "tasks run through torch.vmap"),
+    Row("tasks", "shard", "shard", "false", "tasks divide the batch by themselves"),
+    Row("tasks", "parallel", "tasks", "null", _LAYER_PARALLEL),
+    Row(
+        "tasks",
+        "ranks",
+        "tasks",
+        "null",
+        "the tasks are the batch's first axis, which ranks would divide",
+        "Set runner.devices=1.",
+    ),
+    *(
+        Row("shard", other, "shard", "false", reason)
+        for other, reason in (
+            ("compile", "torch.compile cannot trace what gathers the shards"),
+            ("fp16", "the loss scale of fp16 needs whole gradients; bf16 needs none"),
+            ("reset_to", "reset_to copies whole parameters"),
+            ("optimizer_roles", "other problems give its optimizer's settings"),
+            ("parallel", _LAYER_PARALLEL),
+            ("line_search", "a line search compares values at parameters that are divided"),
+        )
+    ),
+    Row(
+        "shard",
+        "hypergradient",
+        "shard",
+        "false, or first_order as the hypergradient of '{solution}'",
+        "the gradient of '{reader}' passes through that solution by {algorithm}, and sharded parameters have no second "
+        "derivatives (FSDP2 frees what they need)",
+        "Write hypergradient: first_order, or problems.{name}.shard: false.",
+    ),
+    Row("parallel", "compile", "compile", "false", _LAYER_PARALLEL),
+    Row("parallel", "fp16", "precision", "fp32 or bf16", _LAYER_PARALLEL),
+    Row(
+        "parallel",
+        "directing",
+        "hypergradient",
+        "an implicit hypergradient",
+        "it makes the steps of '{name}' from gradients of its loss that it keeps, and layer-parallel steps follow "
+        "others",
+        _IMPLICIT,
+    ),
+    Row(
+        "parallel",
+        "unrolled",
+        "hypergradient",
+        "an implicit hypergradient",
+        "it takes the steps of '{name}' again, and layer-parallel steps follow other gradients than the loss's",
+        _IMPLICIT,
+    ),
+    Row(
+        "auxiliary",
+        "line_search",
+        "optimizer",
+        "one that steps along one gradient",
+        "each evaluation moves auxiliary variables",
+    ),
+    Row(
+        "processes",
+        "clip",
+        "gradient_clip_norm",
+        "null",
+        "no process has the whole gradient, whose norm it is",
+        "Set it to null, or parallel.processes=false.",
+    ),
+    Row(
+        "processes",
+        "same_batch",
+        "same_batch_as",
+        "null",
+        "all stages need the same samples, which are divided otherwise",
+        "Give it a stream, or set parallel.processes=false.",
+    ),
+    Row(
+        "processes",
+        "reads",
+        "parallel.processes",
+        "false",
+        "gradients pass through the solution of '{read}' in its loss, which one process alone evaluates",
+        "Set parallel.processes=false.",
+    ),
+    Row("line_search", "fp16", "precision", "fp32 or bf16", "a line search compares losses, and fp16 scales them"),
+    Row(
+        "line_search",
+        "reads",
+        "optimizer",
+        "an optimizer that steps along the gradient",
+        "it compares values of the loss, but the gradient passes through the solution of '{read}', which stays as it "
+        "is where those values are taken",
+        "Write optimizer: adam.",
+    ),
+    Row(
+        "impure",
+        "unrolled",
+        "optimizer",
+        "SGD, Adam or AdamW of torch.optim",
+        "{algorithm} takes its steps again, as pure functions",
+        "Choose one of them, or an implicit hypergradient for '{name}' (hypergradient=cg).",
+    ),
+    Row(
+        "impure",
+        "optimizer_roles",
+        "optimizer",
+        "SGD, Adam or AdamW of torch.optim",
+        "a problem gives its hyperparameters, through which gradients pass",
+    ),
+    Row("optimizer_roles", "scheduler", "scheduler", "null", "a problem sets hyperparameters"),
+    Row("reset_to", "roll_back", "roll_back", "false", "reset_to begins each unroll anew"),
+    Row("reset_to", "warmup", "warmup_steps", "0", "reset_to undoes them"),
+    *(
+        Row(
+            "persistent",
+            key,
+            key,
+            expected,
+            "persistent rollouts go on where the last ones ended, while the problem's own steps begin elsewhere",
+            f"Set persistent=false, or leave {key} out.",
+        )
+        for key, expected in (("reset_to", "null"), ("roll_back", "false"))
+    ),
+    *(
+        Row("fp16", position, "precision", "bf16 or fp32", reason, "Write problems.{name}.precision: bf16.")
+        for position, reason in (
+            ("unrolled", "{algorithm} differentiates its steps, of which an overflow skips some"),
+            ("nested", "its pullback contains another one, where no loss scale keeps from underflow"),
+            ("differentiated", "its pullback is differentiated, where no loss scale keeps from underflow"),
+        )
+    ),
+    Row(
+        "compile",
+        "twice",
+        "compile",
+        "false, or an algorithm of first order",
+        "the hypergradient of '{solution}' takes second derivatives of a loss that it plays in, which torch.compile "
+        "does not have",
+        "Write hypergradient: finite_difference, or remove compile.",
+    ),
+    Row(
+        "compile",
+        "differentiated",
+        "compile",
+        "false",
+        "the pullback of '{solution}' is differentiated, and torch.compile has no second derivatives",
+        "Remove compile.",
+    ),
+    Row(
+        "differences",
+        "differentiated",
+        "hypergradient.product",
+        "reverse",
+        _ABOVE,
+        "Write +hypergradient@problems.{name}.hypergradient=cg, or set curvature: partial (or, if '{name}' shapes none "
+        "of those that it reads, product: finite_difference) on the problem above.",
+    ),
+    Row(
+        "approximate",
+        "differentiated",
+        "hypergradient.solver",
+        "a solver whose derivative is known: ConjugateGradient, NormalEquationConjugateGradient, Exact, Neumann, "
+        "FixedPoint or Identity",
+        _ABOVE,
+        _USE_CG,
+    ),
+    *(
+        Row(algorithm, position, "hypergradient", "an implicit hypergradient", reason, _USE_CG)
+        for algorithm, position, reason in (
+            (
+                "penalty",
+                "nested",
+                "'{name}' both shapes and reads a lower problem, whose solution at the second iterate is not known",
+            ),
+            ("penalty", "differentiated", _ABOVE),
+            ("saba", "differentiated", _ABOVE),
+            (
+                "evolution",
+                "nested",
+                "'{name}' both shapes and reads a lower problem, so each of its steps contains that one's solution at "
+                "the time",
+            ),
+            ("evolution", "differentiated", _ABOVE),
+        )
+    ),
+    *(
+        Row(each, "trace", "", "", f"{_BY_PLAN}: {reason}", is_refused=False)
+        for each, reason in (
+            ("fp16", "its loss scale changes by what overflows"),
+            ("compile", "the module is compiled already"),
+            ("shard", "FSDP2 gathers by hooks"),
+            ("parallel", "layer-parallel steps order their own work"),
+            ("line_search", "it decides by values"),
+            ("ranks", "collectives are not traced"),
+            ("remembering", "its state changes from one to the next"),
+        )
+    ),
+)

@@ -1,0 +1,49 @@
+"""A problem's parameters divided among ranks, and put together again."""
+
+from typing import TYPE_CHECKING
+
+from torch.optim import Adam
+
+from mlotool.problem.problem import Problem
+from mlotool.problem.shards import Shards, gathered
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def divide(problem: Problem, mesh: "DeviceMesh") -> None:
+    """Divide the parameters of a problem among ranks, which have the same ones; all of them call it.
+
+    Args:
+        problem: the problem.
+        mesh: of the ranks.
+    """
+    before = dict(problem.module.named_parameters())
+    shards = Shards(f"problems.{problem.name}.shard", problem.module, mesh)
+    state = {} if problem.optimizer is None else problem.optimizer.state_dict()
+    problem.take_module(problem.module, before, shards)
+    if problem.optimizer is None:
+        return
+    problem.optimizer.load_state_dict(shards.divided_optimizer(state, problem.optimizer))
+    for group in problem.optimizer.param_groups:
+        # Of the fused kernels those of Adam alone know shards.
+        if group.get("fused") and not isinstance(problem.optimizer, Adam):
+            group.update(fused=False, foreach=True)
+
+
+def merge(problem: Problem, *, is_kept: bool) -> None:
+    """Put the shards of a problem together again, on the CPU; all ranks call it, once.
+
+    Args:
+        problem: the problem.
+        is_kept: whether this rank goes on with it.
+    """
+    assert problem.shards is not None
+    before = dict(problem.module.named_parameters())
+    state = {} if problem.optimizer is None else gathered(problem.optimizer.state_dict(), is_kept=is_kept)
+    module = problem.shards.merged(is_kept=is_kept)
+    if module is None:
+        return
+    problem.take_module(module, before, None)
+    if problem.optimizer is not None:
+        problem.optimizer.load_state_dict(state)

@@ -1,0 +1,323 @@
+"""The optimizer steps of one problem: taken in place, or as pure functions of parameters and state."""
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.user_code import Call, note
+from mlotool.problem.arguments import check_scheduler, made
+from mlotool.problem.compatibility import check
+from mlotool.problem.compatibility_case import Case
+from mlotool.problem.fused_step import FusedStep, prefer_fused_kernels
+from mlotool.problem.loss_scale import LossScale
+from mlotool.problem.settings import ProblemSettings
+from mlotool.problem.shards import Shards
+from mlotool.problem.trajectory import copied
+from mlotool.problem.update import Settings, State, clipped, find_update
+from mlotool.problem.usable import check_used, is_lazy
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+Evaluate = Callable[[], tuple[Tensor, Sequence[Tensor | None]]]
+"""Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters."""
+
+_SCHEDULER_ADVICE = "Correct its settings (total_steps, T_max, ...), or let the run end before: runner.max_ticks."
+
+
+class OptimizerStep:
+    """Takes the optimizer steps of one problem.
+
+    Args:
+        name: the problem's, for messages.
+        optimizer: of its parameters; None where it is never stepped.
+        scheduler: of the optimizer's learning rate; None keeps it.
+        settings: the problem's.
+    """
+
+    def __init__(self, name: str, optimizer: Optimizer | None, scheduler: Any, settings: ProblemSettings) -> None:
+        self.scheduler = scheduler
+        self.loss_scale = LossScale() if settings.precision == "fp16" else None
+        self.evaluates_again = optimizer is not None and needs_closure(optimizer)
+        self._name = name
+        self._optimizer = optimizer
+        self._settings = settings
+        self._module: nn.Module
+        self._parameters: tuple[Tensor, ...]
+        self._shards: Shards | None = None
+        self._fused: FusedStep
+
+    def bind(self, module: nn.Module, parameters: tuple[Tensor, ...], shards: Shards | None) -> None:
+        """Step these parameters from now on.
+
+        Args:
+            module: the problem's.
+            parameters: those that are trained, in order.
+            shards: their division among ranks; None where they are whole.
+        """
+        self._module, self._parameters, self._shards = module, parameters, shards
+        self._bind_kernel()
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer; one that is put in its place steps from then on."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._bind_kernel()
+
+    def __call__(
+        self,
+        gradient: Sequence[Tensor | None],
+        hyperparameters: Sequence[Settings] | None = None,
+        evaluate: Evaluate | None = None,
+    ) -> Tensor | None:
+        """Take one step; in fp16 none, if the gradient has overflown. Arguments and value as for `Problem.step`."""
+        assert self._optimizer is not None
+        if self.loss_scale is not None and not self.loss_scale.accepts(gradient):
+            # An overflow: the factor is smaller from now on.
+            return None
+        gradient, norm = self.clip(gradient)
+        if hyperparameters is not None:
+            self._step_with(gradient, hyperparameters)
+        elif self.evaluates_again:
+            assert evaluate is not None
+            self._optimizer.step(partial(self._evaluate_again, evaluate))
+            self._clear_gradient()
+        elif not self._fused(gradient):
+            self._set_gradient(gradient)
+            self._optimizer.step()
+            self._clear_gradient()
+        if self.scheduler is not None and self._settings.scheduler_interval == "step":
+            self.step_scheduler()
+        return norm
+
+    def step_scheduler(self, *objective: float) -> None:
+        """Advance the scheduler.
+
+        Args:
+            objective: its value, for ReduceLROnPlateau.
+        """
+        assert self.scheduler is not None
+        try:
+            self.scheduler.step(*objective)
+        except Exception as error:
+            note(error, lambda: Call(f"problems.{self._name}.scheduler", self.scheduler, advice=_SCHEDULER_ADVICE))
+            raise
+
+    def clip(self, gradient: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Tensor | None]:
+        """Return the gradient within `gradient_clip_norm`, and its norm before (mean over tasks) if that is set."""
+        largest = self._settings.gradient_clip_norm
+        if largest is None:
+            return gradient, None
+        if self._shards is None:
+            found, norm = clipped(gradient, largest, self._settings.tasks)
+        else:
+            found, norm = clipped(gradient, largest, total=self._shards.total)
+        return found, norm.mean()
+
+    def pure(
+        self,
+        theta: Sequence[Tensor],
+        gradient: Sequence[Tensor | None],
+        state: Sequence[State],
+        hyperparameters: Sequence[Settings],
+    ) -> tuple[list[Tensor], list[State]]:
+        """Return parameters and optimizer state after a step; differentiable, and nothing is changed.
+
+        Args:
+            theta: the parameters, one tensor each.
+            gradient: before clipping.
+            state: of the optimizer, one a parameter.
+            hyperparameters: one mapping a parameter.
+
+        Raises:
+            ConfigError: the optimizer has no pure form.
+        """
+        update = find_update(self._name, self._optimizer)
+        new_theta, new_state = [], []
+        for point, slope, old, each in zip(theta, self.clip(gradient)[0], state, hyperparameters, strict=True):
+            moved, kept = (point, old) if slope is None else update(point, slope, old, each)
+            new_theta.append(moved)
+            new_state.append(kept)
+        return new_theta, new_state
+
+    def hyperparameters(self) -> tuple[Settings, ...]:
+        """Return a copy of the optimizer's current hyperparameters, one mapping a parameter of theta."""
+        assert self._optimizer is not None
+        found: dict[int, Settings] = {}
+        for group in self._optimizer.param_groups:
+            # A scheduler fills a rate that is a tensor in place.
+            settings = {
+                key: value.clone() if isinstance(value, Tensor) else value
+                for key, value in group.items()
+                if key != "params"
+            }
+            found.update((id(parameter), settings) for parameter in group["params"])
+        return tuple(found[id(parameter)] for parameter in self._parameters)
+
+    def next_hyperparameters(self, count: int) -> list[tuple[Settings, ...]]:
+        """Return those of the next `count` steps, as the scheduler will set them; nothing is changed."""
+        if self.scheduler is None or self._settings.scheduler_interval != "step":
+            return [self.hyperparameters()] * count
+        # Both in one copy, so that the copied scheduler sets the copied optimizer.
+        twin = copy.copy(self)
+        memo: dict[int, Any] = {id(parameter): parameter for parameter in self._parameters}
+        twin._optimizer, twin.scheduler = copy.deepcopy((self._optimizer, self.scheduler), memo)
+        found: list[tuple[Settings, ...]] = []
+        with warnings.catch_warnings():
+            # torch warns of a scheduler that steps without its optimizer.
+            warnings.simplefilter("ignore")
+            for _ in range(count):
+                found.append(tuple(dict(each) for each in twin.hyperparameters()))
+                twin.scheduler.step()
+        return found
+
+    def state(self) -> tuple[State, ...]:
+        """Return a copy of the optimizer's state, one mapping a parameter of theta."""
+        assert self._optimizer is not None
+        return tuple(copied(self._optimizer.state.get(parameter, {})) for parameter in self._parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of optimizer, scheduler and loss scale."""
+        return {
+            "optimizer": None if self._optimizer is None else self._optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "loss_scale": None if self.loss_scale is None else self.loss_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the state back."""
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._bind_kernel()
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.loss_scale is not None:
+            self.loss_scale.load_state_dict(state["loss_scale"])
+
+    def replace_parameters(self, parameters: Mapping[int, nn.Parameter]) -> None:
+        """Let the optimizer hold other tensors, with no state.
+
+        Args:
+            parameters: by the `id` of a parameter, the one in its place.
+        """
+        if self._optimizer is None:
+            return
+        for group in self._optimizer.param_groups:
+            group["params"] = [parameters.get(id(parameter), parameter) for parameter in group["params"]]
+        self._optimizer.state.clear()
+
+    def _bind_kernel(self) -> None:
+        if self._optimizer is not None:
+            if self._shards is None:
+                prefer_fused_kernels(self._optimizer)
+            self._fused = FusedStep(self._optimizer, self._parameters)
+
+    def _step_with(self, gradient: Sequence[Tensor | None], hyperparameters: Sequence[Settings]) -> None:
+        optimizer = self._optimizer
+        assert optimizer is not None
+        update = find_update(self._name, optimizer)
+        with torch.no_grad():
+            for parameter, slope, each in zip(self._parameters, gradient, hyperparameters, strict=True):
+                if slope is not None:
+                    moved, state = update(parameter, slope, copied(optimizer.state.get(parameter, {})), each)
+                    parameter.copy_(moved)
+                    optimizer.state[parameter] = dict(state)
+
+    def _evaluate_again(self, evaluate: Evaluate) -> float:
+        loss, gradient = evaluate()
+        self._set_gradient(self.clip(gradient)[0])
+        return float(loss)
+
+    def _set_gradient(self, gradient: Sequence[Tensor | None]) -> None:
+        for parameter, value in zip(self._parameters, gradient, strict=True):
+            if value is None and is_lazy(parameter):
+                check_used(self._name, self._module)
+            if value is not None and self._shards is not None:
+                value = self._shards.put_together(value, parameter)
+            # torch's fused kernels read a gradient in the parameter's order, whatever its own strides are.
+            if value is not None and not value.is_sparse and value.stride() != parameter.stride():
+                value = torch.empty_like(parameter).copy_(value)
+            parameter.grad = value
+
+    def _clear_gradient(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def optimizer_step(
+    name: str,
+    theta: Mapping[str, Tensor],
+    optimizer: Optimizer | OptimizerFactory | None,
+    scheduler: Callable[[Optimizer], Any] | None,
+    settings: ProblemSettings,
+) -> OptimizerStep:
+    """Return how a problem steps.
+
+    Args:
+        name: the problem.
+        theta: its parameters by name.
+        optimizer: of them, or what makes one; None where it is never stepped.
+        scheduler: makes one of the optimizer; None keeps its learning rate.
+        settings: the problem's.
+
+    Raises:
+        ConfigError: the optimizer or the scheduler is of a wrong kind, or does not fit the settings.
+    """
+    key = f"problems.{name}"
+    for user, is_set in (("a scheduler", scheduler is not None), ("reset_to", settings.reset_to is not None)):
+        _require(optimizer is not None or not is_set, f"{key}.optimizer", None, f"an optimizer, since {user} is set")
+    built: Optimizer | None
+    if optimizer is None or isinstance(optimizer, Optimizer):
+        built = optimizer
+    else:
+        is_right = lambda each: isinstance(each, Optimizer)  # noqa: E731
+        built = made(f"{key}.optimizer", optimizer, theta.values(), is_right, "a torch optimizer")
+    _check_held(name, built, theta)
+    found = None
+    if scheduler is not None:
+        is_right = lambda each: each is None or hasattr(each, "step")  # noqa: E731
+        found = made(f"{key}.scheduler", scheduler, built, is_right, "a scheduler")
+    check_scheduler(name, found, built, settings.scheduler_interval)
+    check(Case(name, settings, optimizer=built, scheduler=found))
+    if settings.optimizer_roles:
+        assert built is not None
+        group = built.param_groups[0].items()
+        known = [each for each, value in group if isinstance(value, int | float) and not isinstance(value, bool)]
+        for each in settings.optimizer_roles:
+            _require(each in known, f"{key}.optimizer.{each}", "a problem", f"one of {', '.join(known)}")
+    return OptimizerStep(name, built, found, settings)
+
+
+def _check_held(name: str, optimizer: Optimizer | None, theta: Mapping[str, Tensor]) -> None:
+    """Refuse an optimizer that was built on other parameters: it would step them, or nothing."""
+    if optimizer is None:
+        return
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    missing = [key for key, tensor in theta.items() if id(tensor) not in held]
+    if missing:
+        raise ConfigError(
+            f"problems.{name}.optimizer: it does not hold the parameter '{missing[0]}' of the module; expected all of "
+            "them (tasks replace them). Pass a callable: optimizer=functools.partial(torch.optim.SGD, lr=0.1)."
+        )
+
+
+def _require(condition: bool, key: str, value: object, expected: str) -> None:
+    if not condition:
+        raise ConfigError(f"{key}: found {value!r}; expected {expected}. Correct {key}.")
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer evaluates the loss itself, such as LBFGS with its line search."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

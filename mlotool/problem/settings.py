@@ -1,0 +1,122 @@
+"""The settings of a problem: plain values that say how it steps and computes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
+
+from mlotool.core.arguments import FLAG, Rule, at_least, is_number, is_whole, require_all
+from mlotool.core.errors import ConfigError
+from mlotool.core.precision import DTYPES
+from mlotool.core.suggest import did_you_mean
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """The fields of `ProblemSettings` as keywords of `Problem`."""
+
+    unroll_steps: int
+    warmup_steps: int
+    roll_back: bool
+    accumulate_batches: int
+    gradient_clip_norm: float | None
+    scheduler_interval: str
+    optimizer_roles: Mapping[str, str] | None
+    reset_to: str | None
+    tasks: int | None
+    precision: str
+    compile: bool
+    shard: bool
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(each, str) for item in value.items() for each in item)
+
+
+_RULES: Mapping[str, Rule] = {
+    "unroll_steps": at_least(1),
+    "warmup_steps": at_least(0),
+    "roll_back": FLAG,
+    "accumulate_batches": at_least(1),
+    "gradient_clip_norm": Rule(
+        lambda value: value is None or (is_number(value) and value > 0), "a positive norm or null"
+    ),
+    "scheduler_interval": Rule(lambda value: value in ("step", "evaluation"), "'step' or 'evaluation'"),
+    "optimizer_roles": Rule(
+        lambda value: value is None or _is_names(value),
+        "problems' names by hyperparameter",
+        "Write optimizer_roles={'lr': 'rate'}, if the module of the problem 'rate' gives it.",
+    ),
+    "reset_to": Rule(lambda value: isinstance(value, str | None), "'initial', a problem's name or null"),
+    "tasks": Rule(lambda value: value is None or is_whole(value, 1), "a whole number of at least 1 or null"),
+    "precision": Rule(lambda value: isinstance(value, str) and value in DTYPES, f"one of {', '.join(DTYPES)}"),
+    "compile": FLAG,
+    "shard": FLAG,
+}
+
+
+@dataclass(frozen=True)
+class ProblemSettings:
+    """How a problem steps and computes. `Problem(..., unroll_steps=2)` takes them as keywords.
+
+    Args:
+        unroll_steps: optimizer steps it takes before the problems that read it step.
+        warmup_steps: its first steps, which do not count for the problems above.
+        roll_back: its steps are a look-ahead: after the upper step it returns to where it was, and takes one step.
+        accumulate_batches: batches over which one gradient is averaged.
+        gradient_clip_norm: largest 2-norm of its gradient; of each task's. None does not clip.
+        scheduler_interval: "step" advances the scheduler after each optimizer step; "evaluation" leaves it to the
+            runner.
+        optimizer_roles: by hyperparameter of the optimizer (`lr`, `weight_decay`, ...), the problem whose module gives
+            it, called without arguments: one value, one a parameter (1-D), or a mapping by parameter name.
+        reset_to: where each unroll begins: "initial", or the parameters of a problem with the same ones; the
+            optimizer then starts afresh. None goes on.
+        tasks: gives the parameters a leading axis of that many tasks. Its loss, and the losses that read it, are
+            evaluated for each task by itself (`torch.vmap`) on the task's part of the batch, along its first axis.
+        precision: "fp32", or autocast around its loss: "bf16", or "fp16" with a loss scale of its own. Finite
+            differences and penalties are taken in fp32 all the same; parameters and solvers stay in it.
+        compile: run its module through `torch.compile`. It has no second derivatives then.
+        shard: on several ranks each holds a part of its parameters, of their gradient and of the optimizer's state
+            (FSDP2). Gradients are of first order then.
+
+    Example:
+        >>> ProblemSettings(unroll_steps=2).unroll_steps
+        2
+    """
+
+    unroll_steps: int = 1
+    warmup_steps: int = 0
+    roll_back: bool = False
+    accumulate_batches: int = 1
+    gradient_clip_norm: float | None = None
+    scheduler_interval: str = "step"
+    optimizer_roles: Mapping[str, str] = field(default_factory=dict)
+    reset_to: str | None = None
+    tasks: int | None = None
+    precision: str = "fp32"
+    compile: bool = False
+    shard: bool = False
+
+    @classmethod
+    def of(cls, problem: str, given: Mapping[str, Any]) -> "ProblemSettings":
+        """Return the settings of a problem.
+
+        Args:
+            problem: its name, for messages.
+            given: settings by name.
+
+        Raises:
+            ConfigError: one of them is unknown, of a wrong kind or out of range.
+        """
+        known = [each.name for each in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ConfigError(
+                    f"problems.{problem}: found the setting '{name}'; expected one of {', '.join(known)}."
+                    f"{did_you_mean(name, known)} Correct the name."
+                )
+        require_all(f"problems.{problem}", given, {name: _RULES[name] for name in given})
+        return cls(**{**given, "optimizer_roles": dict(given.get("optimizer_roles") or {})})
+
+    @property
+    def starts_from(self) -> str | None:
+        """The problem whose parameters each unroll begins with; None where there is none."""
+        return None if self.reset_to == "initial" else self.reset_to
