@@ -55,4 +55,7 @@ def _found(key: str, case: Case) -> str:
         return "finite_difference"
     if key == "parallel.processes":
         return "true"
-    return "a problem" if key == "same_batch_as" else repr(getattr(case.settings, key))
+    if key == "same_batch_as":
+        return "a problem"
+    value = getattr(case.settings, key)
+    return "true" if value is True else repr(value)

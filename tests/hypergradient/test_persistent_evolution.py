@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[Callable[[AbstractHypergradient], Any], str]] = {
     ),
     "roll_back": (
         lambda algorithm: one(algorithm, roll_back=True),
-        "problems.w.roll_back: found True; expected false, since persistent",
+        "problems.w.roll_back: found true; expected false, since persistent",
     ),
     "chain": (
         lambda algorithm: web(

@@ -213,7 +213,7 @@ def test_fp16_is_refused_where_steps_are_differentiated(algorithm: Any) -> None:
 
 @pytest.mark.parametrize("algorithm", [Implicit(Exact()), Unrolled()], ids=repr)
 def test_compiled_modules_are_refused_where_second_derivatives_are_taken(algorithm: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.model.compile: found True.*hypergradient: finite_difference"):
+    with pytest.raises(ConfigError, match=r"problems.model.compile: found true.*hypergradient: finite_difference"):
         program(algorithm, compile=True)
 
 

@@ -201,6 +201,6 @@ def test_what_is_in_no_row_goes_together(pair: tuple[str, str]) -> None:
 
 def test_the_first_row_that_holds_is_told() -> None:
     case = case_of("tasks", "compile")
-    with pytest.raises(ConfigError, match=r"problems\.p\.compile: found True; expected false, since tasks run through"):
+    with pytest.raises(ConfigError, match=r"problems\.p\.compile: found true; expected false, since tasks run through"):
         check(case)
     check(replace(case, settings=ProblemSettings(tasks=2)))

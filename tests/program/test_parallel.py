@@ -101,9 +101,9 @@ def test_its_state_is_the_problems():
     ("settings", "key"),
     [
         ({"tasks": 2}, r"problems\.p\.tasks: found 2"),
-        ({"compile": True}, r"problems\.p\.compile: found True"),
+        ({"compile": True}, r"problems\.p\.compile: found true"),
         ({"precision": "fp16"}, r"problems\.p\.precision: found 'fp16'"),
-        ({"shard": True}, r"problems\.p\.shard: found True"),
+        ({"shard": True}, r"problems\.p\.shard: found true"),
     ],
 )
 def test_what_it_cannot_be_combined_with(settings, key):

@@ -93,15 +93,15 @@ def test_a_run_evaluates_saves_and_goes_on(found: tuple[Found, Found, Found], fo
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: sharded("model", Implicit(ConjugateGradient(3, 1e-8))), ["'model' by Implicit", "first_order"]),
+        (lambda: sharded("model", Implicit(ConjugateGradient(3, 1e-8))), ["of 'model'", "by Implicit", "first_order"]),
         (lambda: sharded("model", Implicit(Identity(), "finite_difference")), ["problems.model.shard: found true"]),
         (lambda: sharded("weigher", Unrolled()), ["problems.weigher.shard: found true", "by Unrolled"]),
         (lambda: sharded("model", SABA(step_size=0.1)), ["problems.model.shard: found true", "by SABA"]),
-        (lambda: alone(compile=True), ["problems.model.shard: found True", "compile: true"]),
-        (lambda: alone(precision="fp16"), ["problems.model.shard: found True", "bf16"]),
-        (lambda: alone(reset_to="initial"), ["problems.model.shard: found True", "reset_to: initial"]),
-        (lambda: alone(tasks=2), ["problems.model.shard: found True", "tasks"]),
-        (lambda: two_levels(optimizer_roles={"lr": "weigher"}, shard=True), ["problems.model.shard: found True"]),
+        (lambda: alone(compile=True), ["problems.model.shard: found true", "torch.compile"]),
+        (lambda: alone(precision="fp16"), ["problems.model.shard: found true", "bf16"]),
+        (lambda: alone(reset_to="initial"), ["problems.model.shard: found true", "reset_to copies"]),
+        (lambda: alone(tasks=2), ["problems.model.shard: found true", "tasks"]),
+        (lambda: two_levels(optimizer_roles={"lr": "weigher"}, shard=True), ["problems.model.shard: found true"]),
         (lambda: two_levels("weigher", reset_to="weigher"), ["problems.weigher.shard", "problems.model.reset_to"]),
     ],
 )
