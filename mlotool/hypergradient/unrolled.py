@@ -23,9 +23,7 @@ from mlotool.problem.interface import (
 from mlotool.problem.mean_gradient import mean_gradient
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
 from mlotool.problem.update import State
-
-# A parameter's optimizer state, without the counter, which is no function of anything.
-_COUNTER = "step"
+from mlotool.problem.update_derivative import COUNTER, StepCotangents
 
 
 @dataclass(frozen=True)
@@ -227,27 +225,14 @@ class _ReversePass:
         else:
             theta, graphs, mean = record.graph.theta, record.graph.slopes, record.graph.mean
             origins = [each for each, point in zip(record.graph.inputs, points, strict=True) if point.requires_grad]
-        gradient = [None if each is None else each.detach().requires_grad_() for each in mean]
-        state = [
-            {key: value if key == _COUNTER else value.detach().requires_grad_() for key, value in each.items()}
-            for each in record.state
-        ]
-        with torch.enable_grad():
-            before = leaves(record.theta)
-            after, new_state = self.unroll.step(before, gradient, state, record.settings, points)
-        outputs, cotangents = list(after), list(adjoint)
-        for each, slope in zip(new_state, state_adjoint, strict=True):
-            for key, value in slope.items():
-                outputs.append(each[key])
-                cotangents.append(value)
-        slopes = [each for each in gradient if each is not None]
-        held = [value for each in state for key, value in each.items() if key != _COUNTER]
+        if self.unroll.step_pullback is None:
+            found, source_adjoint = self._by_autograd(record, mean, points, sources, adjoint, state_adjoint)
+        else:
+            found = self.unroll.step_pullback(record.theta, mean, record.state, record.settings, adjoint, state_adjoint)
+            source_adjoint = [torch.zeros_like(source) for source in sources]
         # The step itself, then the gradient that entered it.
-        found = iter(vector_jacobian(outputs, [*slopes, *before, *held, *sources], cotangents, retain=False))
-        slope_adjoint = [next(found) for _ in slopes]
-        theta_adjoint = [next(found) for _ in before]
-        held_adjoint = [{key: next(found) for key in each if key != _COUNTER} for each in state]
-        source_adjoint = list(found)
+        slope_adjoint = [each for each in found.gradient if each is not None]
+        theta_adjoint, held_adjoint = found.theta, found.state
         if self.algorithm.second_order:
             targets = [*origins] if is_last else [*theta, *origins]
             through = [torch.zeros_like(target) for target in targets]
@@ -261,6 +246,39 @@ class _ReversePass:
                 through = through[len(theta) :]
             source_adjoint = add(source_adjoint, through)
         return theta_adjoint, held_adjoint, source_adjoint
+
+    def _by_autograd(
+        self,
+        record: StepRecord,
+        mean: Sequence[Tensor | None],
+        points: Vector,
+        sources: Vector,
+        adjoint: Vector,
+        state_adjoint: Sequence[dict[str, Tensor]],
+    ) -> tuple[StepCotangents, list[Tensor]]:
+        """Return the cotangents of what a step starts from, and those of the sources that shape its settings."""
+        gradient = [None if each is None else each.detach().requires_grad_() for each in mean]
+        state = [
+            {key: value if key == COUNTER else value.detach().requires_grad_() for key, value in each.items()}
+            for each in record.state
+        ]
+        with torch.enable_grad():
+            before = leaves(record.theta)
+            after, new_state = self.unroll.step(before, gradient, state, record.settings, points)
+        outputs, cotangents = list(after), list(adjoint)
+        for each, slope in zip(new_state, state_adjoint, strict=True):
+            for key, value in slope.items():
+                outputs.append(each[key])
+                cotangents.append(value)
+        present = [each for each in gradient if each is not None]
+        held = [value for each in state for key, value in each.items() if key != COUNTER]
+        found = iter(vector_jacobian(outputs, [*before, *present, *held, *sources], cotangents, retain=False))
+        step = StepCotangents(
+            [next(found) for _ in before],
+            [None if each is None else next(found) for each in gradient],
+            [{key: next(found) for key in each if key != COUNTER} for each in state],
+        )
+        return step, list(found)
 
 
 def step_gradients(

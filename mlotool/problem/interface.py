@@ -12,6 +12,7 @@ from mlotool.core.replay import LossTraits
 from mlotool.problem.memory import Memory
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
 from mlotool.problem.update import Settings, State
+from mlotool.problem.update_derivative import StepCotangents
 
 Vector = Sequence[Tensor]
 """One tensor a parameter: a point or a direction in a problem's parameter space."""
@@ -85,8 +86,9 @@ class LowerView:
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
         weight: of this rank's batch in the mean over ranks; the loss has it already.
         unroll: the optimizer steps that led to theta, for algorithms that see steps; else None.
-        optimizer_step: `(theta, gradient) -> theta`: the step that the problem's optimizer would take next, pure and
-            differentiable; raises ConfigError for an optimizer without a pure form.
+        step_pullback: `(theta, gradient, cotangent) -> cotangent`: the derivative, transposed, of the step that the
+            problem's optimizer would take next, with respect to the gradient; raises ConfigError for an optimizer
+            without a pure form.
         reader_loss: `inputs -> loss` of the reader with this solution and all else held fixed; its derivative is the
             part of the reader's gradient that no pullback sees. None where the solution is not read by a loss.
         particle: which rollout it is for; None where none is kept.
@@ -100,7 +102,7 @@ class LowerView:
     batch_number: int | None = None
     weight: float = 1.0
     unroll: "Unroll | None" = None
-    optimizer_step: Callable[[Vector, Vector], list[Tensor]] | None = None
+    step_pullback: Callable[[Vector, Vector, Vector], list[Tensor]] | None = None
     reader_loss: Callable[[Vector], Tensor] | None = None
     particle: Particle | None = None
     eliminated: "Eliminated | None" = None
@@ -140,6 +142,8 @@ class Unroll:
             on.
         step: `(theta, gradient, state, settings, inputs) -> (theta, state)`: a pure step of the problem's optimizer,
             differentiable in all but the settings; gradients of unused parameters are None.
+        step_pullback: `(theta, gradient, state, settings, cotangent, cotangents of the state) -> cotangents`: the
+            derivative of a step, transposed; None where hyperparameters are learned, whose cotangents autograd finds.
         start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
         begin: `() -> (theta, state)`: where a simulation begins otherwise.
         settings: `count -> those of the next count steps`, schedules included; one mapping a parameter.
@@ -153,6 +157,13 @@ class Unroll:
         [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Settings], Vector],
         tuple[list[Tensor], list[State]],
     ]
+    step_pullback: (
+        Callable[
+            [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Settings], Vector, Sequence[dict[str, Tensor]]],
+            StepCotangents,
+        ]
+        | None
+    )
     start: Callable[[Vector], Vector] | None
     begin: Callable[[], tuple[Vector, Sequence[State]]]
     settings: Callable[[int], list[tuple[Settings, ...]]]

@@ -22,6 +22,7 @@ from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import Shards
 from mlotool.problem.trajectory import copied
 from mlotool.problem.update import Settings, State, clipped, find_update
+from mlotool.problem.update_derivative import Step, StepCotangents, pull_back
 from mlotool.problem.usable import check_used, is_lazy
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -150,6 +151,23 @@ class OptimizerStep:
             new_theta.append(moved)
             new_state.append(kept)
         return new_theta, new_state
+
+    def pull_back(
+        self,
+        theta: Sequence[Tensor],
+        gradient: Sequence[Tensor | None],
+        state: Sequence[State],
+        hyperparameters: Sequence[Settings],
+        cotangent: Sequence[Tensor],
+        of_state: Sequence[dict[str, Tensor]] | None = None,
+    ) -> StepCotangents:
+        """Return the derivative of a pure step, transposed, times cotangents of what it returns.
+
+        Arguments as for `pure`, and the cotangents as for `mlotool.problem.update_derivative.pull_back`.
+        """
+        clip = None if self._settings.gradient_clip_norm is None else self.clip
+        update = find_update(self._name, self._optimizer)
+        return pull_back(Step(update, theta, gradient, state, hyperparameters, clip), cotangent, of_state)
 
     def hyperparameters(self) -> tuple[Settings, ...]:
         """Return a copy of the optimizer's current hyperparameters, one mapping a parameter of theta."""

@@ -152,7 +152,7 @@ class SolutionPlan:
             None if stream is None and lower.stream is not None else _batch_number(lower, stream, batches),
             weight,
             self._unroll(snapshot, moment) if is_unrolled else None,
-            self._next_theta,
+            self._step_pullback,
             None if direct is None else lambda flat: direct(self._placed(flat, Moment(parameters=moment.parameters))),
             eliminated=self._eliminated(batch, moment) if self.inner else None,
         )
@@ -216,11 +216,16 @@ class SolutionPlan:
 
         return Eliminated(push_from, function)
 
-    def _next_theta(self, theta: Vector, gradient: Vector) -> list[Tensor]:
+    def _step_pullback(self, theta: Vector, gradient: Vector, cotangent: Vector) -> list[Tensor]:
         lower = self.problem
         find_update(lower.name, lower.optimizer)  # refuses before anything asks for the optimizer's state
+        lower.sync()
+        assert lower.optimizer is not None
+        # As it is, and no copy: it is only read.
+        state = [lower.optimizer.state.get(parameter, {}) for parameter in lower.own]
         settings = learned_settings(lower, self._engine, lower.optimizer_step.hyperparameters(), self._engine.nothing())
-        return lower.optimizer_step.pure(theta, gradient, lower.optimizer_state(), settings)[0]
+        found = lower.optimizer_step.pull_back(theta, gradient, state, settings, cotangent).gradient
+        return [each for each in found if each is not None]
 
     def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> Unroll:
         lower, engine = self.problem, self._engine
@@ -275,6 +280,7 @@ class SolutionPlan:
             simulated,
             loss,
             step,
+            None if lower.settings.optimizer_roles else lower.optimizer_step.pull_back,
             start if has_start else None,
             begin,
             lower.optimizer_step.next_hyperparameters,

@@ -10,11 +10,11 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.numbers import is_finite, measured, negated
 from mlotool.hypergradient.solvers.progress import Progress
-from mlotool.hypergradient.vector import choose, leaves, norm, vector_jacobian
+from mlotool.hypergradient.vector import choose, leaves, norm, slopes
 from mlotool.problem.interface import LowerView, Vector
 
 _NO_STEP = (
-    "OptimizerPreconditioner: found no optimizer step to differentiate; expected view.optimizer_step. Use it "
+    "OptimizerPreconditioner: found no optimizer step to differentiate; expected view.step_pullback. Use it "
     "inside Implicit, at a problem with an optimizer."
 )
 
@@ -34,9 +34,9 @@ class OptimizerPreconditioner(AbstractSolver):
     Example:
         >>> import torch
         >>> from mlotool.program import LowerProblem, LowerView
-        >>> step = lambda theta, gradient: [theta[0] - 0.1 * gradient[0]]
+        >>> pullback = lambda theta, gradient, cotangent: [-0.1 * cotangent[0]]
         >>> loss = LowerView(
-        ...     LowerProblem("w"), (torch.ones(2),), lambda theta, inputs: theta[0].sum(), optimizer_step=step
+        ...     LowerProblem("w"), (torch.ones(2),), lambda theta, inputs: theta[0].sum(), step_pullback=pullback
         ... )
         >>> OptimizerPreconditioner().solve(lambda u: u, [torch.ones(2)], view=loss).solution
         [tensor([0.1000, 0.1000])]
@@ -51,25 +51,18 @@ class OptimizerPreconditioner(AbstractSolver):
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the adapted vector."""
-        if view is None or view.optimizer_step is None:
+        if view is None or view.step_pullback is None:
             raise ConfigError(_NO_STEP)
-        with torch.enable_grad():
-            gradient = leaves(_zeros(view) if view.problem.has_linear_step else _gradient(view))
-            theta = [tensor.detach() for tensor in view.theta]
-            moved = view.optimizer_step(theta, gradient)
-            adapted = vector_jacobian(moved, gradient, vector, retain=False)
-        solution = list(torch._foreach_neg(adapted))
+        # The derivative of a step that is linear in the gradient is the same at any: theta stands for it.
+        gradient = view.theta if view.problem.has_linear_step else _gradient(view)
+        solution = list(torch._foreach_neg(view.step_pullback(view.theta, gradient, vector)))
         num_tasks = view.problem.num_tasks
         progress = Progress(tasks_of(view), Status.FIXED)
         failed = progress.end(negated(is_finite(measured(norm(solution, num_tasks)))), Status.NON_FINITE)
         return progress.result(choose(failed, vector, solution), 0)
 
 
-def _zeros(view: LowerView) -> Vector:
-    return [torch.zeros_like(tensor) for tensor in view.theta]
-
-
 def _gradient(view: LowerView) -> Vector:
-    point = leaves(view.theta)
-    loss = view(point, ())
-    return view.problem.reduce(vector_jacobian([loss], point, [torch.ones_like(loss)], retain=False))
+    with torch.enable_grad():
+        point = leaves(view.theta)
+        return view.problem.reduce(slopes(view(point, ()), point))

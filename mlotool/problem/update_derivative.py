@@ -1,0 +1,250 @@
+"""The derivative of a pure optimizer step, transposed: cotangents of its results in, of its arguments out.
+
+A step acts on each number by itself, so its Jacobian is diagonal, and what autograd would find through the graph of
+`mlotool.problem.update` is a handful of products. Here they are written down, for all parameters of a group at once.
+Clipping, which mixes the numbers, and hyperparameters that are tensors are left to autograd.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.core.gradient import pulled_back
+from mlotool.problem.update import Settings, State, Update, adam, adamw, sgd
+
+COUNTER = "step"
+"""The name of what a state counts steps by, which is no function of anything."""
+
+Clip = Callable[[Sequence[Tensor | None]], tuple[Sequence[Tensor | None], Tensor | None]]
+"""`gradient -> (gradient within its norm, norm)`."""
+
+_Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of an optimizer, with what it starts from.
+
+    Args:
+        update: the pure step of one parameter.
+        theta: the parameters.
+        gradient: before clipping; None of a parameter that is left alone.
+        state: of the optimizer, one mapping a parameter.
+        settings: the hyperparameters, one mapping a parameter.
+        clip: limits the gradient's norm; None leaves it.
+    """
+
+    update: Update
+    theta: Sequence[Tensor]
+    gradient: Sequence[Tensor | None]
+    state: Sequence[State]
+    settings: Sequence[Settings]
+    clip: Clip | None = None
+
+
+@dataclass
+class StepCotangents:
+    """Cotangents of what a step starts from.
+
+    Args:
+        theta: one tensor a parameter.
+        gradient: likewise; None of a parameter that is left alone.
+        state: one mapping a parameter, without the counter.
+    """
+
+    theta: list[Tensor]
+    gradient: list[Tensor | None]
+    state: list[dict[str, Tensor]]
+
+
+@dataclass
+class _Part:
+    """The parameters of a step that share all hyperparameters and the number of the step."""
+
+    theta: list[Tensor]
+    gradient: list[Tensor]
+    state: list[State]
+    settings: Settings
+    cotangent: list[Tensor]
+    of_state: list[dict[str, Tensor]]
+
+
+def pull_back(
+    step: Step, cotangent: Sequence[Tensor], of_state: Sequence[dict[str, Tensor]] | None = None
+) -> StepCotangents:
+    """Return `(d (theta', state') / d (theta, gradient, state))^T` times cotangents.
+
+    Args:
+        step: the step.
+        cotangent: of theta after it, one tensor a parameter.
+        of_state: of the state after it, one mapping a parameter, without what has none; None has none at all.
+
+    Example:
+        >>> settings = dict(torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults)
+        >>> step = Step(sgd, [torch.ones(2)], [torch.ones(2)], [{}], [settings])
+        >>> pull_back(step, [torch.ones(2)]).gradient
+        [tensor([-0.1000, -0.1000])]
+    """
+    given = [{} for _ in cotangent] if of_state is None else list(of_state)
+    # A parameter without a gradient passes through, with its state.
+    found = StepCotangents(
+        list(cotangent), [None] * len(cotangent), [_held(*each) for each in zip(step.state, given, strict=True)]
+    )
+    gradient, unclipped = step.gradient, list[Tensor]()
+    if step.clip is not None:
+        with torch.enable_grad():
+            leaves = [None if each is None else each.detach().requires_grad_() for each in gradient]
+            unclipped = [each for each in leaves if each is not None]
+            gradient = step.clip(leaves)[0]
+    groups: dict[_Key, list[int]] = {}
+    for position, slope in enumerate(gradient):
+        if slope is not None:
+            key = _key(step.update, step.settings[position], step.state[position])
+            # Tensors are not compared: each parameter has those of its own.
+            groups.setdefault((position,) if key is None else key, []).append(position)
+    for key, positions in groups.items():
+        part = _Part(
+            [step.theta[each] for each in positions],
+            [_present(gradient[each]).detach() for each in positions],
+            [step.state[each] for each in positions],
+            step.settings[positions[0]],
+            [cotangent[each] for each in positions],
+            [given[each] for each in positions],
+        )
+        is_closed = len(key) > 1 and step.update in _CLOSED
+        pulled = _CLOSED[step.update](part) if is_closed else _by_autograd(step.update, part)
+        for position, point, slope, state in zip(positions, pulled.theta, pulled.gradient, pulled.state, strict=True):
+            found.theta[position], found.gradient[position], found.state[position] = point, slope, state
+    if step.clip is not None and unclipped:
+        clipped = [each for each in gradient if each is not None]
+        slopes = iter(pulled_back(clipped, unclipped, [each for each in found.gradient if each is not None]))
+        found.gradient = [None if each is None else next(slopes) for each in found.gradient]
+    return found
+
+
+def _held(state: State, cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
+    names = [name for name in state if name != COUNTER]
+    return {name: cotangents[name] if name in cotangents else torch.zeros_like(state[name]) for name in names}
+
+
+def _key(update: Update, settings: Settings, state: State) -> _Key | None:
+    """Return what parameters of one group share; None where a hyperparameter is a tensor."""
+    names = ("lr", "weight_decay", "maximize")
+    if update is sgd:
+        values = *(settings[name] for name in (*names, "momentum", "dampening", "nesterov")), "momentum_buffer" in state
+    else:
+        values = *(settings[name] for name in (*names, "eps", "amsgrad")), *settings["betas"], _count(state)
+    return None if any(isinstance(value, Tensor) for value in values) else values
+
+
+def _sgd(part: _Part) -> StepCotangents:
+    settings, cotangent = part.settings, part.cotangent
+    momentum, decay = settings["momentum"], settings["weight_decay"]
+    of_step = _mul(cotangent, -settings["lr"])
+    of_slope, state = of_step, part.of_state
+    if momentum != 0:
+        whole = _mul(of_step, momentum) if settings["nesterov"] else of_step
+        of_buffer = _plus(whole, [each.get("momentum_buffer") for each in part.of_state])
+        is_first = "momentum_buffer" not in part.state[0]
+        inflow = of_buffer if is_first else _mul(of_buffer, 1 - settings["dampening"])
+        of_slope = _add(of_step, inflow) if settings["nesterov"] else inflow
+        state = [{} if is_first else {"momentum_buffer": each} for each in _mul(of_buffer, momentum)]
+    theta = _add(cotangent, of_slope, decay) if decay != 0 else cotangent
+    return StepCotangents(list(theta), [*_mul(of_slope, -1.0)] if settings["maximize"] else [*of_slope], state)
+
+
+def _adam(part: _Part, *, is_decoupled: bool = False) -> StepCotangents:
+    settings, cotangent, decay = part.settings, part.cotangent, part.settings["weight_decay"]
+    beta1, beta2 = settings["betas"]
+    lr, count = settings["lr"], _count(part.state[0])
+    sign = -1.0 if settings["maximize"] else 1.0
+    slope = _mul(part.gradient, sign) if sign < 0 else part.gradient
+    if decay != 0 and not is_decoupled:
+        slope = _add(slope, part.theta, decay)
+    # The values of the step.
+    first = _add(_mul(_kept(part, "exp_avg"), beta1), slope, 1 - beta1)
+    second = _add(_mul(_kept(part, "exp_avg_sq"), beta2), _mul(slope, slope), 1 - beta2)
+    before = _kept(part, "max_exp_avg_sq") if settings["amsgrad"] else []
+    largest = list(torch._foreach_maximum(second, before)) if settings["amsgrad"] else second
+    root, correction = list(torch._foreach_sqrt(largest)), (1 - beta2**count) ** 0.5
+    scale = list(torch._foreach_add(list(torch._foreach_div(root, correction)), settings["eps"]))
+    # Their cotangents, backwards.
+    over_scale = list(torch._foreach_div(_mul(cotangent, -lr / (1 - beta1**count)), scale))
+    of_first = _plus(over_scale, [each.get("exp_avg") for each in part.of_state])
+    of_scale = _mul(list(torch._foreach_div(_mul(over_scale, first), scale)), -0.5 / correction)
+    # The root's derivative at 0 is infinite, and 0 * inf would be NaN; here it is 0, as in the step.
+    of_largest = [torch.where(r > 0, each / r, 0.0) for each, r in zip(of_scale, root, strict=True)]
+    of_second = of_largest
+    state: list[dict[str, Tensor]] = [{} for _ in cotangent]
+    if settings["amsgrad"]:
+        whole = _plus(of_largest, [each.get("max_exp_avg_sq") for each in part.of_state])
+        # Of two that are equal each has half, as autograd has it.
+        shares = [0.5 * ((a > b).to(a.dtype) + (a >= b)) for a, b in zip(second, before, strict=True)]
+        of_second = _mul(whole, shares)
+        _put(state, part, "max_exp_avg_sq", _add(whole, of_second, -1.0))
+    of_second = _plus(of_second, [each.get("exp_avg_sq") for each in part.of_state])
+    _put(state, part, "exp_avg", _mul(of_first, beta1))
+    _put(state, part, "exp_avg_sq", _mul(of_second, beta2))
+    of_slope = _add(_mul(of_first, 1 - beta1), _mul(of_second, slope), 2 * (1 - beta2))
+    theta = cotangent
+    if decay != 0:
+        theta = _mul(cotangent, 1 - lr * decay) if is_decoupled else _add(cotangent, of_slope, decay)
+    return StepCotangents(list(theta), [*_mul(of_slope, -1.0)] if sign < 0 else [*of_slope], state)
+
+
+def _adamw(part: _Part) -> StepCotangents:
+    return _adam(part, is_decoupled=True)
+
+
+_CLOSED: dict[Update, Callable[[_Part], StepCotangents]] = {sgd: _sgd, adam: _adam, adamw: _adamw}
+
+
+def _by_autograd(update: Update, part: _Part) -> StepCotangents:
+    """Return the same by the graph of the step, for one parameter."""
+    theta, gradient = part.theta[0].detach().requires_grad_(), part.gradient[0].detach().requires_grad_()
+    names = [name for name in part.state[0] if name != COUNTER]
+    held = {name: part.state[0][name].detach().requires_grad_() for name in names}
+    with torch.enable_grad():
+        after, state = update(theta, gradient, {**part.state[0], **held}, part.settings)
+    outputs = [(after, part.cotangent[0])] + [(state[name], value) for name, value in part.of_state[0].items()]
+    sources = [theta, gradient, *held.values()]
+    found = pulled_back([y for y, _ in outputs], sources, [v for _, v in outputs])
+    whole = [torch.zeros_like(x) if each is None else each for x, each in zip(sources, found, strict=True)]
+    return StepCotangents([whole[0]], [whole[1]], [dict(zip(names, whole[2:], strict=True))])
+
+
+def _count(state: State) -> float:
+    return float(state[COUNTER]) + 1 if COUNTER in state else 1.0
+
+
+def _kept(part: _Part, name: str) -> list[Tensor]:
+    return [
+        state[name] if name in state else torch.zeros_like(point)
+        for state, point in zip(part.state, part.theta, strict=True)
+    ]
+
+
+def _put(state: list[dict[str, Tensor]], part: _Part, name: str, values: list[Tensor]) -> None:
+    for each, before, value in zip(state, part.state, values, strict=True):
+        if name in before:
+            each[name] = value
+
+
+def _present(value: Tensor | None) -> Tensor:
+    assert value is not None
+    return value
+
+
+def _mul(a: list[Tensor], b: list[Tensor] | float) -> list[Tensor]:
+    return list(torch._foreach_mul(a, b))
+
+
+def _add(a: list[Tensor], b: list[Tensor], factor: float = 1.0) -> list[Tensor]:
+    return list(torch._foreach_add(a, b, alpha=factor))
+
+
+def _plus(a: list[Tensor], b: Sequence[Tensor | None]) -> list[Tensor]:
+    return [x if y is None else x + y for x, y in zip(a, b, strict=True)]

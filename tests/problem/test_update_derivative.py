@@ -1,0 +1,142 @@
+"""Closed forms of the derivative of optimizer steps against autograd of the pure steps."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW
+
+from mlotool.problem import update_derivative
+from mlotool.problem.update import State, Update, adam, adamw, clipped, sgd
+from mlotool.problem.update_derivative import Step, pull_back
+
+SHAPES = ((3, 2), (4,), ())
+SGD_SETTINGS = [
+    {"lr": 0.3, "momentum": m, "dampening": d, "nesterov": n, "weight_decay": w, "maximize": x}
+    for m, d, n, w, x in itertools.product((0.0, 0.9), (0.0, 0.4), (False, True), (0.0, 0.1), (False, True))
+    if not n or (m > 0 and d == 0)
+]
+ADAM_SETTINGS = [
+    {"lr": 0.3, "betas": b, "eps": e, "weight_decay": w, "amsgrad": a, "maximize": x}
+    for b, e, w, a, x in itertools.product(
+        ((0.9, 0.99), (0.0, 0.5)), (1e-8, 0.1), (0.0, 0.1), (False, True), (False, True)
+    )
+]
+
+
+def vectors(seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in SHAPES]
+
+
+def state_of(update: Update, settings: Mapping[str, Any], number: int, seed: int) -> list[dict[str, Tensor]]:
+    """Return a state after `number` steps."""
+    if number == 0:
+        return [{} for _ in SHAPES]
+    if update is sgd:
+        return [{"momentum_buffer": each} if settings["momentum"] else {} for each in vectors(seed)]
+    found = []
+    for first, second, largest in zip(vectors(seed), vectors(seed + 1), vectors(seed + 2), strict=True):
+        state = {"step": torch.tensor(float(number)), "exp_avg": first, "exp_avg_sq": second.square()}
+        found.append(state | ({"max_exp_avg_sq": largest.square()} if settings["amsgrad"] else {}))
+    return found
+
+
+def by_autograd(
+    step: Step, cotangent: Sequence[Tensor], of_state: Sequence[Mapping[str, Tensor]]
+) -> tuple[list[Tensor], list[Tensor], list[dict[str, Tensor]]]:
+    theta = [each.clone().requires_grad_() for each in step.theta]
+    gradient = [None if each is None else each.clone().requires_grad_() for each in step.gradient]
+    state = [
+        {key: value if key == "step" else value.clone().requires_grad_() for key, value in each.items()}
+        for each in step.state
+    ]
+    slopes = gradient if step.clip is None else step.clip(gradient)[0]
+    total = torch.zeros((), dtype=torch.float64)
+    for number, (point, slope, old, each) in enumerate(zip(theta, slopes, state, step.settings, strict=True)):
+        after: tuple[Tensor, State] = (point, old) if slope is None else step.update(point, slope, old, each)
+        total = total + (after[0] * cotangent[number]).sum()
+        for key, value in of_state[number].items():
+            total = total + (after[1][key] * value).sum()
+    held = [value for each in state for key, value in each.items() if key != "step"]
+    slots = [each for each in gradient if each is not None]
+    found = iter(torch.autograd.grad(total, [*theta, *slots, *held], allow_unused=True, materialize_grads=True))
+    return (
+        [next(found) for _ in theta],
+        [next(found) for _ in slots],
+        [{key: next(found) for key in each if key != "step"} for each in state],
+    )
+
+
+def check(step: Step, cotangent: Sequence[Tensor], of_state: list[dict[str, Tensor]]) -> None:
+    theta, gradient, state = by_autograd(step, cotangent, of_state)
+    found = pull_back(step, cotangent, of_state)
+    torch.testing.assert_close(found.theta, theta, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close([x for x in found.gradient if x is not None], gradient, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.state, state, rtol=1e-12, atol=1e-12)
+
+
+def of_new_state(step: Step) -> list[dict[str, Tensor]]:
+    """Return a cotangent for all that the step keeps."""
+    found = []
+    for number, (point, slope, old) in enumerate(zip(step.theta, step.gradient, step.state, strict=True)):
+        new = old if slope is None else step.update(point, slope, old, step.settings[number])[1]
+        keys = [key for key in new if key != "step"]
+        found.append({key: vectors(40 + index)[number] for index, key in enumerate(keys)})
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 1, 7])
+@pytest.mark.parametrize(
+    ("update", "settings"),
+    [(sgd, each) for each in SGD_SETTINGS] + [(update, each) for update in (adam, adamw) for each in ADAM_SETTINGS],
+)
+def test_every_setting(monkeypatch: pytest.MonkeyPatch, update: Update, settings: dict[str, Any], number: int) -> None:
+    monkeypatch.setattr(update_derivative, "_by_autograd", None)
+    step = Step(update, vectors(0), vectors(10), state_of(update, settings, number, 20), [settings] * 3)
+    check(step, vectors(30), [{} for _ in SHAPES])
+    check(step, vectors(30), of_new_state(step))
+
+
+@pytest.mark.parametrize("number", [0, 3])
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("update", [adam, adamw])
+def test_zero_gradients_and_second_moments(update: Update, amsgrad: bool, number: int) -> None:
+    settings = {"lr": 0.3, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": amsgrad}
+    settings["maximize"] = False
+    gradient, state = vectors(10), state_of(update, settings, number, 20)
+    gradient[0].zero_()
+    gradient[1][0] = 0.0
+    if number:
+        for name in ("exp_avg_sq", "max_exp_avg_sq"):
+            if name in state[0]:
+                state[0][name] = torch.zeros_like(state[0][name])
+        # A first moment beside a second one of 0, and a maximum that is met.
+        state[1]["exp_avg_sq"][0] = 0.0
+        if amsgrad:
+            state[1]["max_exp_avg_sq"] = 0.99 * state[1]["exp_avg_sq"] + 0.01 * gradient[1].square()
+    step = Step(update, vectors(0), gradient, state, [settings] * 3)
+    check(step, vectors(30), of_new_state(step))
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+def test_clipping_unused_parameters_and_groups(kind: Any) -> None:
+    update = {SGD: sgd, Adam: adam, AdamW: adamw}[kind]
+    base = dict(kind([torch.zeros(1)], lr=0.3).defaults) | ({"momentum": 0.9} if kind is SGD else {})
+    settings = [base, {**base, "lr": 0.1}, base]
+    gradient: list[Tensor | None] = [*vectors(10)]
+    gradient[2] = None
+    clip = lambda slopes: clipped(slopes, 0.7)  # noqa: E731
+    step = Step(update, vectors(0), gradient, state_of(update, base, 2, 20), settings, clip)
+    check(step, vectors(30), of_new_state(step))
+    assert pull_back(step, vectors(30)).gradient[2] is None
+
+
+@pytest.mark.parametrize("update", [sgd, adam, adamw])
+def test_a_hyperparameter_that_is_a_tensor(update: Update) -> None:
+    settings = dict(SGD_SETTINGS[-1] if update is sgd else ADAM_SETTINGS[0]) | {"lr": torch.tensor(0.2).double()}
+    step = Step(update, vectors(0), vectors(10), state_of(update, settings, 2, 20), [settings] * 3)
+    check(step, vectors(30), of_new_state(step))
