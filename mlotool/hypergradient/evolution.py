@@ -198,21 +198,6 @@ class EvolutionStrategies(AbstractZerothOrder):
             total = add(total, direction, weight)
         return total
 
-    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
-        """Refuse a problem that both shapes and reads a lower one, and one below such a problem."""
-        if is_nested or is_differentiated:
-            reason = (
-                f"'{problem}' both shapes and reads a lower problem, so each of its steps contains that one's solution "
-                "at the time"
-                if is_nested
-                else f"a problem above '{problem}' both shapes and reads it and is itself read, so its solution is "
-                "differentiated"
-            )
-            raise ConfigError(
-                f"problems.{problem}.hypergradient: found EvolutionStrategies, but {reason}; expected an implicit "
-                f"hypergradient. Write +hypergradient@problems.{problem}.hypergradient=cg."
-            )
-
     def initial_state(self) -> EvolutionState:
         """Return what is kept before the first gradient."""
         return EvolutionState(torch.Generator().manual_seed(self.seed).get_state(), {}, {}, {})

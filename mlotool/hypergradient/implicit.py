@@ -111,29 +111,6 @@ class Implicit(AbstractHypergradient):
         """Return the pullback by the implicit function theorem."""
         return _ImplicitPullback(self, view)
 
-    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
-        """Refuse finite differences where the pullback is differentiated.
-
-        And, where it is differentiated, a solver that is neither a polynomial in H nor converges to its inverse: what
-        it hands on would have another derivative than the exact solution, and a gradient that is wrong unseen.
-        """
-        if self.product == "finite_difference" and is_differentiated:
-            raise ConfigError(
-                f"problems.{problem}.hypergradient.product: found finite_difference, but a problem above '{problem}' "
-                "both shapes and reads it, so its pullback is differentiated; expected reverse. Write "
-                f"+hypergradient@problems.{problem}.hypergradient=cg, or set curvature: partial (or, if '{problem}' "
-                "shapes none of those that it reads, product: finite_difference) on the problem above."
-            )
-
-        if is_differentiated and not self.solver.is_differentiable:
-            raise ConfigError(
-                f"problems.{problem}.hypergradient.solver: found {type(self.solver).__name__}, but a problem above "
-                f"'{problem}' both shapes and reads it, so its pullback is differentiated; expected a solver whose "
-                "derivative is known: ConjugateGradient, NormalEquationConjugateGradient, Exact, Neumann, FixedPoint "
-                f"or Identity. Write +hypergradient@problems.{problem}.hypergradient=cg, or set curvature: partial on "
-                "the problem that both shapes and reads."
-            )
-
     def check_problem(self, problem: str, num_tasks: int | None) -> None:
         """Refuse what the solver cannot do with."""
         self.solver.check(problem, num_tasks)

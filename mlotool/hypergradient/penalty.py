@@ -114,20 +114,6 @@ class Penalty(AbstractHypergradient):
         """Return the gradient of the penalty, in the place of a pullback."""
         return _PenaltyPullback(self, view)
 
-    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
-        """Refuse a problem that both shapes and reads a lower one, and one below such a problem."""
-        if is_nested or is_differentiated:
-            reason = (
-                f"'{problem}' both shapes and reads a lower problem, whose solution at the second iterate is not known"
-                if is_nested
-                else f"a problem above '{problem}' both shapes and reads it, so its pullback is differentiated"
-            )
-            raise ConfigError(
-                f"problems.{problem}.hypergradient: found Penalty, but {reason}; expected an implicit hypergradient. "
-                f"Write +hypergradient@problems.{problem}.hypergradient=cg, or set curvature: partial on the problem "
-                "that both shapes and reads."
-            )
-
     def initial_state(self) -> "PenaltyState":
         """Return what is kept before the first pullback."""
         return PenaltyState({}, None)

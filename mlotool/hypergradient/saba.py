@@ -81,15 +81,6 @@ class SABA(AbstractHypergradient):
         """Return the averaged pullback."""
         return _AveragedPullback(self, view)
 
-    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
-        """Refuse a problem that another one both shapes and reads: the tables have no derivative."""
-        if is_differentiated:
-            raise ConfigError(
-                f"problems.{problem}.hypergradient: found SABA, but a problem above '{problem}' both shapes "
-                "and reads it, so its pullback is differentiated; expected an implicit hypergradient. Write "
-                f"+hypergradient@problems.{problem}.hypergradient=cg, or set curvature: partial on the problem above."
-            )
-
     def check_batches(self, problem: str, stream: Any, num_draws: int) -> None:
         """Refuse a stream that shuffles, or of which the pullbacks would never meet some batches."""
         if stream is None or self.key is not None:

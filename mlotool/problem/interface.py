@@ -252,18 +252,6 @@ class AbstractHypergradient(ABC):
         """Return how theta*_l moves when its inputs move along `directions`, one tensor a parameter."""
         raise NotImplementedError
 
-    def check(self, problem: str, *, is_nested: bool, is_differentiated: bool) -> None:
-        """Refuse by name what the algorithm cannot do in the graph at hand.
-
-        Args:
-            problem: the problem whose solution it differentiates.
-            is_nested: the problem eliminates lower solutions inside its own stationarity.
-            is_differentiated: a nested problem above needs the derivative of this pullback.
-
-        Raises:
-            ConfigError: it cannot.
-        """
-
     def check_batches(self, problem: str, stream: Any, num_draws: int) -> None:
         """Refuse a stream of batches that the algorithm cannot do with.
 

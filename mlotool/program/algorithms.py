@@ -65,12 +65,7 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
         _check_steps(problem, algorithm)
         for other in {role.problem for role in problem.roles.values()}:
             settings = ProblemSettings(compile=problems[other].settings.compile)
-            check(
-                replace(
-                    case, name=other, settings=settings, parallel=None, optimizer=None, solution=name, is_nested=False
-                )
-            )
-        algorithm.check(name, is_nested=is_nested, is_differentiated=is_differentiated)
+            check(Case(other, settings, algorithm=algorithm, solution=name, is_differentiated=is_differentiated))
         if is_nested and algorithm.moves_solutions:
             _check_moved(problem, problems, steps)
         algorithm.check_problem(name, problem.settings.tasks)

@@ -263,7 +263,7 @@ def test_it_trains(rule: str) -> None:
 
 
 def test_nested_graphs_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"found Penalty, but.*shapes and reads"):
+    with pytest.raises(ConfigError, match=r"found Penalty; expected .*shapes and reads"):
         nested().program(lambda: Penalty(**FIXED))
 
 

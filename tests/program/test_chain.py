@@ -1,6 +1,7 @@
 """What a chain of problems costs, each of which shapes and reads the next: counted in evaluations of losses."""
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -38,8 +39,8 @@ def chain(length: int, curvature: Any, calls: list[str]) -> Schedule:
         implicit = Implicit(Identity(0.1), curvature=curvature) if number else None
         return Problem(names[number], Point(), loss, roles=played, optimizer=step, hypergradient=implicit)
 
-    shapes = {upper: [lower] for upper, lower in zip(names, names[1:], strict=False)}
-    reads = {lower: [upper] for upper, lower in zip(names, names[1:], strict=False)}
+    shapes = {upper: [lower] for upper, lower in pairwise(names)}
+    reads = {lower: [upper] for upper, lower in pairwise(names)}
     return Schedule(Program([make(number) for number in range(length)], Graph(shapes, reads)))
 
 
