@@ -299,7 +299,7 @@ def test_a_key_that_is_no_number_is_refused(entry: Any) -> None:
 
 
 def test_a_differentiated_pullback_is_refused() -> None:
-    with pytest.raises(ConfigError, match="found SABA; expected .* a problem above"):
+    with pytest.raises(ConfigError, match=r"found SABA; expected .* a problem above"):
         nested().program(lambda: SABA(step_size=0.1))
 
 
