@@ -287,7 +287,7 @@ def _prepare_traces() -> None:
     """Let compilers find nothing that an earlier run has left, and a trace that is given up end the run."""
     folder = os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="mwn_cycle_")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    warnings.filterwarnings("error", message=".*its gradient is not traced")
+    warnings.filterwarnings("error", message=".*its steps are not traced")
 
 
 def _versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ OPTION_GROUPS = GROUPS[:-1]
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 ACCELERATORS = ("auto", "cpu", "gpu")
-TRACES = ("auto", "inductor")
+TRACES = ("auto", "inductor", "cuda_graph")
 SCHEDULER_INTERVALS = ("step", "evaluation")
 OBJECTIVE_MODES = ("min", "max")
 LOGGER_MODES = ("offline", "online", "disabled")

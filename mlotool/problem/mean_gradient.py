@@ -1,17 +1,38 @@
-"""The gradient of a step with its graph, for hypergradients that differentiate the step later."""
+"""The gradient of a step over several batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from mlotool.core.loss_output import LossOutput
 from mlotool.problem.interface import Reduce, Vector
+
+
+def averaged(
+    found: Iterable[tuple[LossOutput, Sequence[Tensor | None]]],
+) -> tuple[LossOutput, list[Tensor | None]]:
+    """Return the mean loss and gradient over batches, which are taken one at a time.
+
+    Args:
+        found: a loss and its gradient for each batch, at least one.
+    """
+    outputs: list[LossOutput] = []
+    total: list[Tensor | None] = []
+    for output, gradient in found:
+        outputs.append(output)
+        total = [*gradient] if len(outputs) == 1 else [_add(a, b) for a, b in zip(total, gradient, strict=True)]
+    if len(outputs) == 1:
+        return outputs[0], total
+    return LossOutput.mean(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
 
 
 def mean_gradient(
     slopes: Sequence[Sequence[Tensor | None]], theta: Vector, reduce: Reduce
 ) -> tuple[list[list[Tensor]], list[Tensor | None]]:
     """Return the gradient on each batch with zeros where it is unused, and their mean over batches and ranks.
+
+    For hypergradients that differentiate the step later.
 
     A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
 
@@ -30,3 +51,9 @@ def mean_gradient(
         total = list(torch._foreach_add(total, more))
     mean = reduce([each / len(found) for each in total] if len(found) > 1 else total)
     return found, [value if flag else None for value, flag in zip(mean, used, strict=True)]
+
+
+def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b

@@ -98,9 +98,13 @@ class OptimizerStep:
             self._set_gradient(gradient)
             self._optimizer.step()
             self._clear_gradient()
+        self.advance()
+        return norm
+
+    def advance(self) -> None:
+        """Advance the scheduler after a step, if that is when it advances."""
         if self.scheduler is not None and self._settings.scheduler_interval == "step":
             self.step_scheduler()
-        return norm
 
     def step_scheduler(self, *objective: float) -> None:
         """Advance the scheduler.

@@ -219,6 +219,11 @@ class Problem:
         self.num_steps += 1
         return norm
 
+    def advance(self) -> None:
+        """Count a step that was taken elsewhere, as a trace of it, and advance the scheduler."""
+        self.optimizer_step.advance()
+        self.num_steps += 1
+
     def as_parameter(self, value: Tensor, parameter: Tensor) -> Tensor:
         """Return a part of a gradient as a tensor that is divided like its parameter, where that is."""
         return value if self.shards is None else self.shards.put_together(value, parameter)

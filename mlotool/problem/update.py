@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.tracing import is_tracing
 
 State = Mapping[str, Tensor]
 """One parameter's optimizer state, by torch's names; empty before its first step."""
@@ -55,7 +56,8 @@ def adam(theta: Tensor, gradient: Tensor, state: State, settings: Settings) -> t
     largest = second
     if settings["amsgrad"]:
         largest = found["max_exp_avg_sq"] = torch.maximum(state.get("max_exp_avg_sq", zeros), second)
-    count = float(number)
+    # A trace does not know the number: it takes the powers of a tensor.
+    count = number.double() if is_tracing() else float(number)
     scale = _safe_sqrt(largest) / (1 - beta2**count) ** 0.5 + settings["eps"]
     return theta - settings["lr"] / (1 - beta1**count) * (first / scale), found
 

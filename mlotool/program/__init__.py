@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from mlotool.problem.stream import Stream
     from mlotool.program.graph import Graph
     from mlotool.program.program import Program
-    from mlotool.program.schedule import Schedule, StepResult
+    from mlotool.program.schedule import Schedule
+    from mlotool.program.step_result import StepResult
 
 _HOME_OF = {
     "AbstractHypergradient": "problem.interface",
@@ -21,7 +22,7 @@ _HOME_OF = {
     "ProblemNode": "problem.node",
     "Program": "program.program",
     "Schedule": "program.schedule",
-    "StepResult": "program.schedule",
+    "StepResult": "program.step_result",
     "Stream": "problem.stream",
 }
 __all__ = [

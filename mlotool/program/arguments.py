@@ -3,8 +3,12 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
 from mlotool.core.arguments import require
+from mlotool.core.errors import ConfigError
 from mlotool.problem.problem import Problem
+from mlotool.program.backends import BACKENDS
 from mlotool.program.graph import Graph
 
 
@@ -24,3 +28,12 @@ def check_program(problems: Any, graph: Any, reduce: Any) -> list[Problem]:
     require(isinstance(graph, Graph), "Program.graph", graph, "a Graph", advice)
     require(reduce is None or callable(reduce), "Program.reduce", reduce, "a function of a list of tensors, or null")
     return found
+
+
+def check_trace(trace: Any) -> None:
+    """Refuse a way of tracing that there is not, or not on this machine."""
+    require(trace in (None, *BACKENDS), "trace", trace, f"None or one of {', '.join(BACKENDS)}", "Correct trace.")
+    if trace == "cuda_graph" and not torch.cuda.is_available():
+        raise ConfigError(
+            "trace: found 'cuda_graph', and torch finds no CUDA device; expected one. Write runner.trace=inductor."
+        )

@@ -1,5 +1,7 @@
-"""Fewer and cheaper calls for a traced graph, whose operations are pure but for the writes into buffers at its end."""
+"""Fewer and cheaper calls for a traced graph, whose operations are pure, and the writes into its arguments."""
 
+from collections.abc import Mapping, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
@@ -10,13 +12,24 @@ from torch.fx import Graph, GraphModule, Node
 _ATEN = torch.ops.aten
 _IDENTITIES = {_ATEN.alias.default, _ATEN.detach.default}
 _METHODS = {"view": Tensor.view, "expand": Tensor.expand, "t": Tensor.t, "clone": Tensor.clone}
+_VIEWS = {
+    getattr(_ATEN, name).default
+    for name in ("view", "_unsafe_view", "expand", "t", "permute", "unsqueeze", "squeeze", "as_strided", "split")
+} | {_ATEN.transpose.int, _ATEN.slice.Tensor, _ATEN.select.int, _ATEN.split.Tensor, _ATEN.unbind.int, getitem}
+_ADAM = {0: 0, 2: 2, 3: 3, 4: 4}
+_KERNELS: dict[Any, tuple[Any, Mapping[int, int]]] = {
+    _ATEN._fused_sgd.tensor_lr: (_ATEN._fused_sgd_.tensor_lr, {0: 0, 2: 2}),
+    _ATEN._fused_adam.tensor_lr: (_ATEN._fused_adam_.tensor_lr, _ADAM),
+    _ATEN._fused_adamw.tensor_lr: (_ATEN._fused_adamw_.tensor_lr, _ADAM),
+}
+"""By kernel of an optimizer, its form in place, and by output which argument it is written into: lists of tensors."""
 
 
 def simplified(module: GraphModule) -> GraphModule:
     """Return a module of the same function with common subexpressions shared and identities left out.
 
     Args:
-        module: of aten operations without autograd; steps in place are to be those of `functionalize`.
+        module: of aten operations without autograd, none of them in place.
     """
     graph = module.graph
     _remove_identities(graph)
@@ -24,12 +37,108 @@ def simplified(module: GraphModule) -> GraphModule:
     shared = fx_graph_cse(graph)
     _remove_identities(shared)
     shared.eliminate_dead_code()
-    for node in shared.nodes:
+    return GraphModule(module, shared)
+
+
+def add_writes(module: GraphModule, num_moved: int, *, in_place: bool) -> tuple[int, ...]:
+    """Turn outputs into writes.
+
+    Args:
+        module: its first outputs are what the first arguments are to become, one each.
+        num_moved: how many.
+        in_place: write them; else those that change are outputs, before the last one.
+
+    Returns:
+        The positions of the arguments that change, where they are outputs; else none.
+    """
+    graph = module.graph
+    places = [node for node in graph.nodes if node.op == "placeholder"][:num_moved]
+    [output] = [node for node in graph.nodes if node.op == "output"]
+    if in_place:
+        _step_in_place(graph, places, output)
+    outputs = list(output.args[0])
+    values, others = outputs[:num_moved], outputs[num_moved:]
+    changed = [position for position, value in enumerate(values) if value is not places[position]]
+    if in_place:
+        with graph.inserting_before(output):
+            for position in changed:
+                graph.call_function(_ATEN.copy_.default, (places[position], values[position]))
+        output.args = (tuple(others),)
+    else:
+        output.args = ((*others[:-1], *[values[position] for position in changed], others[-1]),)
+    module.recompile()
+    return () if in_place else tuple(changed)
+
+
+def with_direct_calls(module: GraphModule) -> GraphModule:
+    """Return the same module, its operations called by the shortest way; nothing of torch's can read it any more."""
+    graph = module.graph
+    _join_copies(graph)
+    for node in graph.nodes:
         if node.op == "call_function":
             node.target = _direct(node.target)
-    found = GraphModule(module, shared)
+    found = GraphModule(module, graph)
     found.recompile()
     return found
+
+
+def _step_in_place(graph: Graph, places: Sequence[Node], output: Node) -> None:
+    """Let the kernels of optimizers write where they can."""
+    numbers = {place: number for number, place in enumerate(places)}
+    values = list(output.args[0])  # type: ignore[arg-type]
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.target is _ATEN._foreach_add.Scalar:
+            pairs = [(node.args[0], {int(user.args[1]): user for user in node.users})]
+            target = _ATEN._foreach_add_.Scalar
+        elif node.target in _KERNELS:
+            target, written = _KERNELS[node.target]
+            lists = {int(user.args[1]): user for user in node.users}
+            pairs = [
+                (node.args[argument], {int(user.args[1]): user for user in lists[number].users})
+                for number, argument in written.items()
+                if number in lists
+            ]
+        else:
+            continue
+        found = [(place, users.get(index)) for given, users in pairs for index, place in enumerate(given)]
+        if all(
+            place in numbers and values[numbers[place]] is value and not _is_read_after(place, node, order)
+            for place, value in found
+        ):
+            node.target = target
+            for place, value in found:
+                assert value is not None
+                value.replace_all_uses_with(place)
+            values = list(output.args[0])  # type: ignore[arg-type]
+    _erase_unused(graph)
+
+
+def _is_read_after(place: Node, node: Node, order: Mapping[Node, int]) -> bool:
+    """Return whether something reads a place, or a view of it, after a node."""
+    for user in place.users:
+        if user.op != "output" and order[user] > order[node]:
+            return True
+        if user.target in _VIEWS and _is_read_after(user, node, order):
+            return True
+    return False
+
+
+def _erase_unused(graph: Graph) -> None:
+    for node in reversed(list(graph.nodes)):
+        if node.target is getitem and not node.users:
+            graph.erase_node(node)
+
+
+def _join_copies(graph: Graph) -> None:
+    """Make one call of all copies at the end."""
+    copies = [node for node in graph.nodes if node.target is _ATEN.copy_.default and not node.users]
+    if len(copies) > 1:
+        with graph.inserting_before(copies[-1]):
+            places, values = zip(*[node.args for node in copies], strict=True)
+            graph.call_function(_ATEN._foreach_copy_.default, (list(places), list(values)))
+        for node in copies:
+            graph.erase_node(node)
 
 
 def _remove_identities(graph: Graph) -> None:

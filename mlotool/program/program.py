@@ -19,8 +19,9 @@ from mlotool.problem.update import Settings
 from mlotool.problem.usable import check_kept, check_owners, check_shared, check_state
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
-from mlotool.program.arguments import check_program
+from mlotool.program.arguments import check_program, check_trace
 from mlotool.program.engine import Engine
+from mlotool.program.gradient_plan import GradientPlan
 from mlotool.program.gradients import gradient_of
 from mlotool.program.graph import Graph
 from mlotool.program.learned_settings import learned_settings, start_of
@@ -31,7 +32,7 @@ from mlotool.program.rehearsal import rehearsed_loss
 from mlotool.program.solution_order import SolutionOrder
 from mlotool.program.solution_plan import SolutionPlan
 from mlotool.program.step_rates import takes_several_steps
-from mlotool.program.trace import BACKENDS
+from mlotool.program.training_gradient import Differentiated
 from mlotool.program.unused import UnusedWatch
 
 
@@ -46,10 +47,11 @@ class Program:
         problems: the problems, in the order in which they are reported.
         graph: the edges between them.
         reduce: a mean over ranks of a list of tensors, differentiable (`Ranks.reduce`); None in one process.
-        trace: run the gradients of training steps as flat programs, traced once, without autograd: "eager", operation
-            by operation, or "inductor", compiled. A trace fixes what losses and modules keep in Python (counters, rates
-            that change); it is compared with the gradient's plan from time to time. None leaves them to their plans.
-        trace_from: the step of its problem at which a gradient is traced.
+        trace: run the steps of a tick as one flat program, traced once, without autograd: "eager", operation by
+            operation, "inductor", compiled, or "cuda_graph", recorded and launched at once. A trace fixes what losses
+            and modules keep in Python (counters, rates that change); it is compared with the plans from time to time.
+            None leaves steps to their plans.
+        trace_from: the step of a problem from which on its steps are traced.
 
     Raises:
         ConfigError: the graph does not fit the problems, or an algorithm cannot do what the graph asks of it.
@@ -78,7 +80,7 @@ class Program:
         trace_from: int = 0,
     ) -> None:
         problems = check_program(problems, graph, reduce)
-        require(trace in (None, *BACKENDS), "trace", trace, f"None or one of {', '.join(BACKENDS)}", "Correct trace.")
+        check_trace(trace)
         self.problems: dict[str, Problem] = {problem.name: problem for problem in problems}
         if len(self.problems) < len(problems):
             names = [problem.name for problem in problems]
@@ -111,14 +113,18 @@ class Program:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
         self._read = {name: self._dependence.read_by(name) for name in recorded}
-        self._trace = None if trace is None else (trace, trace_from)
+        self.trace, self.trace_from = trace, trace_from
         self._engine = engine = Engine(problems, reduce or identity_reduce, list(self._memories.by_name.values()))
         for name, steps in self._steps.items():
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
         self._gradients = {
-            name: gradient_of(number, engine, self._zeroth_order[name], self._trace)
-            for name, number in engine.numbers.items()
+            name: gradient_of(number, engine, self._zeroth_order[name]) for name, number in engine.numbers.items()
         }
+
+    @property
+    def engine(self) -> Engine:
+        """The problems by number, with the plans of their losses and solutions."""
+        return self._engine
 
     @property
     def reduce(self) -> Reduce:
@@ -323,8 +329,18 @@ class Program:
         slopes = torch.autograd.grad(output.loss, list(leaves[number]), create_graph=True, allow_unused=True)
         return output, slopes
 
+    def plan_of(self, name: str) -> GradientPlan:
+        """Return the plan of a gradient that is differentiated."""
+        gradient = self._gradients[name]
+        assert isinstance(gradient, Differentiated)
+        return gradient.plan
+
+    def is_watched(self, names: Iterable[str]) -> bool:
+        """Return whether the gradient of one of the problems is still to be looked at, step by step."""
+        return bool(self._unused.waiting) and not self._unused.waiting.isdisjoint(names)
+
     def training_gradient(
-        self, name: str, batch: Any, batch_number: int | None
+        self, name: str, batch: Any, batch_number: int | None, moment: Moment = NOW
     ) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the loss of a training step, whose buffers move, and what the problem steps along.
 
@@ -332,8 +348,9 @@ class Program:
             name: the problem.
             batch: its batch.
             batch_number: the batch's position in its stream, where every epoch has the same batches; else None.
+            moment: what is read beside.
         """
-        output, gradient = self._gradients[name].live(batch)
+        output, gradient = self._gradients[name].live(batch, moment)
         if name in self._unused.waiting:
             self._unused.look(name, gradient, self._held_loss)
         directing = self._directing.get(name)

@@ -1,11 +1,9 @@
 """When each problem steps."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mlotool.core.arguments import require
@@ -13,31 +11,21 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call, is_of_user, note, passed_through
-from mlotool.problem.mean_gradient import mean_gradient
+from mlotool.problem.mean_gradient import averaged, mean_gradient
 from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.trajectory import StepGraph
 from mlotool.problem.update import Settings
 from mlotool.problem.usable import check_used
+from mlotool.program.moment import NOW, Moment
 from mlotool.program.program import Program
 from mlotool.program.step_rates import ticks_per_step
+from mlotool.program.step_result import StepResult, norm_of, result_of
+from mlotool.program.tick_order import TickOrder
+from mlotool.program.tick_parts import Rounds, TickParts
+from mlotool.program.traced_rounds import Drawn
 
-_Numbered = tuple[Any, int | None]
-"""A batch, and its position in the stream where every epoch has the same batches."""
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What one step of a problem yields to log.
-
-    Args:
-        loss: 0-D, detached; the mean over accumulated batches, and over tasks.
-        metrics: 0-D tensors by name, detached; `gradient_norm` where the gradient is clipped, before it is;
-            `hypergradient_norm`, of the total gradient, before clipping too, where it passes through solutions and the
-            schedule is asked for it.
-    """
-
-    loss: Tensor
-    metrics: Mapping[str, Tensor]
+_Draw = tuple[Any, int | None, Moment]
+"""A batch, its position in the stream where every epoch has the same batches, and what is read beside it."""
 
 
 class Schedule:
@@ -72,14 +60,18 @@ class Schedule:
         self.num_ticks = 0
         self._with_norms = with_norms
         graph = program.graph
-        self._leaves = graph.leaves(program.problems)
         self._lowers = {name: graph.lowers(name) for name in program.problems if graph.lowers(name)}
-        self._shaped = graph.upper_to_lower
-        self._readers = {name: tuple(graph.readers(name)) for name in program.problems}
-        self._waited = {(upper, lower): 0 for upper, lowers in self._lowers.items() for lower in lowers}
+        # Those that a problem reads, and those that it shapes.
+        self._below = {
+            name: (*self._lowers.get(name, ()), *graph.upper_to_lower.get(name, ())) for name in program.problems
+        }
+        self._order = TickOrder({name: problem.settings for name, problem in program.problems.items()}, graph)
+        self._waited = self._order.start
+        self._warming_up = [problem for problem in program.problems.values() if problem.settings.warmup_steps]
         self._snapshots: dict[str, dict[str, Any]] = {}
         # Problems whose next step begins an unroll.
         self._at_start = set(program.problems)
+        self._parts = TickParts(program, self._planned, with_norms=with_norms)
 
     def tick(self) -> dict[str, StepResult]:
         """Step every leaf problem and all that this completes.
@@ -88,13 +80,16 @@ class Schedule:
             By name, the result of each problem that has stepped.
         """
         results: dict[str, StepResult] = {}
-        due = self._leaves
-        while due:
-            results.update(self._step_together(due))
-            self._count(due)
-            if self._snapshots:
-                results.update(self._roll_back(due))
-            due = tuple(name for name in self._lowers if name not in results and self._is_due(name))
+        warming_up = [each.name for each in self._warming_up if each.num_steps < each.settings.warmup_steps]
+        order = self._order(self._waited, frozenset(warming_up))
+        for part in self._parts(order.rounds):
+            self._begin(part.rounds[0])
+            results.update(self._together(part.rounds[0]) if part.traced is None else part.traced())
+            for names in part.rounds:
+                self._end(names)
+                if self._snapshots:
+                    results.update(self._roll_back(names))
+        self._waited = order.waited
         self.num_ticks += 1
         return results
 
@@ -107,7 +102,7 @@ class Schedule:
         """Return the counters and look-ahead snapshots, in plain containers."""
         return {
             "num_ticks": self.num_ticks,
-            "waited": [[upper, lower, steps] for (upper, lower), steps in self._waited.items()],
+            "waited": [[*edge, steps] for edge, steps in zip(self._order.edges, self._waited, strict=True)],
             "snapshots": dict(self._snapshots),
             "at_start": [name for name in self.program.problems if name in self._at_start],
         }
@@ -118,13 +113,14 @@ class Schedule:
         is_right = isinstance(state, Mapping) and all(each in state for each in keys)
         require(is_right, "state", state, "what a schedule's state_dict() has returned", "Give that.")
         self.num_ticks = state["num_ticks"]
-        self._waited = {(upper, lower): steps for upper, lower, steps in state["waited"]}
+        waited = {(upper, lower): steps for upper, lower, steps in state["waited"]}
+        self._waited = tuple(waited[edge] for edge in self._order.edges)
         self._snapshots = dict(state["snapshots"])
         self._at_start = set(state["at_start"])
 
-    def _step_together(self, names: Iterable[str]) -> dict[str, StepResult]:
-        problems = [self.program.problems[name] for name in names]
-        for problem in problems:
+    def _begin(self, names: Sequence[str]) -> None:
+        """Set up what a round of steps begins."""
+        for problem in [self.program.problems[name] for name in names]:
             if self._looks_ahead(problem) and problem.name not in self._snapshots:
                 self._snapshots[problem.name] = problem.snapshot()
             # The first step that counts begins an unroll; those of the warm-up belong to none.
@@ -134,17 +130,38 @@ class Schedule:
             if problem.settings.reset_to is not None and problem.name in self._at_start:
                 problem.reset(self.program.start(problem.name))
         self._at_start.difference_update(names)
+
+    def _end(self, names: Sequence[str]) -> None:
+        """Begin new unrolls of the problems below those that have stepped: what shapes them has moved, or it was read.
+
+        A problem further above may still have to differentiate their steps, which are forgotten at the next one.
+        """
+        for name in names:
+            self._at_start.update(self._below[name])
+
+    def _planned(self, rounds: Rounds, drawn: Drawn) -> dict[str, StepResult]:
+        """Take rounds by their plans, on batches that were drawn; the steps are recorded already."""
+        results: dict[str, StepResult] = {}
+        for names in rounds:
+            results.update(self._together(names, drawn))
+        return results
+
+    def _together(self, names: Sequence[str], drawn: Drawn | None = None) -> dict[str, StepResult]:
+        problems = [self.program.problems[name] for name in names]
         # All gradients, and all hyperparameters that other problems give, are those before any of these steps.
-        steps = [self._prepared(problem, self._next_batches(problem)) for problem in problems]
+        if drawn is None:
+            steps = [self._prepared(problem, self._next_batches(problem)) for problem in problems]
+        else:
+            steps = [self._prepared(problem, _again(problem, drawn), is_recorded=False) for problem in problems]
         # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
         steps.sort(key=lambda step: not step.problem.evaluates_again)
         return {step.problem.name: step.take() for step in steps}
 
-    def _prepared(self, problem: Problem, batches: Iterable[_Numbered]) -> "_Step":
-        """Return a step that is yet to be taken."""
+    def _prepared(self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True) -> "_Step":
+        """Return a step that is yet to be taken, and record it where its hypergradient wants to see it."""
         random = RandomState(problem.devices) if problem.evaluates_again else None
         try:
-            output, gradient = self._gradient(problem, batches)
+            output, gradient = self._gradient(problem, batches, is_recorded=is_recorded)
         except Exception as error:
             note(error, lambda: self._gradient_call(problem.name))
             if "uninitialized parameter" in str(error):
@@ -182,40 +199,41 @@ class Schedule:
     def _looks_ahead(self, problem: Problem) -> bool:
         # Warm-up steps are real: no upper step follows that could take them back.
         is_warm = problem.num_steps >= problem.settings.warmup_steps
-        return problem.settings.roll_back and is_warm and bool(self._readers[problem.name])
+        return problem.settings.roll_back and is_warm and bool(self.program.graph.readers(problem.name))
 
-    def _next_batches(self, problem: Problem) -> Iterator[_Numbered]:
+    def _next_batches(self, problem: Problem) -> Iterator[_Draw]:
         for _ in range(problem.settings.accumulate_batches):
             batch = None if problem.stream is None else problem.stream.next()
-            yield batch, _last_number(problem)
+            yield batch, _last_number(problem), NOW
 
-    def _gradient(self, problem: Problem, batches: Iterable[_Numbered]) -> tuple[LossOutput, list[Tensor | None]]:
+    def _gradient(
+        self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True
+    ) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the mean direction over `batches`, which are drawn one at a time."""
-        algorithm = problem.hypergradient
-        keeps_graphs = algorithm is not None and algorithm.keeps_graphs and problem.trajectory.is_kept
+        algorithm, is_recorded = problem.hypergradient, is_recorded and problem.trajectory.is_kept
+        keeps_graphs = is_recorded and algorithm is not None and algorithm.keeps_graphs
         if keeps_graphs and not self.program.makes_solutions(problem.name):
             return self._kept_gradient(problem, batches)
-        outputs, total = [], None
-        is_recorded, drawn, randoms = problem.trajectory.is_kept, [], []
-        for batch, number in batches:
-            if is_recorded:
-                drawn.append(batch)
-                randoms.append(RandomState(problem.devices))
-            output, gradient = self._direction_on(problem, batch, number)
-            outputs.append(output)
-            total = gradient if total is None else [_add(a, b) for a, b in zip(total, gradient, strict=True)]
-        assert total is not None
+        drawn: list[Any] = []
+        randoms: list[RandomState] = []
+
+        def directions() -> Iterator[tuple[LossOutput, list[Tensor | None]]]:
+            for batch, number, moment in batches:
+                if is_recorded:
+                    drawn.append(batch)
+                    randoms.append(RandomState(problem.devices))
+                yield self.program.training_gradient(problem.name, batch, number, moment)
+
+        found = averaged(directions())
         if is_recorded:
             self.program.record(problem.name, drawn, randoms)
-        if len(outputs) == 1:
-            return outputs[0], total
-        return LossOutput.mean(outputs), [None if tensor is None else tensor / len(outputs) for tensor in total]
+        return found
 
-    def _kept_gradient(self, problem: Problem, batches: Iterable[_Numbered]) -> tuple[LossOutput, list[Tensor | None]]:
+    def _kept_gradient(self, problem: Problem, batches: Iterable[_Draw]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the same, and keep the graph of the gradient in the record of the step."""
         name, leaves = problem.name, self.program.leaves(problem.name)
         outputs, slopes, drawn, randoms = [], [], [], []
-        for batch, _ in batches:
+        for batch, *_ in batches:
             drawn.append(batch)
             randoms.append(RandomState(problem.devices))
             output, slope = self.program.kept_gradient(name, batch, leaves)
@@ -228,30 +246,6 @@ class Schedule:
         output = outputs[0] if len(outputs) == 1 else LossOutput.mean(outputs)
         return output, [None if each is None else each.detach() for each in mean]
 
-    def _direction_on(self, problem: Problem, batch: Any, number: int | None) -> tuple[LossOutput, list[Tensor | None]]:
-        return self.program.training_gradient(problem.name, batch, number)
-
-    def _count(self, stepped: Iterable[str]) -> None:
-        problems = self.program.problems
-        for name in stepped:
-            for lower in self._lowers.get(name, ()):
-                self._waited[name, lower] = 0
-                self._begin_unroll(lower)
-            for lower in self._shaped.get(name, ()):
-                self._begin_unroll(lower)
-            if problems[name].num_steps > problems[name].settings.warmup_steps:
-                for upper in self._readers[name]:
-                    self._waited[upper, name] += 1
-
-    def _begin_unroll(self, name: str) -> None:
-        # What shapes the problem has moved, or its solution has been read. A problem further above may still have to
-        # differentiate the steps, so they are forgotten at the next one.
-        self._at_start.add(name)
-
-    def _is_due(self, name: str) -> bool:
-        problems = self.program.problems
-        return all(self._waited[name, lower] >= problems[lower].settings.unroll_steps for lower in self._lowers[name])
-
     def _roll_back(self, stepped: Iterable[str]) -> dict[str, StepResult]:
         """Return the look-ahead problems below `stepped` to where they were, and let each take one real step."""
         lowers = {lower: None for name in stepped for lower in self._lowers.get(name, ()) if lower in self._snapshots}
@@ -263,7 +257,7 @@ class Schedule:
         steps = [self._prepared(problem, _recent_batches(problem)) for problem in problems]
         for problem in problems:
             # The real step leads to where the next look-ahead begins.
-            self._begin_unroll(problem.name)
+            self._at_start.add(problem.name)
         return {step.problem.name: step.take() for step in steps}
 
 
@@ -280,7 +274,7 @@ class _Step:
 
     def take(self) -> StepResult:
         """Take it."""
-        hypergradient_norm = _norm(self.problem, self.gradient) if self.with_norm else None
+        hypergradient_norm = norm_of(self.problem, self.gradient) if self.with_norm else None
         try:
             norm = self.problem.step(self.gradient, self.settings, self.evaluate)
         except Exception as error:
@@ -290,7 +284,7 @@ class _Step:
             note(error, lambda: Call(f"problems.{self.problem.name}", "its step", is_foreign=is_foreign))
             raise
         try:
-            return _result(self.problem, self.output, norm, hypergradient_norm)
+            return result_of(self.problem, self.output, norm, hypergradient_norm)
         except Exception as error:
             note(error, lambda: Call(f"problems.{self.problem.name}.loss", self.problem.loss))
             raise
@@ -300,39 +294,14 @@ def _last_number(problem: Problem) -> int | None:
     return 0 if problem.stream is None else getattr(problem.stream, "last_number", None)
 
 
-def _recent_batches(problem: Problem) -> list[_Numbered]:
+def _recent_batches(problem: Problem) -> list[_Draw]:
     stream, count = problem.stream, problem.settings.accumulate_batches
     if stream is None:
-        return [(None, 0)]
+        return [(None, 0, NOW)]
     batches = stream.recent(count)
     numbers = stream.recent_numbers(count) if hasattr(stream, "recent_numbers") else [None] * len(batches)
-    return list(zip(batches, numbers, strict=True))
+    return [(batch, number, NOW) for batch, number in zip(batches, numbers, strict=True)]
 
 
-def _norm(problem: Problem, gradient: list[Tensor | None]) -> Tensor | None:
-    """Return the norm of a gradient, of which nothing is read from the device; None of an overflow in fp16."""
-    tensors = [tensor for tensor in gradient if tensor is not None]
-    if not tensors:
-        return None
-    norms = torch._foreach_norm(tensors)
-    norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-    norm = norm.detach()
-    return norm if problem.loss_scale is None or math.isfinite(norm) else None
-
-
-def _result(
-    problem: Problem, output: LossOutput, norm: Tensor | None, hypergradient_norm: Tensor | None = None
-) -> StepResult:
-    metrics = {name: value.detach() for name, value in output.metrics.items()}
-    if norm is not None:
-        metrics["gradient_norm"] = norm.detach()
-    if hypergradient_norm is not None:
-        metrics["hypergradient_norm"] = hypergradient_norm
-    loss = output.loss.detach()
-    return StepResult(loss if problem.settings.tasks is None else loss / problem.settings.tasks, metrics)
-
-
-def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
+def _again(problem: Problem, drawn: Drawn) -> list[_Draw]:
+    return [(entry[problem.name], None, Moment(entry)) for entry in drawn[problem.name]]

@@ -23,11 +23,12 @@ class AbstractGradient(ABC):
     """The total gradient of one problem."""
 
     @abstractmethod
-    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+    def live(self, batch: Any, moment: Moment = NOW) -> tuple[LossOutput, Gradient]:
         """Return the loss of a training step, whose buffers move, and the mean gradient over ranks.
 
         Args:
             batch: of the problem.
+            moment: what is read beside.
         """
 
     @abstractmethod
@@ -52,9 +53,9 @@ class Differentiated(AbstractGradient):
         self.plan = GradientPlan(number, engine)
         self._reduce = engine.reduce
 
-    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+    def live(self, batch: Any, moment: Moment = NOW) -> tuple[LossOutput, Gradient]:
         """Return loss and gradient."""
-        output, gradient = self.plan.live(batch, NOW)
+        output, gradient = self.plan.live(batch, moment)
         return output, _reduced(gradient, self._reduce)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
@@ -83,9 +84,9 @@ class Estimated(AbstractGradient):
         is_separable = all(each.problem.settings.tasks is not None for each in engine.solutions[number])
         self._num_tasks = self._problem.settings.tasks if is_separable else None
 
-    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+    def live(self, batch: Any, moment: Moment = NOW) -> tuple[LossOutput, Gradient]:
         """Return loss and estimate."""
-        return self._loss.live(self._engine.own(self._number), batch), self.pure(batch, NOW)
+        return self._loss.live(self._engine.own(self._number), batch), self.pure(batch, moment)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the estimate."""
@@ -124,7 +125,7 @@ class LayerParallel(AbstractGradient):
         self._engine = engine
         self._parallel = parallel
 
-    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+    def live(self, batch: Any, moment: Moment = NOW) -> tuple[LossOutput, Gradient]:
         """Return the loss, and what the problem steps along."""
         engine, parallel, number = self._engine, self._parallel, self._number
         problem, loss = engine.problems[number], engine.losses[number]
@@ -135,7 +136,7 @@ class LayerParallel(AbstractGradient):
 
         parallel.begin(*Share.opened(batch))
         for each in engine.solutions[number]:
-            each.add(values, NOW, direct)
+            each.add(values, moment, direct)
         output = parallel.evaluate(lambda: loss.live(values, batch))
         found = parallel.gradient(output.loss, problem.own)
         return output, [*found] if parallel.is_divided else _reduced(found, engine.reduce)
@@ -160,7 +161,7 @@ class Sharded(AbstractGradient):
         self._whole = whole
         self._problem = engine.problems[number]
 
-    def live(self, batch: Any) -> tuple[LossOutput, Gradient]:
+    def live(self, batch: Any, moment: Moment = NOW) -> tuple[LossOutput, Gradient]:
         """Return loss and gradient."""
         shards = self._problem.shards
         if shards is None:

@@ -48,18 +48,19 @@ def test_the_seed_decides_and_each_problem_has_its_own(changed: Change) -> None:
 
 @pytest.mark.parametrize(
     ("choice", "expected"),
-    [("auto", ("eager", 2000)), (True, ("eager", 0)), ("inductor", ("inductor", 0)), (False, None)],
+    [("auto", ("eager", 2000)), (True, ("eager", 0)), ("inductor", ("inductor", 0)), (False, (None, 0))],
 )
 def test_gradients_are_traced_as_the_runner_says(changed: Change, choice: Any, expected: Any) -> None:
-    assert build(changed({"runner.trace": choice})).program._trace == expected
+    program = build(changed({"runner.trace": choice})).program
+    assert (program.trace, program.trace_from) == expected
 
 
 def test_code_of_the_users_own_is_traced_only_where_that_is_asked_for(
     changed: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mlotool.config.building.is_of_user", lambda *code: True)
-    assert build(changed({"runner.trace": "auto"})).program._trace is None
-    assert build(changed({"runner.trace": True})).program._trace == ("eager", 0)
+    assert build(changed({"runner.trace": "auto"})).program.trace is None
+    assert build(changed({"runner.trace": True})).program.trace == "eager"
 
 
 def test_another_module_does_not_move_the_others(changed: Change) -> None:

@@ -1,0 +1,86 @@
+"""Which problems step in a tick, and in which rounds: lists that are made once. No torch."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mlotool.program.graph import Graph
+from mlotool.program.step_rates import StepSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One kind of tick.
+
+    Args:
+        rounds: problems that step together, round after round; each problem is in one of them at most.
+        waited: afterwards, by edge of `TickOrder.edges`, the lower problem's steps since the upper one's last, up to
+            its `unroll_steps`.
+    """
+
+    rounds: tuple[tuple[str, ...], ...]
+    waited: tuple[int, ...]
+
+
+class TickOrder:
+    """Tells the rounds of a tick from how long each problem has waited for those that it reads.
+
+    Every leaf problem (one that reads no other) is in the first round; a problem above is in the round after the one in
+    which the last problem that it reads has taken its `unroll_steps`.
+
+    Args:
+        settings: by problem.
+        graph: the edges between them.
+
+    Attributes:
+        edges: pairs of an upper problem and a lower one that it reads.
+        start: `waited` before the first tick, one count an edge.
+
+    Example:
+        A classifier that takes two steps for one of its weights::
+
+            order = TickOrder(settings, graph)
+            order(order.start, frozenset())      # rounds (("classifier",),), waited (1,)
+            order((1,), frozenset())             # rounds (("classifier",), ("weights",)), waited (0,)
+    """
+
+    def __init__(self, settings: Mapping[str, StepSettings], graph: Graph) -> None:
+        self._settings = settings
+        self._leaves = tuple(graph.leaves(settings))
+        self._lowers = {name: tuple(graph.lowers(name)) for name in settings if graph.lowers(name)}
+        self.edges = tuple((upper, lower) for upper, lowers in self._lowers.items() for lower in lowers)
+        self._read_by = {name: [edge for edge in self.edges if edge[1] == name] for name in settings}
+        self.start = (0,) * len(self.edges)
+        self._known: dict[tuple[tuple[int, ...], frozenset[str]], Order] = {}
+
+    def __call__(self, waited: tuple[int, ...], warming_up: frozenset[str]) -> Order:
+        """Return a tick's rounds.
+
+        Args:
+            waited: one count an edge, as `Order.waited` has them.
+            warming_up: problems whose step of this tick does not count for those above.
+        """
+        key = waited, warming_up
+        found = self._known.get(key)
+        if found is None:
+            counts = dict(zip(self.edges, waited, strict=True))
+            rounds = tuple(self._rounds(counts, warming_up))
+            found = self._known[key] = Order(rounds, tuple(counts.values()))
+        return found
+
+    def _rounds(self, waited: dict[tuple[str, str], int], warming_up: frozenset[str]) -> Iterator[tuple[str, ...]]:
+        """Yield the rounds; the counts move along."""
+        due, stepped = self._leaves, set[str]()
+        while due:
+            yield due
+            stepped.update(due)
+            for name in due:
+                for lower in self._lowers.get(name, ()):
+                    waited[name, lower] = 0
+                if name not in warming_up:
+                    for edge in self._read_by[name]:
+                        # No more than counts: so there are few kinds of ticks.
+                        waited[edge] = min(waited[edge] + 1, self._settings[name].unroll_steps)
+            due = tuple(name for name in self._lowers if name not in stepped and self._is_due(name, waited))
+
+    def _is_due(self, name: str, waited: Mapping[tuple[str, str], int]) -> bool:
+        return all(waited[name, lower] >= self._settings[lower].unroll_steps for lower in self._lowers[name])

@@ -1,0 +1,142 @@
+"""Rounds of a tick along a trace, held to their plans."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import RunError
+from mlotool.core.replay import RandomState
+from mlotool.problem.problem import Problem
+from mlotool.program.moment import NOW
+from mlotool.program.program import Program
+from mlotool.program.solution_plan import SolutionPlan, all_plans
+from mlotool.program.step_result import StepResult
+from mlotool.program.trace import Tracer
+from mlotool.program.traced_function import Batches, Traced, UntraceableError
+
+Drawn = dict[str, list[Batches]]
+"""By problem, for each batch that its gradient is averaged over: that batch and those of its pullbacks."""
+
+_DIFFERENT = (
+    "problems.{problem}: after {count} steps its traced steps differ from those of its plan by {difference:.1e} "
+    "(relative); expected rounding. What a loss or a module keeps in Python (a counter, a rate that changes) is fixed "
+    "by a trace. Keep it in a buffer, or write runner.trace=false."
+)
+
+
+class TracedRounds:
+    """Takes rounds of a tick as one flat program; where that cannot be, by their plans.
+
+    The first time, the tenth, hundredth and so on the plans take the steps as well, and both are compared. What the
+    trace gives counts at all times, so that a resumed run, which begins with a comparison, goes on bit by bit; but not
+    one that has given its trace up after some steps, which a resumed one tries anew.
+
+    Args:
+        rounds: names of problems, round after round; only those of the first one may have steps that are recorded.
+        program: theirs, with a way of tracing.
+        planned: takes the rounds by their plans, on batches that were drawn, without a record of them.
+        give_up: told why it is to be left alone from now on.
+        with_norms: as for `Schedule`.
+    """
+
+    def __init__(
+        self,
+        rounds: tuple[tuple[str, ...], ...],
+        program: Program,
+        planned: Callable[[tuple[tuple[str, ...], ...], Drawn], dict[str, StepResult]],
+        give_up: Callable[[tuple[tuple[str, ...], ...], UntraceableError], None],
+        *,
+        with_norms: bool,
+    ) -> None:
+        assert program.trace is not None
+        self._rounds = rounds
+        engine = program.engine
+        self._tracer = Tracer(
+            [[_traced(name, program, with_norms) for name in names] for names in rounds], engine, program.trace
+        )
+        self._problems = [each.problem for each in self._tracer.steps]
+        self._solutions = [[*all_plans(engine.solutions[each.number])] for each in self._tracer.steps]
+        self._program = program
+        self._planned = planned
+        self._give_up = give_up
+        self._recorded = [name for name in rounds[0] if program.problems[name].trajectory.is_kept]
+        self._num_steps = 0
+        self._next_comparison = 1
+
+    def __call__(self) -> dict[str, StepResult]:
+        """Take the steps; return their results by problem."""
+        drawn = {
+            problem.name: [_drawn(problem, solutions) for _ in range(problem.settings.accumulate_batches)]
+            for problem, solutions in zip(self._problems, self._solutions, strict=True)
+        }
+        for name in self._recorded:
+            randoms = [RandomState(self._program.problems[name].devices) for _ in drawn[name]]
+            self._program.record(name, [entry[name] for entry in drawn[name]], randoms)
+        self._num_steps += 1
+        try:
+            if self._num_steps == self._next_comparison or self._program.is_watched(drawn):
+                return self._compared(drawn)
+            results = self._tracer([*drawn.values()])
+        except UntraceableError as error:
+            self._give_up(self._rounds, error)
+            return self._planned(self._rounds, drawn)
+        for problem in self._problems:
+            problem.advance()
+        return dict(zip(drawn, results, strict=True))
+
+    def _compared(self, drawn: Drawn) -> dict[str, StepResult]:
+        if self._num_steps == self._next_comparison:
+            self._next_comparison *= 10
+        places = self._tracer.places()
+        state = [place.tensor for place in places]
+        before = [tensor.clone() for tensor in state]
+        results = self._tracer([*drawn.values()])
+        after = [tensor.clone() for tensor in state]
+        torch._foreach_copy_(state, before)
+        # The plans' steps count, and whoever watches sees them; then all is as the trace has it.
+        planned = self._planned(self._rounds, drawn)
+        for name, result in zip(drawn, results, strict=True):
+            self._check(name, [planned[name].loss], [result.loss], [torch.zeros_like(result.loss)])
+        for (name, is_compared), group in groupby(range(len(places)), lambda number: places[number].key):
+            if is_compared:
+                numbers = [*group]
+                self._check(name, *[[tensors[number] for number in numbers] for tensors in (state, after, before)])
+        torch._foreach_copy_(state, after)
+        return dict(zip(drawn, results, strict=True))
+
+    def _check(self, problem: str, plan: Sequence[Tensor], trace: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        """Raise a RunError if what a trace has moved to is further from the plan than rounding takes it."""
+        difference = _difference(plan, trace, before)
+        # A finite difference magnifies rounding.
+        if not difference < 20 * torch.finfo(plan[0].dtype).eps ** 0.5:
+            raise RunError(_DIFFERENT.format(problem=problem, count=self._num_steps, difference=difference))
+
+
+def _traced(name: str, program: Program, with_norms: bool) -> Traced:
+    engine = program.engine
+    number = engine.numbers[name]
+    return Traced(number, program.problems[name], program.plan_of(name), with_norms and bool(engine.solutions[number]))
+
+
+def _drawn(problem: Problem, solutions: Sequence[SolutionPlan]) -> Batches:
+    """Return a problem's next batch, and those on which the pullbacks of its gradient are taken."""
+    batches = {problem.name: None if problem.stream is None else problem.stream.next()}
+    for each in solutions:
+        if each.problem.name not in batches:
+            batches[each.problem.name] = each.pullback_batch(NOW)
+    return batches
+
+
+def _difference(plan: Sequence[Tensor], trace: Sequence[Tensor], before: Sequence[Tensor]) -> float:
+    """Return how far two ends are apart, over how far the first is from the start, both beyond their rounding."""
+    distance = _norm([x.detach().double() - y.double() for x, y in zip(plan, trace, strict=True)])
+    moved = _norm([x.detach().double() - y.double() for x, y in zip(plan, before, strict=True)])
+    rounding = 4 * torch.finfo(plan[0].dtype).eps * _norm([each.detach().double() for each in plan])
+    return distance / (moved + rounding) if distance > rounding else 0.0
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(each.square().sum()) for each in tensors))
