@@ -60,6 +60,8 @@ class LinearSolve(torch.autograd.Function):
     def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
         """Return the cotangents of v, theta and x."""
         pullback, count = ctx.pullback, ctx.num_parameters
+        # What comes after differs by rank, and all solve for the same.
+        cotangent = pullback.view.problem.reduce(cotangent)
         solution, theta, inputs = _split(ctx.saved_tensors, count)
         is_differentiable = torch.is_grad_enabled()
         if is_differentiable:
@@ -95,7 +97,7 @@ def differentiable_pullback(
         def matvec(vector: Vector) -> Vector:
             return reduce(vector_jacobian(gradient, points, vector, create_graph=True))
 
-        result = pullback.solver.solve(matvec, reduce(cotangent), view=pullback.view)
+        result = pullback.solver.solve(matvec, cotangent, view=pullback.view)
         pullback.record(result)
         solution: Vector = result.solution
     else:

@@ -178,9 +178,9 @@ class _ImplicitPullback:
         settings, problem = self.settings, self._unpaired.problem
         loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
         before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None
-        product, vector = self._product(loss, theta, inputs, wanted), problem.reduce(cotangent)
-        start = start_for(problem, vector) if settings.warm_start else None
-        solution = self._solve(product, vector, theta, inputs, start)
+        product = self._product(loss, theta, inputs, wanted)
+        start = start_for(problem, cotangent) if settings.warm_start else None
+        solution = self._solve(product, cotangent, theta, inputs, start)
         if settings.warm_start:
             keep_start(problem, solution)
         found = product.cross(solution, -1.0)
@@ -198,7 +198,7 @@ class _ImplicitPullback:
         if before is not None:
             # On the same random numbers; afterwards the generators go on as if nothing had been.
             with before.replayed():
-                quality = assess(loss, theta, inputs, wanted, vector, solution, found)
+                quality = assess(loss, theta, inputs, wanted, cotangent, solution, found)
             problem.memory.value = problem.memory.value._replace(quality=quality)
         return found
 
@@ -209,13 +209,12 @@ class _ImplicitPullback:
     def push(self, theta: Vector, inputs: Vector, directions: Vector) -> list[Tensor]:
         """Return `-H^-1 M d`."""
         product = self._product(self.view, theta, inputs, [True] * len(inputs))
-        vector = self.view.problem.reduce(product.push(directions))
-        return list(torch._foreach_neg(self._solve(product, vector, theta, inputs, None)))
+        return list(torch._foreach_neg(self._solve(product, product.push(directions), theta, inputs, None)))
 
     def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
-        """Return `H^-1 v`."""
+        """Return `H^-1 v`, of which v is the mean over ranks."""
         product = self._product(self.view, theta, inputs, [False] * len(inputs))
-        return self._solve(product, self.view.problem.reduce(vector), theta, inputs, None)
+        return self._solve(product, vector, theta, inputs, None)
 
     def record(self, result: SolveResult) -> None:
         """Keep how a solve ended, and warn the first time that it failed in this way."""
@@ -253,16 +252,14 @@ class _ImplicitPullback:
     def _solve(
         self, product: AbstractProduct, vector: Vector, theta: Vector, inputs: Vector, start: Vector | None
     ) -> list[Tensor]:
-        reduce, loss = self._unpaired.problem.reduce, self._unpaired
+        loss = self._unpaired
         if self.solver.uses_loss:
             paired, constants = self.view, [tensor.detach() for tensor in inputs]
             point = tuple(tensor.detach() for tensor in theta)
             loss = replace(paired, theta=point, function=lambda moved, _: paired(moved, constants))
         memory = loss.problem.memory
         kept = memory.value.solver
-        result, state = self.solver.solve_from(
-            kept, lambda direction: reduce(product.hessian(direction)), vector, start=start, view=loss
-        )
+        result, state = self.solver.solve_from(kept, product.hessian, vector, start=start, view=loss)
         if not isinstance(result, SolveResult):
             raise ConfigError(
                 f"{type(self.solver).__name__}.solve: found {type(result).__name__}; expected a SolveResult. Return "

@@ -180,7 +180,7 @@ class _PenaltyPullback:
         if settings.warm_start and before is not None:
             point = [y.to(z) for y, z in zip(before.point, theta, strict=True)]
         slopes = _Slopes(self.view, theta, inputs, wanted)
-        vector = list(problem.reduce(cotangent))
+        vector = list(cotangent)
         warn_of_hidden_values(self.view, theta, inputs, wanted, vector, with_hessian=True)
         if settings.rule == "fixed":
             assert multiplier is not None

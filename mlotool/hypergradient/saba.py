@@ -227,11 +227,11 @@ class _AveragedPullback:
         kept = averages.solution
         start = [torch.zeros_like(v) for v in cotangent] if kept is None else kept
         start = [q.to(v) for q, v in zip(start, cotangent, strict=True)]
-        # Reduced, so that the tables are the same on all ranks.
-        curved, hessian = averages.hessian.replaced(number, problem.reduce(product.hessian(start)))
-        residual = add(curved, problem.reduce(cotangent), -1.0)
+        # Means over ranks, so that the tables are the same on all of them.
+        curved, hessian = averages.hessian.replaced(number, product.hessian(start))
+        residual = add(curved, cotangent, -1.0)
         solution = add(start, residual, -self.settings.step_size)
-        crossed, cross = averages.cross.replaced(number, problem.reduce(product.cross(solution)))
+        crossed, cross = averages.cross.replaced(number, product.mean_cross(solution))
         readers = {**state.readers, problem.reader: Averages(solution, hessian, cross)}
         problem.memory.value = state._replace(readers=readers)
         return scaled(crossed, -1.0)

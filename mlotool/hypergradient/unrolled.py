@@ -172,7 +172,7 @@ class _ReversePass:
         points = leaves(inputs, tuple(wanted))
         sources = [point for point, flag in zip(points, wanted, strict=True) if flag]
         total = [torch.zeros_like(source) for source in sources]
-        adjoint = list(self.view.problem.reduce(cotangent))
+        adjoint = list(cotangent)
         state_adjoint: list[dict[str, Tensor]] = [{} for _ in adjoint]
         steps = self.last_records
         for number in reversed(range(len(steps))):
@@ -205,7 +205,7 @@ class _ReversePass:
             )
             point, state = self.unroll.step(at, gradient, state, record.settings, aliases)
         sources = [value for value, flag in zip(aliases, wanted, strict=True) if flag]
-        return vector_jacobian(point, sources, self.view.problem.reduce(cotangent), create_graph=True)
+        return vector_jacobian(point, sources, cotangent, create_graph=True)
 
     def _step_back(
         self,

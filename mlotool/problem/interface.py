@@ -50,7 +50,8 @@ class LowerProblem:
         num_tasks: length of the parameters' leading task axis; the loss is a sum over tasks that share none of their
             parameters. None without one.
         module: the problem's module.
-        reduce: mean over ranks.
+        reduce: mean over ranks, for derivatives that an algorithm takes itself; the cotangents that a pullback gets and
+            the products of `hypergradient/products` are means already.
         precision: in which the loss is evaluated, "fp32", "bf16" or "fp16".
         is_nested: whether solutions of still lower problems are eliminated inside the loss.
         has_linear_step: whether the optimizer's next step is linear in the gradient.
@@ -182,7 +183,8 @@ class Pullback(Protocol):
             theta: the values of theta*_l.
             inputs: what it depends on.
             wanted: which of the inputs want a cotangent.
-            cotangent: of theta*_l, one tensor a parameter.
+            cotangent: of theta*_l, one tensor a parameter; the mean over ranks already. What is returned is this
+                rank's: it is added to a gradient that is averaged as a whole.
         """
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:

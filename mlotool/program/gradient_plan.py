@@ -154,7 +154,7 @@ class GradientPlan:
             return
         theta = taken.pullback.outputs
         whole = [torch.zeros_like(x) if v is None else v for x, v in zip(theta, cotangent, strict=True)]
-        found = taken.pullback.first_order(theta, taken.inputs, step.wanted, whole)
+        found = taken.pullback.first_order(theta, taken.inputs, step.wanted, self._engine.reduce(whole))
         begin = 0
         for number, count in step.targets:
             before = cotangents[number]

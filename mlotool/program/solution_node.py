@@ -1,7 +1,8 @@
 """The solution node: theta*_l as tensors whose backward is l's pullback.
 
 It is for those who differentiate a pullback, and for `Program.solution`. The node saves its OUTPUTS: differentiating
-the pullback with respect to theta leads back into the node.
+the pullback with respect to theta leads back into the node. On several ranks the pullback gets the mean cotangent:
+where its factors are means of their own, their product would not be the mean of the ranks' products.
 """
 
 from typing import Any
@@ -9,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.problem.interface import Pullback
+from mlotool.problem.interface import Pullback, Reduce
 
 
 class Solution(torch.autograd.Function):
     """theta*_l of the inputs x."""
 
     @staticmethod
-    def forward(ctx: Any, pullback: Pullback, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, reduce: Reduce, pullback: Pullback, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Hand on the current parameters."""
         outputs = tuple(tensor.view_as(tensor) for tensor in pullback.outputs)
-        ctx.pullback = pullback
+        ctx.reduce, ctx.pullback = reduce, pullback
         ctx.num_inputs = len(inputs)
         ctx.save_for_backward(*inputs, *outputs)
         return outputs
@@ -28,10 +29,10 @@ class Solution(torch.autograd.Function):
     def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
         """Pull a cotangent of theta*_l back to the inputs."""
         inputs, theta = ctx.saved_tensors[: ctx.num_inputs], ctx.saved_tensors[ctx.num_inputs :]
-        wanted = ctx.needs_input_grad[1:]
+        wanted, cotangent = ctx.needs_input_grad[2:], ctx.reduce(cotangent)
         if torch.is_grad_enabled():
             found = ctx.pullback.differentiable(theta, inputs, wanted, cotangent)
         else:
             found = ctx.pullback.first_order(theta, inputs, wanted, cotangent)
         values = iter(found)
-        return (None, *(next(values) if flag else None for flag in wanted))
+        return (None, None, *(next(values) if flag else None for flag in wanted))

@@ -117,7 +117,7 @@ class SolutionPlan:
         elif isinstance(pullback, Connected):
             values[self.number] = pullback.outputs
         else:
-            values[self.number] = Solution.apply(pullback, *inputs)
+            values[self.number] = Solution.apply(self._engine.reduce, pullback, *inputs)
 
     def roll_out(self, values: Values, moment: Moment, particle: Particle | None) -> None:
         """Put into `values` what theta*_l would have been for the values of its inputs."""

@@ -85,7 +85,7 @@ def _hidden_share(
         # What is found out about a loss with held values says nothing of the loss itself.
         loss = replace(view, function=function, problem=replace(view.problem, traits=LossTraits()))
         product = FiniteDifferenceProduct(loss, theta, inputs, wanted, radius)
-        curved = [product.hessian(direction)] if with_hessian else []
+        curved = [product.own_hessian(direction)] if with_hessian else []
         return [*curved, product.cross(direction)]
 
     # What a compiled module does inside cannot be watched.

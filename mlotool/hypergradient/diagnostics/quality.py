@@ -54,13 +54,10 @@ def assess(
     """
     product, num_tasks = ReverseProduct(view, theta, inputs, wanted), view.problem.num_tasks
 
-    def matvec(direction: Vector) -> Vector:
-        return view.problem.reduce(product.hessian(direction))
-
     lengths = norm(vector, num_tasks)
-    errors = norm(add(matvec(solution), vector, -1.0), num_tasks)
+    errors = norm(add(product.hessian(solution), vector, -1.0), num_tasks)
     residual = torch.where(errors == 0, 0.0, errors / lengths)
-    reference = list(torch._foreach_neg(product.cross(converged(matvec, vector, view).solution)))
+    reference = list(torch._foreach_neg(product.cross(converged(product.hessian, vector, view).solution)))
     return Quality(float(residual.max()), _cosine(found, reference))
 
 

@@ -1,14 +1,14 @@
 """What a product is: `H u`, `M d` and `M^T q` of a lower loss, without a graph in their results.
 
 H is the derivative of the stationarity `F = dC_l/dtheta` with respect to theta, M the one with respect to the
-inputs of theta*_l.
+inputs of theta*_l. On several ranks, each of which has its own part of the batch, both are means over ranks.
 """
 
 from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from mlotool.problem.interface import Vector
+from mlotool.problem.interface import LowerView, Vector
 
 
 class AbstractProduct(ABC):
@@ -21,14 +21,32 @@ class AbstractProduct(ABC):
         wanted: which of the inputs want a cotangent.
     """
 
-    @abstractmethod
+    def __init__(self, view: LowerView) -> None:
+        self._reduce = view.problem.reduce
+
     def hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`, one tensor a parameter."""
+        return list(self._reduce(self.own_hessian(vector)))
 
-    @abstractmethod
     def push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`, one tensor a parameter, for one direction a wanted input."""
+        return list(self._reduce(self.own_push(directions)))
+
+    def mean_cross(self, vector: Vector) -> list[Tensor]:
+        """Return `M^T q`, one tensor a wanted input, where it is kept and not handed on; the last call."""
+        return list(self._reduce(self.cross(vector)))
+
+    @abstractmethod
+    def own_hessian(self, vector: Vector) -> list[Tensor]:
+        """Return `H u` of this rank's part of the batch, whatever other ranks do."""
+
+    @abstractmethod
+    def own_push(self, directions: Vector) -> list[Tensor]:
+        """Return `M d` of this rank's part of the batch."""
 
     @abstractmethod
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
-        """Return `factor M^T q`, one tensor a wanted input; the last call."""
+        """Return `factor M^T q` of this rank's part of the batch, one tensor a wanted input; the last call.
+
+        A pullback hands it on as it is: the gradient that it becomes a part of is averaged as a whole.
+        """

@@ -98,6 +98,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         wanted: Sequence[bool],
         radius: float | None = None,
     ) -> None:
+        super().__init__(view)
         self._loss = view
         self._theta = constants(theta)
         self._inputs = constants(inputs)
@@ -108,7 +109,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         # The pullbacks inside a loss evaluate losses in the backward pass, on random numbers of their own.
         self._is_joint = not view.problem.is_nested and _count(theta) + _count(inputs) <= MOST_PARAMETERS_AT_ONCE
 
-    def hessian(self, vector: Vector) -> list[Tensor]:
+    def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
         # Tasks share nothing here, so each has a step of its own; in the cross product they share the inputs.
         scale, inverse = self._step(vector, self._theta, self._loss.problem.num_tasks)
@@ -119,7 +120,7 @@ class FiniteDifferenceProduct(AbstractProduct):
 
         return self._difference(side, vector, scale, inverse)
 
-    def push(self, directions: Vector) -> list[Tensor]:
+    def own_push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`; not within a loss that has solutions inside."""
         moving = iter(directions)
         whole = [

@@ -23,6 +23,7 @@ class ReverseProduct(AbstractProduct):
     """
 
     def __init__(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> None:
+        super().__init__(view)
         self._theta = leaves(theta)
         points = leaves(inputs, tuple(wanted))
         self._wanted = [point for point, flag in zip(points, wanted, strict=True) if flag]
@@ -33,11 +34,11 @@ class ReverseProduct(AbstractProduct):
             factor = torch.full_like(loss, self._scale or 1.0)
             self._gradient = vector_jacobian([loss], self._theta, [factor], create_graph=True)
 
-    def hessian(self, vector: Vector) -> list[Tensor]:
+    def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
         return self._product(self._theta, vector, retain=True)
 
-    def push(self, directions: Vector) -> list[Tensor]:
+    def own_push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`: `M^T p` is linear in p, and its derivative transposed is M."""
         probe = [torch.zeros_like(tensor, requires_grad=True) for tensor in self._gradient]
         with torch.enable_grad():
