@@ -60,15 +60,16 @@ def _cycles(start: str, relaxation: str, num_layers: int) -> tuple[int, int]:
     torch.manual_seed(0)
     network = DenseResidualNetwork([2], 5, num_layers, equal_start=STARTS[start]).double()
     points = 6 * torch.rand(NUM_POINTS, 2, dtype=torch.float64) - 3
-    settings = (num_layers, network.layers.h, COARSENING, None, relaxation, MAX_CYCLES)
+    grid: Any = (num_layers, network.layers.h)
+    settings: Any = {"coarsening": COARSENING, "relaxation": relaxation, "cycles": MAX_CYCLES}
     with torch.no_grad():
         first = network.opening(points)
-        states, residuals = mgrit(network.layers, first, *settings, relative_tolerance=RELATIVE_TOLERANCE)
+        states, residuals = mgrit(network.layers, first, *grid, **settings, relative_tolerance=RELATIVE_TOLERANCE)
     last = states[-1].requires_grad_()
     loss = torch.nn.functional.cross_entropy(network.classifier(last), torch.arange(NUM_POINTS) % 5)
     (cotangent,) = torch.autograd.grad(loss, last)
     _, adjoint_residuals = mgrit_adjoint(
-        network.layers, states.detach(), cotangent, *settings, relative_tolerance=RELATIVE_TOLERANCE
+        network.layers, states.detach(), cotangent, *grid, **settings, relative_tolerance=RELATIVE_TOLERANCE
     )
     for history in (residuals, adjoint_residuals):
         assert history[-1] <= RELATIVE_TOLERANCE * history[0], "not converged: the cycles are no count of it"

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange
 from mlotool.layerparallel.multigrid.propagation import solve_adjoints, solve_states
-from mlotool.layerparallel.multigrid.solver import Method
+from mlotool.layerparallel.multigrid.settings import Method
 from mlotool.layerparallel.multigrid.steps import Evaluate
 
 # b: samples of this rank, B: of all ranks, L: layers of this rank

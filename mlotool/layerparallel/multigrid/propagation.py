@@ -1,7 +1,7 @@
 """MGRIT for the states and the adjoints of a residual network, as functions."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -9,7 +9,8 @@ from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.multigrid.arguments import check_solve
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, RankExchange
 from mlotool.layerparallel.multigrid.grids import Grid, make_grids
-from mlotool.layerparallel.multigrid.solver import Advance, Method, solve
+from mlotool.layerparallel.multigrid.settings import Method, MethodKeywords
+from mlotool.layerparallel.multigrid.solver import Advance, solve
 from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, Step, batched, layers_of, states_at
 
 
@@ -18,17 +19,10 @@ def mgrit(
     u0: Tensor,
     num_layers: int,
     h: float,
-    coarsening: int | Sequence[int] = 4,
-    levels: int | None = None,
-    relaxation: str = "FCF",
-    cycles: int = 10,
-    tolerance: float | None = None,
     *,
-    relative_tolerance: float | None = None,
-    cycle: str = "V",
-    nested: bool = False,
     initial: Tensor | None = None,
     group: Any = None,
+    **method: Unpack[MethodKeywords],
 ) -> tuple[Tensor, list[float]]:
     """Solve `u^{n+1} = Phi(u^n, theta^n)` for all layers at once by multigrid, with full approximation storage.
 
@@ -58,19 +52,13 @@ def mgrit(
         u0: (b, ...), the first state.
         num_layers: N.
         h: step of the finest grid.
-        coarsening: c, or one factor from each level to the next.
-        levels: at most so many, the finest included (2: two grids); None for all.
-        relaxation: "F" or "FCF".
-        cycles: at most so many.
-        tolerance: ends once the residual is at most this; None takes all cycles.
-        relative_tolerance: the same, times the first residual.
-        cycle: "V", or "F", which visits coarse grids more often.
-        nested: start from the coarsest grid's solution, improved by one V-cycle on each grid between it and the finest.
         initial: (N + 1, b, ...), the start of all points, such as the states of the last training step.
         group: a torch.distributed group of P ranks, each of which relaxes N/P layers, one part after the other in the
             order of the ranks: what is `(N + 1, b, ...)` here is then `(N/P + 1, b, ...)`, the rank's own points and
             the last one before them. Ranks exchange C-points with their neighbours, and gather the C-points and their
             right-hand sides; all solve the coarser grids. u0 is the first rank's.
+        method: the fields of `Method`: coarsening=4, levels=None, relaxation="FCF", cycles=10, tolerance=None,
+            relative_tolerance=None, cycle="V", nested=False.
 
     Returns:
         The states (N + 1, b, ...), and the residuals: before the first cycle, then after each.
@@ -85,14 +73,14 @@ def mgrit(
 
     Example:
         >>> import torch
-        >>> states, residuals = mgrit(lambda u, n, h: u - h * u, torch.ones(1, 1), 16, 0.1, 4, 2, "F", cycles=4)
+        >>> step, u0 = (lambda u, n, h: u - h * u), torch.ones(1, 1)
+        >>> states, residuals = mgrit(step, u0, 16, 0.1, levels=2, relaxation="F", cycles=4)
         >>> round(states[-1].item(), 4), round(0.9**16, 4), len(residuals), residuals[-1] < 1e-6
         (0.1853, 0.1853, 5, True)
     """
     check_solve(step, h, group, u0=u0)
-    method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else RankExchange(group)
-    states, residuals = solve_states(batched(step), u0, num_layers, float(h), method, initial, exchange)
+    states, residuals = solve_states(batched(step), u0, num_layers, float(h), Method(**method), initial, exchange)
     return states, residuals.tolist()
 
 
@@ -102,17 +90,10 @@ def mgrit_adjoint(
     cotangent: Tensor,
     num_layers: int,
     h: float,
-    coarsening: int | Sequence[int] = 4,
-    levels: int | None = None,
-    relaxation: str = "FCF",
-    cycles: int = 10,
-    tolerance: float | None = None,
     *,
-    relative_tolerance: float | None = None,
-    cycle: str = "V",
-    nested: bool = False,
     initial: Tensor | None = None,
     group: Any = None,
+    **method: Unpack[MethodKeywords],
 ) -> tuple[Tensor, list[float]]:
     """Solve `ubar^n = (dPhi/du (u^n, theta^n))^T ubar^{n+1}` from `ubar^N` for all layers at once by multigrid.
 
@@ -126,17 +107,10 @@ def mgrit_adjoint(
         cotangent: ubar^N (b, ...), the loss's gradient with respect to the last state.
         num_layers: N.
         h: step of the finest grid.
-        coarsening: as for `mgrit`, like all that follow.
-        levels: at most so many.
-        relaxation: "F" or "FCF".
-        cycles: at most so many.
-        tolerance: of the residual.
-        relative_tolerance: of the residual, relative to the first one.
-        cycle: "V" or "F".
-        nested: start from the coarser grids.
         initial: (N + 1, b, ...), the start of all adjoints, by n.
         group: as for `mgrit`; states, adjoints and `initial` are those of the rank's points, the cotangent the last
             rank's.
+        method: as for `mgrit`.
 
     Returns:
         The adjoints (N + 1, b, ...) by n, and the residuals.
@@ -152,15 +126,15 @@ def mgrit_adjoint(
     Example:
         >>> import torch
         >>> states = torch.ones(17, 1, 1)
-        >>> adjoints, _ = mgrit_adjoint(lambda u, n, h: u - h * u, states, torch.ones(1, 1), 16, 0.1, 4, 2, "F", 4)
+        >>> step, cotangent = (lambda u, n, h: u - h * u), torch.ones(1, 1)
+        >>> adjoints, _ = mgrit_adjoint(step, states, cotangent, 16, 0.1, levels=2, relaxation="F", cycles=4)
         >>> round(adjoints[0].item(), 4), adjoints[16].item()
         (0.1853, 1.0)
     """
     check_solve(step, h, group, states=states, cotangent=cotangent)
-    method = Method(coarsening, levels, relaxation, cycles, tolerance, relative_tolerance, cycle, nested)
     exchange = Alone() if group is None else RankExchange(group, is_mirrored=True)
     adjoints, residuals = solve_adjoints(
-        batched(step), states, cotangent, num_layers, float(h), method, initial, exchange
+        batched(step), states, cotangent, num_layers, float(h), Method(**method), initial, exchange
     )
     return adjoints, residuals.tolist()
 

@@ -1,8 +1,7 @@
 """A run of residual layers whose forward and backward are multigrid solves."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Self
+from collections.abc import Callable, Iterable
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from mlotool.layerparallel.multigrid.grids import make_grids
 from mlotool.layerparallel.multigrid.guard import Guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, Layers, check_repeatable
 from mlotool.layerparallel.multigrid.over_ranks import LastStates, joined_index
-from mlotool.layerparallel.multigrid.solver import Method
+from mlotool.layerparallel.multigrid.settings import MultigridKeywords, MultigridSettings
 from mlotool.layerparallel.multigrid.system import BatchSystem
 from mlotool.layerparallel.multigrid.warm_start import WarmStart
 
@@ -36,23 +35,10 @@ class MultigridResidual(nn.Module):
             own number of layers and step; or N blocks F; or what makes one.
         num_layers: N, where `blocks` makes one; else None.
         h: the step, where `blocks` has none; None is 1.
-        coarsening: one factor c for all levels, or one from each level to the next; it divides the layers.
-        levels: at most so many, the finest included; None for all.
-        relaxation: "F" or "FCF".
-        cycles: of the forward solve, at most.
-        backward_cycles: of the backward solve; None is the same.
-        tolerance: ends the forward cycles at a residual of at most this times the first one; None takes all.
-        backward_tolerance: the same backward.
-        cycle: "V" or "F".
-        nested: start from the coarser grids.
-        warm_start: each sample starts from its states and adjoints of its last solve (`begin` says which they are).
-        guard_every: compare every so many gradients with the serial one, see `Guard`; 0 never does.
-        guard_threshold: largest relative bias.
-        guard_max_cycles: cycles that the guard may add.
-        over_ranks: divide the layers over the ranks of torch.distributed, where there are several: the samples of all
-            are gathered, each rank relaxes its N/P layers for all of them, and gets its own samples' last states. Its
-            gradient is that of its layers for all ranks' losses together, zero for the others, so that the mean over
-            ranks is the one of data-parallel training. It is differentiable once.
+        settings: the fields of `MultigridSettings`: coarsening=4, levels=None, relaxation="FCF", cycles=2,
+            backward_cycles=None, tolerance=None, backward_tolerance=None, cycle="V", nested=False, warm_start=False,
+            guard_every=0, guard_threshold=0.1, guard_max_cycles=8, over_ranks=False. With `warm_start` (`begin` says
+            which samples follow) each sample starts from its states and adjoints of its last solve.
 
     Attributes:
         residuals: of the last forward and backward solve: tensors (cycles + 1,), empty before the first.
@@ -80,38 +66,20 @@ class MultigridResidual(nn.Module):
         blocks: nn.Module | Iterable[nn.Module] | Callable[[], nn.Module],
         num_layers: int | None = None,
         h: float | None = None,
-        coarsening: int | Sequence[int] = 4,
-        levels: int | None = None,
-        relaxation: str = "FCF",
-        cycles: int = 2,
-        backward_cycles: int | None = None,
-        tolerance: float | None = None,
-        backward_tolerance: float | None = None,
-        cycle: str = "V",
-        nested: bool = False,
-        warm_start: bool = False,
-        guard_every: int = 0,
-        guard_threshold: float = 0.1,
-        guard_max_cycles: int = 8,
-        over_ranks: bool = False,
+        **settings: Unpack[MultigridKeywords],
     ) -> None:
         super().__init__()
+        given = MultigridSettings(**settings)
         self.layers = _layers(blocks, num_layers, h)
         check_repeatable(self.layers)
         self._has_buffers = any(True for _ in self.layers.buffers())
-        _check_ranks(over_ranks, guard_every, self._has_buffers)
-        self.over_ranks = over_ranks
+        _check_ranks(given.over_ranks, given.guard_every, self._has_buffers)
+        self.over_ranks = given.over_ranks
         self.num_layers: int = self.layers.num_layers  # type: ignore[assignment]
-        make_grids(self.num_layers, coarsening, levels)
-        method = Method(coarsening, levels, relaxation, cycles, None, tolerance, cycle, nested)
-        self.method = method
-        self.backward_method = replace(
-            method,
-            cycles=cycles if backward_cycles is None else backward_cycles,
-            relative_tolerance=backward_tolerance,
-        )
-        self.guard = Guard(guard_every, guard_threshold, guard_max_cycles)
-        self.warm_start = WarmStart() if warm_start else None
+        make_grids(self.num_layers, given.coarsening, given.levels)
+        self.method, self.backward_method = given.forward, given.backward
+        self.guard = Guard(given.guard_every, given.guard_threshold, given.guard_max_cycles)
+        self.warm_start = WarmStart() if given.warm_start else None
         self.residuals: dict[str, Tensor] = {}
         self.is_serial = False
         self._places = Places(self.layers)

@@ -1,7 +1,8 @@
 """Multigrid as a setting of a problem: its training steps solve a part of its module across the layers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,10 +11,12 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.multigrid.layers import Layers, WholeLayers
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
+from mlotool.layerparallel.multigrid.settings import MultigridSettings
 from mlotool.problem.parallel import AbstractParallel
 
 
-class Multigrid(AbstractParallel):
+@dataclass(eq=False, repr=False)
+class Multigrid(MultigridSettings, AbstractParallel):
     """Training steps whose residual layers are solved by multigrid, forward and backward.
 
     `Problem(..., parallel=Multigrid(cycles=2))`, or in a recipe
@@ -25,22 +28,8 @@ class Multigrid(AbstractParallel):
         part: the name of the layers in the problem's module, such as "residual": a module of `Layers`, a
             `MultigridResidual`, or an nn.Sequential of blocks that keep the shape, shortcut included. None looks
             for the first two kinds, and else for a Sequential named "residual".
-        coarsening: one factor c for all levels, or one from each level to the next.
-        levels: at most so many, the finest included; None for all.
-        relaxation: "F" or "FCF".
-        cycles: of the forward solve (m1), at most.
-        backward_cycles: of the backward solve (m2); None is the same.
-        tolerance: ends the forward cycles at a residual of at most this times the first one; None takes all.
-        backward_tolerance: the same backward.
-        cycle: "V" or "F".
-        nested: start from the coarser grids.
-        warm_start: each sample starts from its states and adjoints of its last step; samples are known by the batch's
-            `index`, and without one all batches are taken for the same.
-        guard_every: compare every so many gradients with the serial one; 0 never does.
-        guard_threshold: largest relative bias before cycles are added.
-        guard_max_cycles: that may be added before it goes serial.
-        over_ranks: with `runner.devices` of two and more, each rank relaxes a part of the layers, for samples of all
-            ranks; false: each rank relaxes all layers, for its own samples.
+        coarsening: and all others: the fields of `MultigridSettings`. With `warm_start` samples are known by the
+            batch's `index`, and without one all batches are taken for the same.
 
     Raises:
         ConfigError: a setting is out of range; `attach`: the module has no such layers, or a block changes the shape.
@@ -58,52 +47,21 @@ class Multigrid(AbstractParallel):
         (torch.Size([2, 3]), ['forward_residual_0', 'forward_residual_1'])
     """
 
-    def __init__(
-        self,
-        part: str | None = None,
-        coarsening: int | Sequence[int] = 4,
-        levels: int | None = None,
-        relaxation: str = "FCF",
-        cycles: int = 2,
-        backward_cycles: int | None = None,
-        tolerance: float | None = None,
-        backward_tolerance: float | None = None,
-        cycle: str = "V",
-        nested: bool = False,
-        warm_start: bool = False,
-        guard_every: int = 0,
-        guard_threshold: float = 0.1,
-        guard_max_cycles: int = 8,
-        over_ranks: bool = False,
-    ) -> None:
-        self.part = part
-        self.settings: dict[str, Any] = {
-            "coarsening": coarsening,
-            "levels": levels,
-            "relaxation": relaxation,
-            "cycles": cycles,
-            "backward_cycles": backward_cycles,
-            "tolerance": tolerance,
-            "backward_tolerance": backward_tolerance,
-            "cycle": cycle,
-            "nested": nested,
-            "warm_start": warm_start,
-            "guard_every": guard_every,
-            "guard_threshold": guard_threshold,
-            "guard_max_cycles": guard_max_cycles,
-            "over_ranks": over_ranks,
-        }
+    part: str | None = field(default=None, kw_only=False)
+
+    def __post_init__(self) -> None:
         self.solvers: dict[str, MultigridResidual] = {}
 
     def attach(self, name: str, module: nn.Module) -> None:
         """Find the layers of the problem's module."""
         self.module = module
+        settings: Any = {each.name: getattr(self, each.name) for each in fields(MultigridSettings)}
         for path, part in _find(name, module, self.part).items():
             if isinstance(part, MultigridResidual):
                 # Its own settings are those of a module that is used by itself.
                 part = part.serial().layers
             try:
-                self.solvers[path] = MultigridResidual(part, **self.settings)
+                self.solvers[path] = MultigridResidual(part, **settings)
             except ConfigError as error:
                 raise ConfigError(f"problems.{name}.parallel: {error}") from error
 

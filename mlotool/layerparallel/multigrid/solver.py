@@ -1,15 +1,13 @@
 """MGRIT with full approximation storage for any two-term recursion: the engine of states, adjoints and tangents."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import is_number
-from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone
-from mlotool.layerparallel.multigrid.grids import Grid, check_names, make_grids
+from mlotool.layerparallel.multigrid.grids import Grid, make_grids
+from mlotool.layerparallel.multigrid.settings import Method
 
 # values: (N_l + 1, b, ...), one point of the level after the other; source: the same; ahead: (num_chunks, b, ...)
 # A recursion that runs from the last layer to the first is mirrored: its point m lies at N_l - m, so that points which
@@ -18,39 +16,6 @@ from mlotool.layerparallel.multigrid.grids import Grid, check_names, make_grids
 Advance = Callable[[Grid, Tensor, range], Tensor]
 """`advance(grid, values, points)`: what follows the values (k, b, ...) at these k points of a grid, source aside; of a
 mirrored recursion the values are in the opposite order of the points."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """How the layers are coarsened, and how often.
-
-    Args:
-        coarsening: one factor for all levels, or one from each level to the next.
-        levels: at most so many, the finest included; None for all.
-        relaxation: "F" or "FCF", on all levels.
-        cycles: at most so many.
-        tolerance: ends at a residual of at most this; None takes all cycles.
-        relative_tolerance: ends at a residual of at most this times that before the first cycle.
-        cycle: "V", or "F".
-        nested: whether the start comes from the coarser grids.
-    """
-
-    coarsening: int | Sequence[int] = 4
-    levels: int | None = None
-    relaxation: str = "FCF"
-    cycles: int = 10
-    tolerance: float | None = None
-    relative_tolerance: float | None = None
-    cycle: str = "V"
-    nested: bool = False
-
-    def __post_init__(self) -> None:
-        check_names(self.relaxation, self.cycle)
-        if not isinstance(self.cycles, int) or self.cycles < 0:
-            raise ConfigError(f"cycles: found {self.cycles!r}; expected a whole number of at least 0. Correct cycles.")
-        for key, value in (("tolerance", self.tolerance), ("relative_tolerance", self.relative_tolerance)):
-            if value is not None and not (is_number(value) and value >= 0):
-                raise ConfigError(f"{key}: found {value!r}; expected a number of at least 0, or null. Correct {key}.")
 
 
 def solve(

@@ -11,7 +11,8 @@ from torch import Tensor
 from mlotool.layerparallel.multigrid.functions import Gradient
 from mlotool.layerparallel.multigrid.grids import Grid
 from mlotool.layerparallel.multigrid.propagation import start_of, transposed
-from mlotool.layerparallel.multigrid.solver import Method, solve
+from mlotool.layerparallel.multigrid.settings import Method
+from mlotool.layerparallel.multigrid.solver import solve
 from mlotool.layerparallel.multigrid.steps import Evaluate, Linearised, batched, layers_of, states_at
 
 if TYPE_CHECKING:

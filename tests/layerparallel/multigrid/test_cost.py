@@ -3,7 +3,8 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel import BatchedStep, critical_path, mgrit, mgrit_adjoint
+from mlotool.layerparallel import BatchedStep, critical_path
+from tests.layerparallel.multigrid.by_position import mgrit, mgrit_adjoint
 
 
 class Counter:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel import BatchedStep, MultigridResidual, mgrit, mgrit_adjoint
+from mlotool.layerparallel import BatchedStep, MultigridResidual
+from tests.layerparallel.multigrid.by_position import mgrit, mgrit_adjoint
 from tests.layerparallel.multigrid.reference import Network, Reference, levels_of
 
 WIDTH, BATCH = 3, 4

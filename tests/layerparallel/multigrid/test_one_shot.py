@@ -96,7 +96,7 @@ def test_a_recipe_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert check(config, targets=True) == []
     parallel = build(config).program.problems["classifier"].parallel
     assert isinstance(parallel, Multigrid)
-    assert (parallel.settings["cycles"], parallel.settings["backward_cycles"]) == (2, 1)
+    assert (parallel.cycles, parallel.backward_cycles) == (2, 1)
     result = mlotool.run(config, output_dir=tmp_path / "run")
     assert result.metrics["classifier/forward_residual_2"] < result.metrics["classifier/forward_residual_0"]
     assert "classifier/backward_residual_1" in (tmp_path / "run" / "metrics.csv").read_text()

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel import BlockLayers, MultigridResidual, StackedLayers, mgrit
+from mlotool.layerparallel import BlockLayers, MultigridResidual, StackedLayers
 from mlotool.layerparallel.multigrid import WholeLayers
+from tests.layerparallel.multigrid.by_position import mgrit
 
 N = 16
 

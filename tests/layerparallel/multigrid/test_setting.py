@@ -1,5 +1,5 @@
 from functools import partial
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import ConjugateGradient, Implicit
 from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual
+from mlotool.layerparallel.multigrid.settings import Method, MethodKeywords, MultigridKeywords, MultigridSettings
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.random_state import random_states, with_own_steps
 from tests.layerparallel.multigrid.test_residual import Wave, Wider, dense
@@ -205,3 +206,8 @@ def test_each_ranks_warm_start_is_its_own() -> None:
     found, expected = (each.problems["net"].parallel.state_dict()["residual"]["warm_start"] for each in programs)
     assert found.keys() == expected.keys() == {"states", "states known", "adjoints", "adjoints known"}
     assert all(torch.equal(found[key], expected[key]) for key in found)
+
+
+@pytest.mark.parametrize(("settings", "keywords"), [(Method, MethodKeywords), (MultigridSettings, MultigridKeywords)])
+def test_keywords_are_the_fields_of_the_settings(settings: Any, keywords: Any) -> None:
+    assert get_type_hints(keywords) == get_type_hints(settings)
