@@ -24,7 +24,7 @@ ALLOWED = {
     "runner/process_group.py": {"is_initialized", "init_process_group", "destroy_process_group"},
     # FSDP2 and what it needs of tensors in shards.
     "problem/shards.py": {"torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.device_mesh"},
-    "problem/problem.py": {"torch.distributed.device_mesh"},
+    "problem/division.py": {"torch.distributed.device_mesh"},
 }
 
 
