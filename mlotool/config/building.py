@@ -106,7 +106,7 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     Raises:
         ConfigError: a target does not accept its settings, or the parts do not fit each other.
     """
-    from mlotool.problem.stream import SameBatch
+    from mlotool.problem.same_batch import SameBatch
     from mlotool.program import Graph, Program
 
     limit = values["debug"]["limit_samples"]

@@ -1,6 +1,7 @@
 """A config as plain values, with every reference resolved; what cannot be is a fault, not an exception."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -29,6 +30,13 @@ MAX_DEPTH = 60
 def is_known(value: Any) -> bool:
     """Say whether a value was found."""
     return not isinstance(value, Unknown)
+
+
+def value_at(values: Any, path: str) -> Any:
+    """Return the value at a dotted path of resolved values; None where nothing is."""
+    for part in path.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
 
 
 def as_schema(config: Any) -> DictConfig:

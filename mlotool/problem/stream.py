@@ -2,34 +2,17 @@
 
 import copy
 import math
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, get_worker_info
 
 from mlotool.core.arguments import is_whole, require
-from mlotool.core.errors import RunError
-from mlotool.core.user_code import UserCodeError, explained
-from mlotool.problem.batch_share import Share, bounds, sliced
-from mlotool.problem.samples import check_stream, collated, read_batch, read_sample, whole
-
-
-class SizedDataset(Protocol):
-    """A map-style dataset.
-
-    It may also have `__getitems__(indices)` that returns a whole batch, already collated, and may ask for a seed of
-    its own by `seeded = True` (`__getitems__(indices, seed=...)`).
-    """
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample."""
+from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset, mixed_seed
+from mlotool.problem.batch_transfer import to_device
+from mlotool.problem.load_ahead import load_ahead, loading_error
+from mlotool.problem.samples import check_stream
 
 
 class Stream:
@@ -71,7 +54,7 @@ class Stream:
         self.num_batches = len(dataset) // self.batch_size
         if not drop_last and len(dataset) % self.batch_size:
             self.num_batches += 1
-        self._fetcher = _Fetcher(dataset, seed)
+        self._fetcher = BatchFetcher(dataset, seed)
         self._shuffle = shuffle
         self._num_workers = num_workers
         self._repeat = repeat
@@ -216,52 +199,25 @@ class Stream:
 
     def _load(self, epoch: int, number: int) -> Any:
         try:
-            return self._loaded(epoch, number)
-        except MemoryError as error:
-            raise RunError(
-                f"Loading a batch of {self.batch_size} samples of {type(self.dataset).__name__} needs more memory than "
-                f"there is ({_first_line(error)}); expected room for it. Lower the stream's batch_size or num_workers, "
-                "or data.sizes."
-            ) from error
-        except RuntimeError as error:
-            # torch's own words, for there is no class of its own.
-            if not str(error).startswith("DataLoader worker"):
+            if self._num_workers == 0:
+                return self._fetcher[self._key(epoch, number)]
+            if self._loader is None or number == 0:
+                keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
+                self._loader = load_ahead(self._fetcher, keys, self._num_workers)
+            return next(self._loader)
+        except Exception as error:
+            found = loading_error(error, self.dataset, self.batch_size)
+            if found is None:
                 raise
-            name = type(whole(self.dataset)).__name__
-            raise RunError(
-                f"A process that loads {name} was ended from outside ({_first_line(error)}); "
-                "expected it to last as long as the run. It often had no memory left: lower the stream's num_workers, "
-                "or set it to 0; then go on with resume=auto."
-            ) from error
+            raise found from error
 
-    def _loaded(self, epoch: int, number: int) -> Any:
-        if self._num_workers == 0:
-            return self._fetcher[self._key(epoch, number)]
-        if self._loader is None or number == 0:
-            keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
-            self._loader = iter(
-                DataLoader(
-                    self._fetcher,  # type: ignore[arg-type]
-                    sampler=keys,
-                    batch_size=None,
-                    num_workers=self._num_workers,
-                    collate_fn=_as_is,
-                    # Its own: a loader draws a base seed, and must not take it from the generator of the training.
-                    generator=torch.Generator(),
-                )
-            )
-        batch = next(self._loader)
-        if isinstance(batch, _Failure):
-            raise UserCodeError(batch.text)
-        return batch
-
-    def _key(self, epoch: int, number: int) -> tuple[int, int, Tensor]:
+    def _key(self, epoch: int, number: int) -> BatchKey:
         start = number * self.batch_size
         return epoch, number, self._epoch_order(epoch)[start : start + self.batch_size]
 
     def _epoch_order(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(_mix(self._fetcher.seed, epoch))
+            generator = torch.Generator().manual_seed(mixed_seed(self._fetcher.seed, epoch))
             size = len(self.dataset)
             self._order = epoch, torch.randperm(size, generator=generator) if self._shuffle else torch.arange(size)
         return self._order[1]
@@ -269,165 +225,4 @@ class Stream:
     def _move(self, batch: Any) -> Any:
         if self._device.type == "cpu" and self._dtype is None:
             return batch
-        return _to_device(batch, self._device, self._dtype)
-
-
-class SameBatch:
-    """A stream whose next batch is the one that another stream gave last: for a problem that reads another one's task.
-
-    Args:
-        stream: the other one.
-
-    Example:
-        >>> support = Stream(torch.arange(4), batch_size=2, shuffle=False)
-        >>> query = SameBatch(support)
-        >>> support.next(), query.next()
-        (tensor([0, 1]), tensor([0, 1]))
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        require(isinstance(stream, Stream), "SameBatch.stream", stream, "a Stream", "Write SameBatch(Stream(...)).")
-        self._stream = stream
-
-    def next(self) -> Any:
-        """Return the other stream's last batch."""
-        return self._stream.last()
-
-    peek = last = next
-
-    @property
-    def last_number(self) -> int | None:
-        """That of the other stream's last batch."""
-        return self._stream.last_number
-
-    def recent(self, count: int) -> list[Any]:
-        """Return the other stream's last `count` batches."""
-        return self._stream.recent(count)
-
-    def recent_numbers(self, count: int) -> list[int | None]:
-        """Return the positions of these batches."""
-        return self._stream.recent_numbers(count)
-
-    def divide(self, rank: int, num_ranks: int) -> "SameBatch":
-        """Leave the shares to the other stream."""
-        return self
-
-    def to(self, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> "SameBatch":
-        """Leave the device and dtype to the other stream."""
-        return self
-
-    def copy(self) -> "SameBatch":
-        """Return a stream that stands where this one does."""
-        return SameBatch(self._stream.copy())
-
-    def position(self) -> dict[str, int]:
-        """Return where the other stream stands."""
-        return self._stream.position()
-
-    def at(self, position: Mapping[str, int]) -> "SameBatch":
-        """Return a stream whose other one stands at `position`."""
-        return SameBatch(self._stream.at(position))
-
-    def state_dict(self) -> dict[str, int]:
-        """Return nothing: the other stream keeps the position."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Take nothing back."""
-
-
-class _Fetcher:
-    """Makes a batch from `(epoch, number, indices)`; picklable, so that workers can."""
-
-    def __init__(self, dataset: SizedDataset, seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
-        self.rank, self.num_ranks = 0, 1
-
-    def __getitem__(self, key: tuple[int, int, Tensor]) -> Any:
-        if get_worker_info() is None:
-            return self._part(key)
-        try:
-            return self._part(key)
-        except KeyboardInterrupt:
-            raise
-        # As torch sends it, an Exception is its traceback as one text, and anything else ends the process unsaid.
-        except BaseException as error:
-            return _Failure(explained(error) or f"A loader of data failed: {type(error).__name__}: {error}")
-
-    def _part(self, key: tuple[int, int, Tensor]) -> Any:
-        if self.num_ranks == 1:
-            return self._fetch(*key)
-        epoch, number, indices = key
-        begin, end, weight = bounds(len(indices), self.rank, self.num_ranks)
-        if getattr(self.dataset, "seeded", False):
-            # Its random numbers are drawn for the whole batch.
-            batch = sliced(self._fetch(epoch, number, indices), begin, end)
-        else:
-            batch = self._fetch(epoch, number, indices[begin:end])
-        return batch if weight == 1.0 else Share(batch, weight)
-
-    def _fetch(self, epoch: int, number: int, indices: Tensor) -> Any:
-        if isinstance(self.dataset, Tensor):
-            return self.dataset[indices]
-        # A Subset has `__getitems__` too, but returns a list of samples.
-        if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
-            is_seeded = getattr(self.dataset, "seeded", False)
-            seed = {"seed": _mix(self.seed, epoch, number)} if is_seeded else {}
-            return read_batch(self.dataset, indices, **seed)
-        samples, epoch_seed = [], _mix(self.seed, epoch)
-        with torch.random.fork_rng(devices=[]):
-            for index in indices.tolist():
-                # Not torch.manual_seed, which would seed the devices as well.
-                torch.default_generator.manual_seed(_mixed(epoch_seed, index))
-                samples.append(read_sample(self.dataset, index))
-        return collated(self.dataset, samples)
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """What a loading process sends in the place of a batch that it could not make."""
-
-    text: str
-
-
-def _mix(*numbers: int) -> int:
-    """Return one seed for several numbers, the same in every process."""
-    return random.Random("/".join(map(str, numbers))).getrandbits(63)
-
-
-def _mixed(seed: int, index: int) -> int:
-    """Return a sample's seed from that of its epoch, at a twentieth of what `_mix` costs.
-
-    Source: Steele, Lea and Flood 2014, Fast splittable pseudorandom number generators: SplitMix64.
-    """
-    mixed = (seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (mixed ^ (mixed >> 31)) >> 1
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
-
-
-def _to_device(batch: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.to(device, dtype if batch.is_floating_point() else None, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: _to_device(value, device, dtype) for key, value in batch.items()}
-    if is_dataclass(batch) and not isinstance(batch, type):
-        # Not dataclasses.replace: it calls __init__, which may take other arguments than the fields.
-        moved = copy.copy(batch)
-        for each in fields(batch):
-            object.__setattr__(moved, each.name, _to_device(getattr(batch, each.name), device, dtype))
-        return moved
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_to_device(value, device, dtype) for value in batch))
-    if isinstance(batch, Sequence) and not isinstance(batch, str):
-        return type(batch)(_to_device(value, device, dtype) for value in batch)  # type: ignore[call-arg]
-    return batch
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+        return to_device(batch, self._device, self._dtype)

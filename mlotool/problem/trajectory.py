@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mlotool.core.replay import RandomState
-from mlotool.problem.stream import SameBatch, Stream
+from mlotool.problem.same_batch import SameBatch
+from mlotool.problem.stream import Stream
 from mlotool.problem.update import Settings, State
 
 Streams = Mapping[str, Stream | SameBatch | None]

@@ -21,7 +21,8 @@ from mlotool.problem.interface import (
     Vector,
 )
 from mlotool.problem.problem import Problem
-from mlotool.problem.stream import SameBatch, Stream
+from mlotool.problem.same_batch import SameBatch
+from mlotool.problem.stream import Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
 from mlotool.problem.update import Settings, State, find_update
 from mlotool.problem.zeroth_order import AbstractZerothOrder

@@ -21,7 +21,7 @@ from mlotool.program import Program
 from mlotool.runner.checkpoint_file import STATE_KEY, fitting, load_checked, unreadable
 
 if TYPE_CHECKING:
-    from mlotool.runner.modules import ProgramModule
+    from mlotool.runner.program_module import ProgramModule
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 

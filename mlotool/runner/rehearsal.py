@@ -23,8 +23,8 @@ from mlotool.problem.usable import check_saving
 from mlotool.program import Problem, Program
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_start
-from mlotool.runner.modules import check_scheduler
 from mlotool.runner.objective import Objective
+from mlotool.runner.problem_module import check_scheduler
 from mlotool.runner.random_state import random_state, restore_random_state
 
 RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")

@@ -46,10 +46,10 @@ from mlotool.runner.evaluation import find_split
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.loading import make_evaluator
 from mlotool.runner.logging import MetricLog, open_loggers
-from mlotool.runner.modules import ProgramModule
 from mlotool.runner.objective import Objective, Watch, make_plan
 from mlotool.runner.outcome import Outcome
 from mlotool.runner.process_settings import Interrupt, graceful_interrupt, untracked_past
+from mlotool.runner.program_module import ProgramModule
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import restore_random_states
 from mlotool.runner.rehearsal import rehearse

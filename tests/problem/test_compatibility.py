@@ -32,8 +32,8 @@ from mlotool.problem.compatibility import broken, check, message
 from mlotool.problem.compatibility_case import Case
 from mlotool.problem.compatibility_page import page, used
 from mlotool.problem.compatibility_table import FEATURES, ROWS, Row
+from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.settings import ProblemSettings
-from mlotool.problem.stream import SameBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 BATCHES = [torch.full((2, 3), 0.1 * (number + 1)) for number in range(6)]

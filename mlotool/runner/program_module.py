@@ -1,4 +1,4 @@
-"""The LightningModules: one a problem, and the root that drives the schedule."""
+"""The LightningModule that drives the schedule."""
 
 import math
 import time
@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mlotool.core.errors import ConfigError
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.shards import gathered
-from mlotool.program import Problem, Program, Schedule
+from mlotool.program import Program, Schedule
 from mlotool.runner.blame import Traces, explain
 from mlotool.runner.checkpoint import STATE_KEY, LastCheckpoint
 from mlotool.runner.distributed import AgreedInterrupt, agree_on_buffers, check_agreement, merge_shards
@@ -23,59 +21,11 @@ from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective, Watch
 from mlotool.runner.plain_state import check_plain
 from mlotool.runner.plan import ChunkLoader, TickPlan
+from mlotool.runner.problem_module import ProblemModule, check_scheduler
 from mlotool.runner.process_settings import Interrupt
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
 from mlotool.runner.window import Window
-
-
-class ProblemModule(LightningModule):
-    """A problem as a LightningModule: callbacks and summaries find its module, optimizer and scheduler here.
-
-    Args:
-        problem: the problem; it stays in charge of its steps.
-    """
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__()
-        self.module = problem.module
-        self.problem = problem
-
-    def optimizer_config(self) -> dict[str, Any]:
-        """Return what `configure_optimizers` returns for this problem."""
-        config: dict[str, Any] = {"optimizer": self.problem.optimizer}
-        if self.problem.scheduler is not None:
-            config["lr_scheduler"] = {"scheduler": self.problem.scheduler, "name": f"{self.problem.name}/lr"}
-        return config
-
-    def values(self, program: Program) -> dict[str, float]:
-        """Return the step count and the hyperparameters: the learning rate, and what other problems give."""
-        problem = self.problem
-        values = {f"{problem.name}/step": float(problem.num_steps)}
-        if problem.optimizer is not None:
-            # Not every optimizer has one.
-            rate = problem.optimizer.param_groups[0].get("lr")
-            values |= {} if rate is None else {f"{problem.name}/lr": float(rate)}
-        with torch.no_grad():
-            given = program.settings(problem.name)
-        for key in problem.settings.optimizer_roles:
-            # Of several rates the mean.
-            values[f"{problem.name}/{key}"] = torch.stack([each[key].mean() for each in given or ()]).mean().item()
-        return values
-
-    def step_scheduler(self, objective: float | None) -> None:
-        """Advance a scheduler whose interval is the evaluation.
-
-        Args:
-            objective: the objective's last value, for ReduceLROnPlateau.
-        """
-        problem = self.problem
-        if problem.scheduler is None or problem.settings.scheduler_interval != "evaluation":
-            return
-        if not isinstance(problem.scheduler, ReduceLROnPlateau):
-            problem.optimizer_step.step_scheduler()
-        elif objective is not None:
-            problem.optimizer_step.step_scheduler(objective)
 
 
 class ProgramModule(LightningModule):
@@ -347,18 +297,3 @@ class ProgramModule(LightningModule):
         values = self.ranks.of_first(lambda: evaluator.evaluate(split, model))
         self.metric_log.log(self.schedule.num_ticks, values)
         self.display.note(self.schedule.num_ticks, values)
-
-
-def check_scheduler(problem: Problem, objective: Objective) -> None:
-    """Raise ConfigError if a scheduler waits for an objective that it is never given."""
-    if not isinstance(problem.scheduler, ReduceLROnPlateau):
-        return
-    if problem.settings.scheduler_interval == "evaluation" and objective.monitor is not None:
-        return
-    raise ConfigError(
-        f"problems.{problem.name}.scheduler: found ReduceLROnPlateau with scheduler_interval="
-        f"{problem.settings.scheduler_interval} and objective={objective.key}; expected scheduler_interval=evaluation "
-        "and an objective that is evaluated during training. "
-        f"Set problems.{problem.name}.scheduler_interval=evaluation and "
-        "give evaluate.splits a number of ticks for the objective's split."
-    )
