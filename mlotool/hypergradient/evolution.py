@@ -155,7 +155,7 @@ class EvolutionStrategies(AbstractZerothOrder):
             present = replace(record, lower_snapshots={})
             _, gradient = step_gradients(unroll, present, leaves(theta), inputs, view, create_graph=False)
             with torch.no_grad():
-                theta, state = unroll.step(theta, gradient, state, record.settings, inputs)
+                theta, state = unroll.step(theta, gradient, state, record.hyperparameters, inputs)
         return tuple(theta), tuple(state)
 
     def gradient(

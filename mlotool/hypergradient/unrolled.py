@@ -112,16 +112,16 @@ def simulate(
     if unroll.start is not None:
         theta = unroll.start(inputs)
     records = []
-    for batches, settings in zip(unroll.batches, unroll.settings(len(unroll.batches)), strict=True):
+    for batches, hyperparameters in zip(unroll.batches, unroll.hyperparameters(len(unroll.batches)), strict=True):
         draws, slopes = [], []
         for batch in batches:
             # For the first time: the generator moves on from batch to batch.
             draws.append((batch, RandomState(view.devices)))
             slopes.append(_slopes(view, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
-        records.append(StepRecord(tuple(theta), tuple(state), settings, tuple(draws), {}))
+        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}))
         _, gradient = mean_gradient(slopes, theta, view.problem.reduce)
         with torch.no_grad():
-            theta, state = unroll.step(theta, gradient, state, settings, inputs)
+            theta, state = unroll.step(theta, gradient, state, hyperparameters, inputs)
     return tuple(records), tuple(theta), tuple(state)
 
 
@@ -132,7 +132,9 @@ def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerV
         theta = unroll.start(inputs)
     num_steps = len(unroll.batches)
     first = 0 if algorithm.horizon is None else max(0, num_steps - algorithm.horizon)
-    for number, (batches, settings) in enumerate(zip(unroll.batches, unroll.settings(num_steps), strict=True)):
+    for number, (batches, hyperparameters) in enumerate(
+        zip(unroll.batches, unroll.hyperparameters(num_steps), strict=True)
+    ):
         is_connected = number >= first
         if not is_connected or number == first > 0:
             theta = [tensor.detach() for tensor in theta]
@@ -143,7 +145,7 @@ def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerV
         slopes = [_slopes(view, unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
         _, gradient = mean_gradient(slopes, at, view.problem.reduce)
         with torch.set_grad_enabled(is_connected):
-            theta, state = unroll.step(at, gradient, state, settings, inputs)
+            theta, state = unroll.step(at, gradient, state, hyperparameters, inputs)
     return tuple(theta)
 
 
@@ -203,7 +205,7 @@ class _ReversePass:
             _, gradient = step_gradients(
                 self.unroll, record, at, aliases, self.view, create_graph=self.algorithm.second_order
             )
-            point, state = self.unroll.step(at, gradient, state, record.settings, aliases)
+            point, state = self.unroll.step(at, gradient, state, record.hyperparameters, aliases)
         sources = [value for value, flag in zip(aliases, wanted, strict=True) if flag]
         return vector_jacobian(point, sources, cotangent, create_graph=True)
 
@@ -228,7 +230,9 @@ class _ReversePass:
         if self.unroll.step_pullback is None:
             found, source_adjoint = self._by_autograd(record, mean, points, sources, adjoint, state_adjoint)
         else:
-            found = self.unroll.step_pullback(record.theta, mean, record.state, record.settings, adjoint, state_adjoint)
+            found = self.unroll.step_pullback(
+                record.theta, mean, record.state, record.hyperparameters, adjoint, state_adjoint
+            )
             source_adjoint = [torch.zeros_like(source) for source in sources]
         # The step itself, then the gradient that entered it.
         slope_adjoint = [each for each in found.gradient if each is not None]
@@ -264,7 +268,7 @@ class _ReversePass:
         ]
         with torch.enable_grad():
             before = leaves(record.theta)
-            after, new_state = self.unroll.step(before, gradient, state, record.settings, points)
+            after, new_state = self.unroll.step(before, gradient, state, record.hyperparameters, points)
         outputs, cotangents = list(after), list(adjoint)
         for each, slope in zip(new_state, state_adjoint, strict=True):
             for key, value in slope.items():

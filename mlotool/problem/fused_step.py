@@ -28,7 +28,7 @@ class _Group:
     """A group of an optimizer, with its tensors in the order of the kernel's arguments.
 
     Args:
-        settings: of the group; a scheduler changes them in place.
+        param_group: the optimizer's own; a scheduler changes its values in place.
         positions: of its parameters' gradients.
         parameters: its parameters.
         state: the first parameter's state, by which a state that was loaded or cleared is noticed.
@@ -37,7 +37,7 @@ class _Group:
         ones: to count steps by: adding tensors is twice as fast as adding a number.
     """
 
-    settings: dict[str, Any]
+    param_group: dict[str, Any]
     positions: list[int]
     parameters: list[Tensor]
     state: dict[str, Any]
@@ -87,7 +87,7 @@ class FusedStep:
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return False
         for each in self._groups:
-            if state.get(each.parameters[0]) is not each.state or _names(optimizer, each.settings) != each.names:
+            if state.get(each.parameters[0]) is not each.state or _names(optimizer, each.param_group) != each.names:
                 return False
         return bool(self._groups)
 
@@ -99,12 +99,12 @@ class FusedStep:
             return False
         positions = {id(parameter): position for position, parameter in enumerate(self._parameters)}
         found = []
-        for settings in optimizer.param_groups:
-            if not settings.get("fused"):
+        for param_group in optimizer.param_groups:
+            if not param_group.get("fused"):
                 return False
-            parameters = settings["params"]
+            parameters = param_group["params"]
             states = [optimizer.state.get(parameter, {}) for parameter in parameters]
-            names = _names(optimizer, settings)
+            names = _names(optimizer, param_group)
             is_whole = all(name in state for state in states for name in names)
             has_places = all(id(parameter) in positions for parameter in parameters)
             if not (is_whole and has_places and _are_alike(parameters)):
@@ -114,18 +114,18 @@ class FusedStep:
             places = [positions[id(parameter)] for parameter in parameters]
             # SGD without momentum keeps no state; a fresh dictionary would never be found again.
             state = states[0] if names else optimizer.state.get(parameters[0])
-            found.append(_Group(settings, places, parameters, state, vectors, names, ones))
+            found.append(_Group(param_group, places, parameters, state, vectors, names, ones))
         self._groups = found
         # Here, as the parameters of lazy modules have no shape before the first step.
         self._is_contiguous = all(parameter.is_contiguous() for parameter in self._parameters)
         return bool(found)
 
 
-def _names(optimizer: Optimizer, settings: dict[str, Any]) -> tuple[str, ...]:
+def _names(optimizer: Optimizer, param_group: dict[str, Any]) -> tuple[str, ...]:
     """Return the names of what the optimizer keeps of each parameter."""
     if type(optimizer) is SGD:
-        return ("momentum_buffer",) if settings["momentum"] else ()
-    return ("exp_avg", "exp_avg_sq", "step") + (("max_exp_avg_sq",) if settings["amsgrad"] else ())
+        return ("momentum_buffer",) if param_group["momentum"] else ()
+    return ("exp_avg", "exp_avg_sq", "step") + (("max_exp_avg_sq",) if param_group["amsgrad"] else ())
 
 
 def _has_kernel(parameter: Tensor) -> bool:
@@ -144,17 +144,17 @@ def _aligned(value: Tensor, like: Tensor) -> Tensor:
 
 
 def _sgd(group: _Group, gradient: list[Tensor]) -> None:
-    settings = group.settings
+    param_group = group.param_group
     torch._fused_sgd_(
         group.parameters,
         gradient,
         group.vectors.get("momentum_buffer", []),
-        weight_decay=settings["weight_decay"],
-        momentum=settings["momentum"],
-        lr=settings["lr"],
-        dampening=settings["dampening"],
-        nesterov=settings["nesterov"],
-        maximize=settings["maximize"],
+        weight_decay=param_group["weight_decay"],
+        momentum=param_group["momentum"],
+        lr=param_group["lr"],
+        dampening=param_group["dampening"],
+        nesterov=param_group["nesterov"],
+        maximize=param_group["maximize"],
         is_first_step=False,
         grad_scale=None,
         found_inf=None,
@@ -162,10 +162,10 @@ def _sgd(group: _Group, gradient: list[Tensor]) -> None:
 
 
 def _adam(group: _Group, gradient: list[Tensor]) -> None:
-    settings, vectors = group.settings, group.vectors
-    beta1, beta2 = settings["betas"]
+    param_group, vectors = group.param_group, group.vectors
+    beta1, beta2 = param_group["betas"]
     torch._foreach_add_(vectors["step"], group.ones)
-    kernel = torch._fused_adamw_ if settings.get("decoupled_weight_decay") else torch._fused_adam_
+    kernel = torch._fused_adamw_ if param_group.get("decoupled_weight_decay") else torch._fused_adam_
     kernel(
         group.parameters,
         gradient,
@@ -173,13 +173,13 @@ def _adam(group: _Group, gradient: list[Tensor]) -> None:
         vectors["exp_avg_sq"],
         vectors.get("max_exp_avg_sq", []),
         vectors["step"],
-        amsgrad=settings["amsgrad"],
-        lr=settings["lr"],
+        amsgrad=param_group["amsgrad"],
+        lr=param_group["lr"],
         beta1=beta1,
         beta2=beta2,
-        weight_decay=settings["weight_decay"],
-        eps=settings["eps"],
-        maximize=settings["maximize"],
+        weight_decay=param_group["weight_decay"],
+        eps=param_group["eps"],
+        maximize=param_group["maximize"],
         grad_scale=None,
         found_inf=None,
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mlotool.core.replay import LossTraits
 from mlotool.problem.memory import Memory
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
-from mlotool.problem.update import Settings, State
+from mlotool.problem.update import Hyperparameters, State
 from mlotool.problem.update_derivative import StepCotangents
 
 Vector = Sequence[Tensor]
@@ -141,13 +141,14 @@ class Unroll:
         batches: by step to simulate, those that its gradient is averaged over.
         loss: `(theta, inputs, batch, lower_snapshots) -> loss`; the snapshots replace lower problems that have moved
             on.
-        step: `(theta, gradient, state, settings, inputs) -> (theta, state)`: a pure step of the problem's optimizer,
-            differentiable in all but the settings; gradients of unused parameters are None.
-        step_pullback: `(theta, gradient, state, settings, cotangent, cotangents of the state) -> cotangents`: the
-            derivative of a step, transposed; None where hyperparameters are learned, whose cotangents autograd finds.
+        step: `(theta, gradient, state, hyperparameters, inputs) -> (theta, state)`: a pure step of the problem's
+            optimizer, differentiable in all but the hyperparameters; gradients of unused parameters are None.
+        step_pullback: `(theta, gradient, state, hyperparameters, cotangent, cotangents of the state) -> cotangents`:
+            the derivative of a step, transposed; None where hyperparameters are learned, whose cotangents autograd
+            finds.
         start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
         begin: `() -> (theta, state)`: where a simulation begins otherwise.
-        settings: `count -> those of the next count steps`, schedules included; one mapping a parameter.
+        hyperparameters: `count -> those of the next count steps`, schedules included; one mapping a parameter.
     """
 
     records: tuple[StepRecord, ...]
@@ -155,19 +156,26 @@ class Unroll:
     batches: tuple[tuple[Any, ...], ...]
     loss: Callable[[Vector, Vector, Any, LowerSnapshots], Tensor]
     step: Callable[
-        [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Settings], Vector],
+        [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Hyperparameters], Vector],
         tuple[list[Tensor], list[State]],
     ]
     step_pullback: (
         Callable[
-            [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Settings], Vector, Sequence[dict[str, Tensor]]],
+            [
+                Vector,
+                Sequence[Tensor | None],
+                Sequence[State],
+                Sequence[Hyperparameters],
+                Vector,
+                Sequence[dict[str, Tensor]],
+            ],
             StepCotangents,
         ]
         | None
     )
     start: Callable[[Vector], Vector] | None
     begin: Callable[[], tuple[Vector, Sequence[State]]]
-    settings: Callable[[int], list[tuple[Settings, ...]]]
+    hyperparameters: Callable[[int], list[tuple[Hyperparameters, ...]]]
 
 
 class Pullback(Protocol):

@@ -21,7 +21,7 @@ from mlotool.problem.loss_scale import LossScale
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import Shards
 from mlotool.problem.trajectory import copied
-from mlotool.problem.update import Settings, State, clipped, find_update
+from mlotool.problem.update import Hyperparameters, State, clipped, find_update
 from mlotool.problem.update_derivative import Step, StepCotangents, pull_back
 from mlotool.problem.usable import check_used, is_lazy
 
@@ -79,7 +79,7 @@ class OptimizerStep:
     def __call__(
         self,
         gradient: Sequence[Tensor | None],
-        hyperparameters: Sequence[Settings] | None = None,
+        hyperparameters: Sequence[Hyperparameters] | None = None,
         evaluate: Evaluate | None = None,
     ) -> Tensor | None:
         """Take one step; in fp16 none, if the gradient has overflown. Arguments and value as for `Problem.step`."""
@@ -135,7 +135,7 @@ class OptimizerStep:
         theta: Sequence[Tensor],
         gradient: Sequence[Tensor | None],
         state: Sequence[State],
-        hyperparameters: Sequence[Settings],
+        hyperparameters: Sequence[Hyperparameters],
     ) -> tuple[list[Tensor], list[State]]:
         """Return parameters and optimizer state after a step; differentiable, and nothing is changed.
 
@@ -161,7 +161,7 @@ class OptimizerStep:
         theta: Sequence[Tensor],
         gradient: Sequence[Tensor | None],
         state: Sequence[State],
-        hyperparameters: Sequence[Settings],
+        hyperparameters: Sequence[Hyperparameters],
         cotangent: Sequence[Tensor],
         of_state: Sequence[dict[str, Tensor]] | None = None,
     ) -> StepCotangents:
@@ -173,21 +173,21 @@ class OptimizerStep:
         update = find_update(self._name, self._optimizer)
         return pull_back(Step(update, theta, gradient, state, hyperparameters, clip), cotangent, of_state)
 
-    def hyperparameters(self) -> tuple[Settings, ...]:
+    def hyperparameters(self) -> tuple[Hyperparameters, ...]:
         """Return a copy of the optimizer's current hyperparameters, one mapping a parameter of theta."""
         assert self._optimizer is not None
-        found: dict[int, Settings] = {}
+        found: dict[int, Hyperparameters] = {}
         for group in self._optimizer.param_groups:
             # A scheduler fills a rate that is a tensor in place.
-            settings = {
+            values = {
                 key: value.clone() if isinstance(value, Tensor) else value
                 for key, value in group.items()
                 if key != "params"
             }
-            found.update((id(parameter), settings) for parameter in group["params"])
+            found.update((id(parameter), values) for parameter in group["params"])
         return tuple(found[id(parameter)] for parameter in self._parameters)
 
-    def next_hyperparameters(self, count: int) -> list[tuple[Settings, ...]]:
+    def next_hyperparameters(self, count: int) -> list[tuple[Hyperparameters, ...]]:
         """Return those of the next `count` steps, as the scheduler will set them; nothing is changed."""
         if self.scheduler is None or self._settings.scheduler_interval != "step":
             return [self.hyperparameters()] * count
@@ -195,7 +195,7 @@ class OptimizerStep:
         twin = copy.copy(self)
         memo: dict[int, Any] = {id(parameter): parameter for parameter in self._parameters}
         twin._optimizer, twin.scheduler = copy.deepcopy((self._optimizer, self.scheduler), memo)
-        found: list[tuple[Settings, ...]] = []
+        found: list[tuple[Hyperparameters, ...]] = []
         with warnings.catch_warnings():
             # torch warns of a scheduler that steps without its optimizer.
             warnings.simplefilter("ignore")
@@ -245,7 +245,7 @@ class OptimizerStep:
                 prefer_fused_kernels(self._optimizer)
             self._fused = FusedStep(self._optimizer, self._parameters)
 
-    def _step_with(self, gradient: Sequence[Tensor | None], hyperparameters: Sequence[Settings]) -> None:
+    def _step_with(self, gradient: Sequence[Tensor | None], hyperparameters: Sequence[Hyperparameters]) -> None:
         optimizer = self._optimizer
         assert optimizer is not None
         update = find_update(self._name, optimizer)

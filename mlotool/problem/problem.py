@@ -28,7 +28,7 @@ from mlotool.problem.shards import Shards
 from mlotool.problem.stream import Stream
 from mlotool.problem.tasks import stack_parameters
 from mlotool.problem.trajectory import Streams, Trajectory
-from mlotool.problem.update import Settings, State
+from mlotool.problem.update import Hyperparameters, State
 from mlotool.problem.usable import check_module
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class Problem:
     def step(
         self,
         gradient: Sequence[Tensor | None],
-        hyperparameters: Sequence[Settings] | None = None,
+        hyperparameters: Sequence[Hyperparameters] | None = None,
         evaluate: Evaluate | None = None,
     ) -> Tensor | None:
         """Take one optimizer step; in fp16 none, if the gradient has overflown.

@@ -11,7 +11,7 @@ from torch import Tensor
 from mlotool.core.replay import RandomState
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.stream import Stream
-from mlotool.problem.update import Settings, State
+from mlotool.problem.update import Hyperparameters, State
 
 Streams = Mapping[str, Stream | SameBatch | None]
 """By problem."""
@@ -88,7 +88,7 @@ class StepRecord:
     Args:
         theta: the parameters before it, one tensor each.
         state: the optimizer's state before it, one a parameter.
-        settings: the hyperparameters of the step, one mapping a parameter.
+        hyperparameters: of the optimizer at this step, one mapping a parameter.
         draws: the batches of its gradient, each with the random state before its evaluation.
         lower_snapshots: the lower problems that it read, as they were.
         graph: of its gradient, where that is kept.
@@ -96,7 +96,7 @@ class StepRecord:
 
     theta: tuple[Tensor, ...]
     state: tuple[State, ...]
-    settings: tuple[Settings, ...]
+    hyperparameters: tuple[Hyperparameters, ...]
     draws: tuple[tuple[Any, RandomState], ...]
     lower_snapshots: LowerSnapshots
     graph: StepGraph | None = None
@@ -106,7 +106,7 @@ class StepRecord:
         return {
             "theta": list(self.theta),
             "state": [dict(each) for each in self.state],
-            "settings": [dict(each) for each in self.settings],
+            "settings": [dict(each) for each in self.hyperparameters],
             "random": [random.state_dict() for _, random in self.draws],
             "readings": {name: snapshot.state_dict() for name, snapshot in self.lower_snapshots.items()},
         }

@@ -1,8 +1,8 @@
 """The user's torch optimizer as pure functions, so that a step can be differentiated.
 
-A step of one parameter: `update(theta, gradient, state, settings) -> (theta, state)`. `settings` are those of the
-parameter's group at that step (schedules included); `state` holds what torch's optimizer keeps, under its names. The
-values are those of torch's optimizers up to rounding.
+A step of one parameter is `update(theta, gradient, state, hyperparameters) -> (theta, state)`. The hyperparameters are
+those of the parameter's group at that step, as the scheduler has set them; `state` holds what torch's optimizer keeps,
+under its names. The values are those of torch's optimizers up to rounding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,57 +18,57 @@ from mlotool.core.tracing import is_tracing
 State = Mapping[str, Tensor]
 """One parameter's optimizer state, by torch's names; empty before its first step."""
 
-Settings = Mapping[str, Any]
+Hyperparameters = Mapping[str, Any]
 """One parameter's hyperparameters, by torch's names; a value may be a tensor that broadcasts to the parameter."""
 
-Update = Callable[[Tensor, Tensor, State, Settings], tuple[Tensor, State]]
+Update = Callable[[Tensor, Tensor, State, Hyperparameters], tuple[Tensor, State]]
 
 
-def sgd(theta: Tensor, gradient: Tensor, state: State, settings: Settings) -> tuple[Tensor, State]:
+def sgd(theta: Tensor, gradient: Tensor, state: State, hyperparameters: Hyperparameters) -> tuple[Tensor, State]:
     """Return a step of stochastic gradient descent (`torch.optim.SGD`).
 
     d = g + weight_decay theta,   b = momentum b + (1 - dampening) d  (d at the first step)
     theta = theta - lr b          (lr (d + momentum b) with nesterov)
     """
-    direction = _decayed(theta, gradient, settings)
-    momentum = settings["momentum"]
+    direction = _decayed(theta, gradient, hyperparameters)
+    momentum = hyperparameters["momentum"]
     if _is_zero(momentum):
-        return theta - settings["lr"] * direction, state
+        return theta - hyperparameters["lr"] * direction, state
     buffer = state.get("momentum_buffer")
-    buffer = direction if buffer is None else momentum * buffer + (1 - settings["dampening"]) * direction
-    direction = direction + momentum * buffer if settings["nesterov"] else buffer
-    return theta - settings["lr"] * direction, {"momentum_buffer": buffer}
+    buffer = direction if buffer is None else momentum * buffer + (1 - hyperparameters["dampening"]) * direction
+    direction = direction + momentum * buffer if hyperparameters["nesterov"] else buffer
+    return theta - hyperparameters["lr"] * direction, {"momentum_buffer": buffer}
 
 
-def adam(theta: Tensor, gradient: Tensor, state: State, settings: Settings) -> tuple[Tensor, State]:
+def adam(theta: Tensor, gradient: Tensor, state: State, hyperparameters: Hyperparameters) -> tuple[Tensor, State]:
     """Return a step of Adam (`torch.optim.Adam`; Kingma & Ba 2015, algorithm 1).
 
     m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
     theta = theta - lr / (1 - beta1^t) m / (sqrt(v / (1 - beta2^t)) + eps)
     """
-    direction = _decayed(theta, gradient, settings)
-    beta1, beta2 = settings["betas"]
+    direction = _decayed(theta, gradient, hyperparameters)
+    beta1, beta2 = hyperparameters["betas"]
     number = state["step"] + 1 if "step" in state else torch.ones((), dtype=torch.float32)
     zeros = torch.zeros_like(theta)
     first = beta1 * state.get("exp_avg", zeros) + (1 - beta1) * direction
     second = beta2 * state.get("exp_avg_sq", zeros) + (1 - beta2) * direction * direction
     found = {"step": number, "exp_avg": first, "exp_avg_sq": second}
     largest = second
-    if settings["amsgrad"]:
+    if hyperparameters["amsgrad"]:
         largest = found["max_exp_avg_sq"] = torch.maximum(state.get("max_exp_avg_sq", zeros), second)
     # A trace does not know the number: it takes the powers of a tensor.
     count = number.double() if is_tracing() else float(number)
-    scale = _safe_sqrt(largest) / (1 - beta2**count) ** 0.5 + settings["eps"]
-    return theta - settings["lr"] / (1 - beta1**count) * (first / scale), found
+    scale = _safe_sqrt(largest) / (1 - beta2**count) ** 0.5 + hyperparameters["eps"]
+    return theta - hyperparameters["lr"] / (1 - beta1**count) * (first / scale), found
 
 
-def adamw(theta: Tensor, gradient: Tensor, state: State, settings: Settings) -> tuple[Tensor, State]:
+def adamw(theta: Tensor, gradient: Tensor, state: State, hyperparameters: Hyperparameters) -> tuple[Tensor, State]:
     """Return a step of Adam with decoupled weight decay (`torch.optim.AdamW`; Loshchilov & Hutter 2019).
 
     theta = (1 - lr weight_decay) theta, then a step of Adam without weight decay
     """
-    decayed = theta * (1 - settings["lr"] * settings["weight_decay"])
-    return adam(decayed, gradient, state, {**settings, "weight_decay": 0.0})
+    decayed = theta * (1 - hyperparameters["lr"] * hyperparameters["weight_decay"])
+    return adam(decayed, gradient, state, {**hyperparameters, "weight_decay": 0.0})
 
 
 UPDATES: dict[type[Optimizer], Update] = {SGD: sgd, Adam: adam, AdamW: adamw}
@@ -149,9 +149,9 @@ def _on_axis(factor: Tensor, tensor: Tensor) -> Tensor:
     return factor.reshape(factor.shape + (1,) * (tensor.dim() - factor.dim()))
 
 
-def _decayed(theta: Tensor, gradient: Tensor, settings: Settings) -> Tensor:
-    direction = -gradient if settings["maximize"] else gradient
-    decay = settings["weight_decay"]
+def _decayed(theta: Tensor, gradient: Tensor, hyperparameters: Hyperparameters) -> Tensor:
+    direction = -gradient if hyperparameters["maximize"] else gradient
+    decay = hyperparameters["weight_decay"]
     return direction if _is_zero(decay) else direction + decay * theta
 
 

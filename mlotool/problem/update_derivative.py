@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.gradient import pulled_back
-from mlotool.problem.update import Settings, State, Update, adam, adamw, sgd
+from mlotool.problem.update import Hyperparameters, State, Update, adam, adamw, sgd
 
 COUNTER = "step"
 """The name of what a state counts steps by, which is no function of anything."""
@@ -33,7 +33,7 @@ class Step:
         theta: the parameters.
         gradient: before clipping; None of a parameter that is left alone.
         state: of the optimizer, one mapping a parameter.
-        settings: the hyperparameters, one mapping a parameter.
+        hyperparameters: of the optimizer, one mapping a parameter.
         clip: limits the gradient's norm; None leaves it.
     """
 
@@ -41,7 +41,7 @@ class Step:
     theta: Sequence[Tensor]
     gradient: Sequence[Tensor | None]
     state: Sequence[State]
-    settings: Sequence[Settings]
+    hyperparameters: Sequence[Hyperparameters]
     clip: Clip | None = None
 
 
@@ -67,7 +67,7 @@ class _Part:
     theta: list[Tensor]
     gradient: list[Tensor]
     state: list[State]
-    settings: Settings
+    hyperparameters: Hyperparameters
     cotangent: list[Tensor]
     of_state: list[dict[str, Tensor]]
 
@@ -83,8 +83,8 @@ def pull_back(
         of_state: of the state after it, one mapping a parameter, without what has none; None has none at all.
 
     Example:
-        >>> settings = dict(torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults)
-        >>> step = Step(sgd, [torch.ones(2)], [torch.ones(2)], [{}], [settings])
+        >>> hyperparameters = dict(torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults)
+        >>> step = Step(sgd, [torch.ones(2)], [torch.ones(2)], [{}], [hyperparameters])
         >>> pull_back(step, [torch.ones(2)]).gradient
         [tensor([-0.1000, -0.1000])]
     """
@@ -102,7 +102,7 @@ def pull_back(
     groups: dict[_Key, list[int]] = {}
     for position, slope in enumerate(gradient):
         if slope is not None:
-            key = _key(step.update, step.settings[position], step.state[position])
+            key = _key(step.update, step.hyperparameters[position], step.state[position])
             # Tensors are not compared: each parameter has those of its own.
             groups.setdefault((position,) if key is None else key, []).append(position)
     for key, positions in groups.items():
@@ -110,7 +110,7 @@ def pull_back(
             [step.theta[each] for each in positions],
             [_present(gradient[each]).detach() for each in positions],
             [step.state[each] for each in positions],
-            step.settings[positions[0]],
+            step.hyperparameters[positions[0]],
             [cotangent[each] for each in positions],
             [given[each] for each in positions],
         )
@@ -130,47 +130,54 @@ def _held(state: State, cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: cotangents[name] if name in cotangents else torch.zeros_like(state[name]) for name in names}
 
 
-def _key(update: Update, settings: Settings, state: State) -> _Key | None:
+def _key(update: Update, hyperparameters: Hyperparameters, state: State) -> _Key | None:
     """Return what parameters of one group share; None where a hyperparameter is a tensor."""
     names = ("lr", "weight_decay", "maximize")
     if update is sgd:
-        values = *(settings[name] for name in (*names, "momentum", "dampening", "nesterov")), "momentum_buffer" in state
+        values = (
+            *(hyperparameters[name] for name in (*names, "momentum", "dampening", "nesterov")),
+            "momentum_buffer" in state,
+        )
     else:
-        values = *(settings[name] for name in (*names, "eps", "amsgrad")), *settings["betas"], _count(state)
+        values = (
+            *(hyperparameters[name] for name in (*names, "eps", "amsgrad")),
+            *hyperparameters["betas"],
+            _count(state),
+        )
     return None if any(isinstance(value, Tensor) for value in values) else values
 
 
 def _sgd(part: _Part) -> StepCotangents:
-    settings, cotangent = part.settings, part.cotangent
-    momentum, decay = settings["momentum"], settings["weight_decay"]
-    of_step = _mul(cotangent, -settings["lr"])
+    hyperparameters, cotangent = part.hyperparameters, part.cotangent
+    momentum, decay = hyperparameters["momentum"], hyperparameters["weight_decay"]
+    of_step = _mul(cotangent, -hyperparameters["lr"])
     of_slope, state = of_step, part.of_state
     if momentum != 0:
-        whole = _mul(of_step, momentum) if settings["nesterov"] else of_step
+        whole = _mul(of_step, momentum) if hyperparameters["nesterov"] else of_step
         of_buffer = _plus(whole, [each.get("momentum_buffer") for each in part.of_state])
         is_first = "momentum_buffer" not in part.state[0]
-        inflow = of_buffer if is_first else _mul(of_buffer, 1 - settings["dampening"])
-        of_slope = _add(of_step, inflow) if settings["nesterov"] else inflow
+        inflow = of_buffer if is_first else _mul(of_buffer, 1 - hyperparameters["dampening"])
+        of_slope = _add(of_step, inflow) if hyperparameters["nesterov"] else inflow
         state = [{} if is_first else {"momentum_buffer": each} for each in _mul(of_buffer, momentum)]
     theta = _add(cotangent, of_slope, decay) if decay != 0 else cotangent
-    return StepCotangents(list(theta), [*_mul(of_slope, -1.0)] if settings["maximize"] else [*of_slope], state)
+    return StepCotangents(list(theta), [*_mul(of_slope, -1.0)] if hyperparameters["maximize"] else [*of_slope], state)
 
 
 def _adam(part: _Part, *, is_decoupled: bool = False) -> StepCotangents:
-    settings, cotangent, decay = part.settings, part.cotangent, part.settings["weight_decay"]
-    beta1, beta2 = settings["betas"]
-    lr, count = settings["lr"], _count(part.state[0])
-    sign = -1.0 if settings["maximize"] else 1.0
+    hyperparameters, cotangent, decay = part.hyperparameters, part.cotangent, part.hyperparameters["weight_decay"]
+    beta1, beta2 = hyperparameters["betas"]
+    lr, count = hyperparameters["lr"], _count(part.state[0])
+    sign = -1.0 if hyperparameters["maximize"] else 1.0
     slope = _mul(part.gradient, sign) if sign < 0 else part.gradient
     if decay != 0 and not is_decoupled:
         slope = _add(slope, part.theta, decay)
     # The values of the step.
     first = _add(_mul(_kept(part, "exp_avg"), beta1), slope, 1 - beta1)
     second = _add(_mul(_kept(part, "exp_avg_sq"), beta2), _mul(slope, slope), 1 - beta2)
-    before = _kept(part, "max_exp_avg_sq") if settings["amsgrad"] else []
-    largest = list(torch._foreach_maximum(second, before)) if settings["amsgrad"] else second
+    before = _kept(part, "max_exp_avg_sq") if hyperparameters["amsgrad"] else []
+    largest = list(torch._foreach_maximum(second, before)) if hyperparameters["amsgrad"] else second
     root, correction = list(torch._foreach_sqrt(largest)), (1 - beta2**count) ** 0.5
-    scale = list(torch._foreach_add(list(torch._foreach_div(root, correction)), settings["eps"]))
+    scale = list(torch._foreach_add(list(torch._foreach_div(root, correction)), hyperparameters["eps"]))
     # Their cotangents, backwards.
     over_scale = list(torch._foreach_div(_mul(cotangent, -lr / (1 - beta1**count)), scale))
     of_first = _plus(over_scale, [each.get("exp_avg") for each in part.of_state])
@@ -179,7 +186,7 @@ def _adam(part: _Part, *, is_decoupled: bool = False) -> StepCotangents:
     of_largest = [torch.where(r > 0, each / r, 0.0) for each, r in zip(of_scale, root, strict=True)]
     of_second = of_largest
     state: list[dict[str, Tensor]] = [{} for _ in cotangent]
-    if settings["amsgrad"]:
+    if hyperparameters["amsgrad"]:
         whole = _plus(of_largest, [each.get("max_exp_avg_sq") for each in part.of_state])
         # Of two that are equal each has half, as autograd has it.
         shares = [0.5 * ((a > b).to(a.dtype) + (a >= b)) for a, b in zip(second, before, strict=True)]
@@ -208,7 +215,7 @@ def _by_autograd(update: Update, part: _Part) -> StepCotangents:
     names = [name for name in part.state[0] if name != COUNTER]
     held = {name: part.state[0][name].detach().requires_grad_() for name in names}
     with torch.enable_grad():
-        after, state = update(theta, gradient, {**part.state[0], **held}, part.settings)
+        after, state = update(theta, gradient, {**part.state[0], **held}, part.hyperparameters)
     outputs = [(after, part.cotangent[0])] + [(state[name], value) for name, value in part.of_state[0].items()]
     sources = [theta, gradient, *held.values()]
     found = pulled_back([y for y, _ in outputs], sources, [v for _, v in outputs])

@@ -15,7 +15,7 @@ from mlotool.core.user_code import Call
 from mlotool.problem.interface import Reduce, identity_reduce
 from mlotool.problem.problem import Problem
 from mlotool.problem.trajectory import LowerSnapshot, StepGraph, StepRecord, Trajectory
-from mlotool.problem.update import Settings
+from mlotool.problem.update import Hyperparameters
 from mlotool.problem.usable import check_kept, check_owners, check_shared, check_state
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
@@ -24,7 +24,7 @@ from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import GradientPlan
 from mlotool.program.gradients import gradient_of
 from mlotool.program.graph import Graph
-from mlotool.program.learned_settings import learned_settings, start_of
+from mlotool.program.learned_hyperparameters import learned_hyperparameters, start_of
 from mlotool.program.loss_plan import Values
 from mlotool.program.memories import Memories
 from mlotool.program.moment import NOW, Moment
@@ -233,7 +233,7 @@ class Program:
         assert solution is not None
         return dict(zip(self.problems[name].theta, solution, strict=True))
 
-    def settings(self, name: str) -> tuple[Settings, ...] | None:
+    def hyperparameters(self, name: str) -> tuple[Hyperparameters, ...] | None:
         """Return the hyperparameters of a problem's optimizer, those included that other problems give.
 
         Args:
@@ -245,7 +245,9 @@ class Program:
         problem = self.problems[name]
         if not problem.settings.optimizer_roles:
             return None
-        return learned_settings(problem, self._engine, problem.optimizer_step.hyperparameters(), self._engine.nothing())
+        return learned_hyperparameters(
+            problem, self._engine, problem.optimizer_step.hyperparameters(), self._engine.nothing()
+        )
 
     def start(self, name: str) -> tuple[Tensor, ...] | None:
         """Return the parameters that `name` is reset to; None is where it began itself."""
@@ -270,7 +272,7 @@ class Program:
             StepRecord(
                 tuple(tensor.clone() for tensor in problem.current()),
                 problem.optimizer_state(),
-                tuple(dict(settings) for settings in problem.optimizer_step.hyperparameters()),
+                tuple(dict(each) for each in problem.optimizer_step.hyperparameters()),
                 tuple(zip(batches, randoms, strict=True)),
                 self._lower_snapshots(name),
                 graph,

@@ -14,7 +14,7 @@ from mlotool.core.user_code import Call, is_of_user, note, passed_through
 from mlotool.problem.mean_gradient import averaged, mean_gradient
 from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.trajectory import StepGraph
-from mlotool.problem.update import Settings
+from mlotool.problem.update import Hyperparameters
 from mlotool.problem.usable import check_used
 from mlotool.program.moment import NOW, Moment
 from mlotool.program.program import Program
@@ -171,8 +171,8 @@ class Schedule:
         # Ranks that hold parts of a problem would each see the norm of their own.
         is_whole = problem.shards is None and problem.parallel is None
         with_norm = self._with_norms and is_whole and bool(self.program.solutions_read_by(problem.name))
-        settings = self.program.settings(problem.name) if problem.settings.optimizer_roles else None
-        return _Step(problem, output, gradient, settings, evaluate, with_norm)
+        given = self.program.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
+        return _Step(problem, output, gradient, given, evaluate, with_norm)
 
     def _gradient_call(self, name: str) -> Call:
         problems = self.program.problems
@@ -268,7 +268,7 @@ class _Step:
     problem: Problem
     output: LossOutput
     gradient: list[Tensor | None]
-    settings: tuple[Settings, ...] | None
+    hyperparameters: tuple[Hyperparameters, ...] | None
     evaluate: Evaluate | None
     with_norm: bool = False
 
@@ -276,7 +276,7 @@ class _Step:
         """Take it."""
         hypergradient_norm = norm_of(self.problem, self.gradient) if self.with_norm else None
         try:
-            norm = self.problem.step(self.gradient, self.settings, self.evaluate)
+            norm = self.problem.step(self.gradient, self.hyperparameters, self.evaluate)
         except Exception as error:
             # torch's optimizers refuse gradients and rates that code of the user's has made.
             is_sparse = any(each is not None and each.is_sparse for each in self.gradient)

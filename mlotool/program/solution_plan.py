@@ -24,10 +24,10 @@ from mlotool.problem.problem import Problem
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.stream import Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
-from mlotool.problem.update import Settings, State, find_update
+from mlotool.problem.update import Hyperparameters, State, find_update
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
-from mlotool.program.learned_settings import learned_settings, start_of
+from mlotool.program.learned_hyperparameters import learned_hyperparameters, start_of
 from mlotool.program.loss_plan import Tensors, Values
 from mlotool.program.moment import NOW, Moment
 from mlotool.program.simulated_steps import check_simulation, simulated_batches
@@ -224,7 +224,9 @@ class SolutionPlan:
         assert lower.optimizer is not None
         # As it is, and no copy: it is only read.
         state = [lower.optimizer.state.get(parameter, {}) for parameter in lower.own]
-        settings = learned_settings(lower, self._engine, lower.optimizer_step.hyperparameters(), self._engine.nothing())
+        given = learned_hyperparameters(
+            lower, self._engine, lower.optimizer_step.hyperparameters(), self._engine.nothing()
+        )
         found = lower.optimizer_step.pull_back(theta, gradient, state, settings, cotangent).gradient
         return [each for each in found if each is not None]
 
@@ -257,10 +259,10 @@ class SolutionPlan:
             theta: Vector,
             gradient: Sequence[Tensor | None],
             state: Sequence[State],
-            settings: Sequence[Settings],
+            hyperparameters: Sequence[Hyperparameters],
             flat: Vector,
         ) -> tuple[list[Tensor], list[State]]:
-            learned = learned_settings(lower, engine, settings, self._placed(flat, NOW))
+            learned = learned_hyperparameters(lower, engine, hyperparameters, self._placed(flat, NOW))
             return lower.optimizer_step.pure(theta, gradient, state, learned)
 
         def start(flat: Vector) -> Vector:

@@ -39,7 +39,7 @@ class ProblemModule(LightningModule):
             rate = problem.optimizer.param_groups[0].get("lr")
             values |= {} if rate is None else {f"{problem.name}/lr": float(rate)}
         with torch.no_grad():
-            given = program.settings(problem.name)
+            given = program.hyperparameters(problem.name)
         for key in problem.settings.optimizer_roles:
             # Of several rates the mean.
             values[f"{problem.name}/{key}"] = torch.stack([each[key].mean() for each in given or ()]).mean().item()

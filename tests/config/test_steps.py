@@ -20,9 +20,9 @@ Change = Callable[[dict[str, Any]], DictConfig]
 def test_a_learned_learning_rate_is_built() -> None:
     config = compose("learned_lr", ["problems.rate.module.initial=0.5"])
     program = build(config).program
-    settings = program.settings("classifier")
-    assert settings is not None
-    assert torch.allclose(settings[0]["lr"], torch.tensor(0.5))
+    hyperparameters = program.hyperparameters("classifier")
+    assert hyperparameters is not None
+    assert torch.allclose(hyperparameters[0]["lr"], torch.tensor(0.5))
     assert program.problems["classifier"].node.other_uses == {"optimizer.lr": "rate"}
 
 

@@ -151,7 +151,9 @@ def test_the_records_hold_rate_and_momentum(name: str) -> None:
         used.append((group["lr"], group["momentum"]))
         schedule.tick()
     found = [
-        (each["lr"], each["momentum"]) for record in built.problems["w"].trajectory for each in record.settings[:1]
+        (each["lr"], each["momentum"])
+        for record in built.problems["w"].trajectory
+        for each in record.hyperparameters[:1]
     ]
     assert found == used[-STEPS:]
     assert len(set(found)) > 1

@@ -56,7 +56,7 @@ def by_autograd(
     ]
     slopes = gradient if step.clip is None else step.clip(gradient)[0]
     total = torch.zeros((), dtype=torch.float64)
-    for number, (point, slope, old, each) in enumerate(zip(theta, slopes, state, step.settings, strict=True)):
+    for number, (point, slope, old, each) in enumerate(zip(theta, slopes, state, step.hyperparameters, strict=True)):
         after: tuple[Tensor, State] = (point, old) if slope is None else step.update(point, slope, old, each)
         total = total + (after[0] * cotangent[number]).sum()
         for key, value in of_state[number].items():
@@ -83,7 +83,7 @@ def of_new_state(step: Step) -> list[dict[str, Tensor]]:
     """Return a cotangent for all that the step keeps."""
     found = []
     for number, (point, slope, old) in enumerate(zip(step.theta, step.gradient, step.state, strict=True)):
-        new = old if slope is None else step.update(point, slope, old, step.settings[number])[1]
+        new = old if slope is None else step.update(point, slope, old, step.hyperparameters[number])[1]
         keys = [key for key in new if key != "step"]
         found.append({key: vectors(40 + index)[number] for index, key in enumerate(keys)})
     return found

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.problem.problem import Problem
-from mlotool.problem.update import Settings, spread
+from mlotool.problem.update import Hyperparameters, spread
 from mlotool.program.loss_plan import Values
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def start_of(problem: Problem, engine: "Engine", values: Values) -> tuple[Tensor
     return tuple(tensors[key].expand(problem.settings.tasks, *tensors[key].shape) for key in problem.theta)
 
 
-def learned_settings(
-    problem: Problem, engine: "Engine", settings: Sequence[Settings], values: Values
-) -> tuple[Settings, ...]:
+def learned_hyperparameters(
+    problem: Problem, engine: "Engine", hyperparameters: Sequence[Hyperparameters], values: Values
+) -> tuple[Hyperparameters, ...]:
     """Return the hyperparameters of a problem's optimizer with those values that other problems give."""
     if not problem.settings.optimizer_roles:
-        return tuple(settings)
+        return tuple(hyperparameters)
     given: dict[str, Sequence[Any]] = {}
     for key, name in problem.settings.optimizer_roles.items():
         number = engine.numbers[name]
@@ -51,5 +51,5 @@ def learned_settings(
             ) from error
         given[key] = spread(f"problems.{problem.name}.optimizer.{key}", value, problem.theta)
     return tuple(
-        {**each, **{key: values[index] for key, values in given.items()}} for index, each in enumerate(settings)
+        {**each, **{key: values[index] for key, values in given.items()}} for index, each in enumerate(hyperparameters)
     )
