@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from mlotool.problem.problem import Problem
-from mlotool.problem.update import UPDATES, Settings, find_update
+from mlotool.problem.update import UPDATES, Hyperparameters, find_update
 
 _ATEN = torch.ops.aten
 _SGD = ("weight_decay", "momentum", "dampening", "nesterov", "maximize", "fused")
@@ -20,7 +20,7 @@ _NO_STATE = "a parameter has its first gradient, for which its optimizer keeps n
 class TracedStep:
     """Steps one problem's optimizer inside a trace.
 
-    Learning rates are inputs of the trace, which a scheduler may change; other settings are fixed by it.
+    Learning rates are inputs of the trace, which a scheduler may change; the other hyperparameters are fixed by it.
 
     Args:
         problem: its optimizer is SGD, Adam or AdamW, and has its state.
@@ -36,7 +36,7 @@ class TracedStep:
         self._problem = problem
         self._optimizer: Any = optimizer
         self._groups: list[dict[str, Any]] = optimizer.param_groups
-        self._settings = itemgetter(*(_SGD if type(self._optimizer) is SGD else _ADAM))
+        self._fixed = itemgetter(*(_SGD if type(self._optimizer) is SGD else _ADAM))
         positions = {id(parameter): position for position, parameter in enumerate(problem.own)}
         self._positions = [
             [positions[id(each)] for each in group["params"] if id(each) in positions] for group in self._groups
@@ -71,7 +71,7 @@ class TracedStep:
         return sorted([*found, *states], key=lambda each: each[1])
 
     def refresh(self) -> tuple[Any, ...]:
-        """Take the current learning rates over; return the other settings, for which a trace holds."""
+        """Take the current learning rates over; return the other hyperparameters, for which a trace holds."""
         for number, group in enumerate(self._groups):
             rate = group["lr"]
             if isinstance(rate, Tensor):
@@ -79,7 +79,7 @@ class TracedStep:
             elif rate != self._numbers[number]:
                 self._rates[number].fill_(rate)
                 self._numbers[number] = rate
-        return tuple([self._settings(group) for group in self._groups])
+        return tuple([self._fixed(group) for group in self._groups])
 
     def __call__(
         self, theta: Sequence[Tensor], gradient: Sequence[Tensor | None], tensors: Sequence[Tensor], *, is_fused: bool
@@ -101,14 +101,14 @@ class TracedStep:
         update = find_update(self._problem.name, self._optimizer)
         for group, positions, rate in zip(self._groups, self._positions, given, strict=True):
             used = [position for position in positions if gradient[position] is not None]
-            settings = {**group, "lr": rate}
+            hyperparameters = {**group, "lr": rate}
             if is_fused and group.get("fused") and used:
-                self._by_kernel(after, gradient, states, settings, used)
+                self._by_kernel(after, gradient, states, hyperparameters, used)
                 continue
             for position in used:
                 slope = gradient[position]
                 assert slope is not None
-                after[position], state = update(after[position], slope, states[position], settings)
+                after[position], state = update(after[position], slope, states[position], hyperparameters)
                 states[position] = dict(state)
         if any(set(state) != set(names) for state, names in zip(states, self._names, strict=True)):
             raise LookupError(_NO_STATE)
@@ -119,7 +119,7 @@ class TracedStep:
         after: list[Tensor],
         gradient: Sequence[Tensor | None],
         states: list[dict[str, Tensor]],
-        settings: Settings,
+        hyperparameters: Hyperparameters,
         used: Sequence[int],
     ) -> None:
         """Step the parameters at the positions `used`; `after` and `states` are changed."""
@@ -131,9 +131,9 @@ class TracedStep:
             if all(name in states[position] for position in used)
         }
         if type(self._optimizer) is SGD:
-            found = _sgd(theta, slopes, vectors, settings)
+            found = _sgd(theta, slopes, vectors, hyperparameters)
         else:
-            found = _adam(theta, slopes, vectors, settings)
+            found = _adam(theta, slopes, vectors, hyperparameters)
         for name, tensors in found.items():
             for position, tensor in zip(used, tensors, strict=True):
                 if name == "theta":
@@ -156,25 +156,25 @@ def _aligned(slope: Tensor | None, parameter: Tensor) -> Tensor:
 
 
 def _sgd(
-    theta: list[Tensor], slopes: list[Tensor], vectors: dict[str, list[Tensor]], settings: Settings
+    theta: list[Tensor], slopes: list[Tensor], vectors: dict[str, list[Tensor]], hyperparameters: Hyperparameters
 ) -> dict[str, list[Tensor]]:
     names = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
-    given = {name: settings[name] for name in names}
+    given = {name: hyperparameters[name] for name in names}
     momentum = vectors.get("momentum_buffer", [])
-    if settings["momentum"] and not momentum:
+    if hyperparameters["momentum"] and not momentum:
         raise LookupError(_NO_STATE)
     moved, _, momentum = _ATEN._fused_sgd.tensor_lr(theta, slopes, momentum, is_first_step=False, **given)
     return {"theta": moved, **({"momentum_buffer": momentum} if momentum else {})}
 
 
 def _adam(
-    theta: list[Tensor], slopes: list[Tensor], vectors: dict[str, list[Tensor]], settings: Settings
+    theta: list[Tensor], slopes: list[Tensor], vectors: dict[str, list[Tensor]], hyperparameters: Hyperparameters
 ) -> dict[str, list[Tensor]]:
     if "step" not in vectors:
         raise LookupError(_NO_STATE)
-    beta1, beta2 = settings["betas"]
-    given = {name: settings[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
-    kernel = _ATEN._fused_adamw if settings.get("decoupled_weight_decay") else _ATEN._fused_adam
+    beta1, beta2 = hyperparameters["betas"]
+    given = {name: hyperparameters[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize")}
+    kernel = _ATEN._fused_adamw if hyperparameters.get("decoupled_weight_decay") else _ATEN._fused_adam
     steps, largest = torch._foreach_add(vectors["step"], 1), vectors.get("max_exp_avg_sq", [])
     moved, _, first, second, largest = kernel.tensor_lr(
         theta, slopes, vectors["exp_avg"], vectors["exp_avg_sq"], largest, steps, beta1=beta1, beta2=beta2, **given
