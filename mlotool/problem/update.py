@@ -33,11 +33,11 @@ def sgd(theta: Tensor, gradient: Tensor, state: State, hyperparameters: Hyperpar
     direction = _decayed(theta, gradient, hyperparameters)
     momentum = hyperparameters["momentum"]
     if _is_zero(momentum):
-        return theta - hyperparameters["lr"] * direction, state
+        return _moved(theta, direction, hyperparameters["lr"]), state
     buffer = state.get("momentum_buffer")
     buffer = direction if buffer is None else momentum * buffer + (1 - hyperparameters["dampening"]) * direction
     direction = direction + momentum * buffer if hyperparameters["nesterov"] else buffer
-    return theta - hyperparameters["lr"] * direction, {"momentum_buffer": buffer}
+    return _moved(theta, direction, hyperparameters["lr"]), {"momentum_buffer": buffer}
 
 
 def adam(theta: Tensor, gradient: Tensor, state: State, hyperparameters: Hyperparameters) -> tuple[Tensor, State]:
@@ -153,6 +153,11 @@ def _decayed(theta: Tensor, gradient: Tensor, hyperparameters: Hyperparameters) 
     direction = -gradient if hyperparameters["maximize"] else gradient
     decay = hyperparameters["weight_decay"]
     return direction if _is_zero(decay) else direction + decay * theta
+
+
+def _moved(theta: Tensor, direction: Tensor, rate: Any) -> Tensor:
+    # One node of the graph in the place of two, where the rate is a number.
+    return theta - rate * direction if isinstance(rate, Tensor) else torch.sub(theta, direction, alpha=rate)
 
 
 def _is_zero(value: Any) -> bool:

@@ -149,7 +149,7 @@ class ConjugateGradient(AbstractSolver):
             ratio = divided(squared, previous)
             # The residual is orthogonal to the direction before.
             length = squared + ratio * ratio * length
-            direction = choose(progress.running, add(residual, scaled(direction, ratio)), nothing)
+            direction = choose(progress.running, add(residual, direction, ratio), nothing)
         # Along a small curvature it may have left for far away.
         is_lost = has_failed & (squared > size)
         if holds_anywhere(is_lost):
