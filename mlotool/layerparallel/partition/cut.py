@@ -34,6 +34,7 @@ def partition(
         ConfigError: the module cannot be traced, has fewer blocks than stages, or no such layers.
 
     Example:
+        >>> import torch
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> [stage.layers for stage in partition(net, 2, example=torch.zeros(1, 2))]
         [['0', '1'], ['2', '3', '4']]
