@@ -1,4 +1,4 @@
-"""Which hypergradient a program can use where."""
+"""Which hypergradient a program can use where, and the order in which solutions are made for it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +10,9 @@ from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.zeroth_order import AbstractZerothOrder
-from mlotool.program.solution_order import SolutionNode
+from mlotool.program.graph import Graph
+from mlotool.program.solution_order import SolutionNode, SolutionOrder
+from mlotool.program.step_rates import takes_several_steps
 
 Steps = Mapping[str, Sequence[SolutionNode]]
 """By problem, the solution nodes that its total gradient needs."""
@@ -187,3 +189,25 @@ def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
                 f"them; expected Unrolled. Write hypergradient: unrolled, or give '{other}' a role in the loss of "
                 f"'{problem.name}'."
             )
+
+
+def find_order(problems: Mapping[str, Problem], graph: Graph) -> SolutionOrder:
+    """Return which solutions depend on which parameters, as the problems' hypergradients differentiate them.
+
+    Args:
+        problems: by name.
+        graph: between them, valid.
+    """
+    settings = {name: each.settings for name, each in problems.items()}
+    partial, stepwise = [], []
+    for name, problem in problems.items():
+        algorithm = problem.hypergradient
+        if algorithm is None:
+            continue
+        if algorithm.curvature == "partial":
+            partial.append(name)
+        is_differentiated = algorithm.sees_steps and algorithm.horizon != 1
+        is_estimated = isinstance(algorithm, AbstractZerothOrder)
+        if is_differentiated and not is_estimated and takes_several_steps(name, settings, graph):
+            stepwise.append(name)
+    return SolutionOrder(graph, partial, stepwise)

@@ -9,17 +9,14 @@ from torch import Tensor
 from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call
 from mlotool.problem.interface import Reduce, identity_reduce
 from mlotool.problem.problem import Problem
-from mlotool.problem.trajectory import LowerSnapshot, StepGraph, StepRecord, Trajectory
+from mlotool.problem.trajectory import Trajectory
 from mlotool.problem.update import Hyperparameters
-from mlotool.problem.usable import check_kept, check_owners, check_shared, check_state
-from mlotool.problem.zeroth_order import AbstractZerothOrder
-from mlotool.program.algorithms import algorithm_of, check_algorithms, find_zeroth_order
-from mlotool.program.arguments import check_program, check_trace
+from mlotool.program.algorithms import algorithm_of, check_algorithms, find_order, find_zeroth_order
+from mlotool.program.arguments import check_program
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import GradientPlan
 from mlotool.program.gradients import gradient_of
@@ -29,9 +26,9 @@ from mlotool.program.loss_plan import Values
 from mlotool.program.memories import Memories
 from mlotool.program.moment import NOW, Moment
 from mlotool.program.rehearsal import rehearsed_loss
-from mlotool.program.solution_order import SolutionOrder
+from mlotool.program.saved_state import load_state_dict, state_dict, statistics
 from mlotool.program.solution_plan import SolutionPlan
-from mlotool.program.step_rates import takes_several_steps
+from mlotool.program.step_recorder import StepRecorder
 from mlotool.program.training_gradient import Differentiated
 from mlotool.program.unused import UnusedWatch
 
@@ -52,6 +49,9 @@ class Program:
             and modules keep in Python (counters, rates that change); it is compared with the plans from time to time.
             None leaves steps to their plans.
         trace_from: the step of a problem from which on its steps are traced.
+
+    Attributes:
+        recorder: keeps the steps that problems take, for hypergradients that differentiate them.
 
     Raises:
         ConfigError: the graph does not fit the problems, or an algorithm cannot do what the graph asks of it.
@@ -79,22 +79,10 @@ class Program:
         trace: str | None = None,
         trace_from: int = 0,
     ) -> None:
-        problems = check_program(problems, graph, reduce)
-        check_trace(trace)
-        self.problems: dict[str, Problem] = {problem.name: problem for problem in problems}
-        if len(self.problems) < len(problems):
-            names = [problem.name for problem in problems]
-            raise ConfigError(f"problems: found the names {names}; expected each once. Rename one of the problems.")
+        self.problems: dict[str, Problem] = check_program(problems, graph, reduce, trace)
         self.graph = graph
-        graph.validate({name: problem.node for name, problem in self.problems.items()})
-        check_owners({name: problem.module for name, problem in self.problems.items()})
-        for problem in problems:
-            check_kept(problem.name, problem.module, problem.theta)
-        check_shared("parallel", {each.name: each.parallel for each in problems})
-        partial = [name for name, each in self.problems.items() if _curvature(each) == "partial"]
-        stepwise = [name for name, each in self.problems.items() if _is_stepwise(each, self.problems, graph)]
-        self._dependence = SolutionOrder(graph, partial, stepwise)
-        self._steps = {name: self._dependence.steps_of(name) for name in self.problems}
+        self._order = find_order(self.problems, graph)
+        self._steps = {name: self._order.steps_of(name) for name in self.problems}
         self._solved = {step.problem for steps in self._steps.values() for step in steps}
         check_algorithms(self.problems, self._steps)
         self._memories = Memories(self.problems)
@@ -111,10 +99,11 @@ class Program:
         for problem in self.problems.values():
             if problem.hypergradient is not None:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
-        recorded = [name for name, problem in self.problems.items() if problem.trajectory.is_kept]
-        self._read = {name: self._dependence.read_by(name) for name in recorded}
         self.trace, self.trace_from = trace, trace_from
-        self._engine = engine = Engine(problems, reduce or identity_reduce, list(self._memories.by_name.values()))
+        self._engine = engine = Engine(
+            list(self.problems.values()), reduce or identity_reduce, list(self._memories.by_name.values())
+        )
+        self.recorder = StepRecorder(self.problems, self._order, engine)
         for name, steps in self._steps.items():
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
         self._gradients = {
@@ -227,7 +216,7 @@ class Program:
         algorithm_of(self.problems[name])
         self.sync()
         values: Values = [problem.own for problem in self.problems.values()]
-        for step in self._dependence.steps_to(name):
+        for step in self._order.steps_to(name):
             SolutionPlan(step, name, self._engine).add(values, NOW)
         solution = values[number]
         assert solution is not None
@@ -256,42 +245,6 @@ class Program:
             return None
         return start_of(self.problems[name], self._engine, self._engine.nothing())
 
-    def record(
-        self, name: str, batches: Sequence[Any], randoms: Sequence[RandomState], graph: StepGraph | None = None
-    ) -> None:
-        """Keep the step that a problem is about to take, as far as its hypergradient needs it.
-
-        Args:
-            name: the problem.
-            batches: of the step.
-            randoms: the random state before the evaluation on each of them.
-            graph: of its gradient, where that is kept.
-        """
-        problem = self.problems[name]
-        problem.trajectory.append(
-            StepRecord(
-                tuple(tensor.clone() for tensor in problem.current()),
-                problem.optimizer_state(),
-                tuple(dict(each) for each in problem.optimizer_step.hyperparameters()),
-                tuple(zip(batches, randoms, strict=True)),
-                self._lower_snapshots(name),
-                graph,
-            )
-        )
-
-    def _lower_snapshots(self, name: str) -> dict[str, LowerSnapshot]:
-        """Return the problems that a step of `name` reads, each with what its pullback needs if it has one there."""
-        held, solved = self._read[name]
-        found = {}
-        for other in (*held, *solved):
-            problem = self.problems[other]
-            theta = tuple(tensor.clone() for tensor in problem.current())
-            found[other] = LowerSnapshot(theta)
-            if other in solved:
-                stream = None if problem.stream is None else problem.stream.copy()
-                found[other] = LowerSnapshot(theta, stream, tuple(problem.trajectory), problem.trajectory.has_all)
-        return found
-
     def is_zeroth_order(self, name: str) -> bool:
         """Return whether the gradient of `name` is estimated from values of its loss."""
         return self._zeroth_order[name] is not None
@@ -300,36 +253,9 @@ class Program:
         """Return in words what the loss of `name` is called with, for messages."""
         return self._engine.losses[self._number(name)].call_of(batch)
 
-    def makes_solutions(self, name: str) -> bool:
-        """Return whether solutions are eliminated inside the steps of `name`."""
-        return bool(self._read[name][1])
-
     def solutions_read_by(self, name: str) -> tuple[str, ...]:
         """Return the problems whose solutions the total gradient of `name` passes through."""
         return tuple(step.problem for step in self._steps[name])
-
-    def leaves(self, name: str) -> dict[int, list[Tensor]]:
-        """Return copies of the parameters of `name` and of what shapes it, by number, at which gradients are taken."""
-        numbers = [self._engine.numbers[other] for other in (name, *self._dependence.inputs(name))]
-        problems = self._engine.problems
-        return {number: [each.clone().requires_grad_() for each in problems[number].current()] for number in numbers}
-
-    def kept_gradient(
-        self, name: str, batch: Any, leaves: Mapping[int, Sequence[Tensor]]
-    ) -> tuple[LossOutput, tuple[Tensor | None, ...]]:
-        """Return the loss of a training step and its gradient with a graph, at the tensors of `leaves`.
-
-        Args:
-            name: the problem, which shapes none that it reads.
-            batch: its batch.
-            leaves: what `leaves` returned.
-        """
-        number, values = self._number(name), self._engine.nothing()
-        for other, tensors in leaves.items():
-            values[other] = tensors
-        output = self._engine.losses[number].live(values, batch)
-        slopes = torch.autograd.grad(output.loss, list(leaves[number]), create_graph=True, allow_unused=True)
-        return output, slopes
 
     def plan_of(self, name: str) -> GradientPlan:
         """Return the plan of a gradient that is differentiated."""
@@ -371,13 +297,7 @@ class Program:
 
     def statistics(self) -> dict[str, float]:
         """Return what hypergradients and layer-parallel steps report about their last use, as `<problem>/<name>`."""
-        found = {}
-        for name, problem in self.problems.items():
-            values = self._memories.statistics(name)
-            if problem.parallel is not None:
-                values |= problem.parallel.statistics()
-            found.update({f"{name}/{key}": value for key, value in values.items()})
-        return found
+        return statistics(self.problems, self._memories)
 
     def sync(self) -> None:
         """Give all ranks the same parameters, buffers and optimizer states, where stages of a module are theirs."""
@@ -386,25 +306,11 @@ class Program:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all problems, in plain containers."""
-        return {
-            name: {**problem.state_dict(), "hypergradient": self._memories.state_dict(name)}
-            for name, problem in self.problems.items()
-        }
+        return state_dict(self.problems, self._memories)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state back."""
-        require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")
-        if set(state) != set(self.problems):
-            raise ConfigError(
-                f"A saved program has the problems {sorted(state)}; expected {sorted(self.problems)}. "
-                "Load it with the recipe it was saved by."
-            )
-        streams = {name: problem.stream for name, problem in self.problems.items()}
-        for name, problem in self.problems.items():
-            check_state(name, state[name], problem.module, problem.optimizer, is_whole=problem.shards is None)
-        for name, problem in self.problems.items():
-            problem.load_state_dict(state[name], streams)
-            self._memories.load_state_dict(name, state[name]["hypergradient"])
+        load_state_dict(self.problems, self._memories, state)
 
     def _held_loss(self, name: str, given: Mapping[str, Sequence[Tensor]]) -> Tensor:
         values = self._engine.nothing()
@@ -426,15 +332,3 @@ class Program:
                 f"{did_you_mean(name, self.problems)} Correct the name."
             )
         return name
-
-
-def _is_stepwise(problem: Problem, problems: Mapping[str, Problem], graph: Graph) -> bool:
-    algorithm = problem.hypergradient
-    is_differentiated = algorithm is not None and algorithm.sees_steps and algorithm.horizon != 1
-    is_estimated = isinstance(algorithm, AbstractZerothOrder)
-    settings = {name: each.settings for name, each in problems.items()}
-    return is_differentiated and not is_estimated and takes_several_steps(problem.name, settings, graph)
-
-
-def _curvature(problem: Problem) -> str:
-    return "total" if problem.hypergradient is None else problem.hypergradient.curvature

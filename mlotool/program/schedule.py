@@ -212,7 +212,7 @@ class Schedule:
         """Return the mean direction over `batches`, which are drawn one at a time."""
         algorithm, is_recorded = problem.hypergradient, is_recorded and problem.trajectory.is_kept
         keeps_graphs = is_recorded and algorithm is not None and algorithm.keeps_graphs
-        if keeps_graphs and not self.program.makes_solutions(problem.name):
+        if keeps_graphs and not self.program.recorder.makes_solutions(problem.name):
             return self._kept_gradient(problem, batches)
         drawn: list[Any] = []
         randoms: list[RandomState] = []
@@ -226,23 +226,23 @@ class Schedule:
 
         found = averaged(directions())
         if is_recorded:
-            self.program.record(problem.name, drawn, randoms)
+            self.program.recorder.record(problem.name, drawn, randoms)
         return found
 
     def _kept_gradient(self, problem: Problem, batches: Iterable[_Draw]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the same, and keep the graph of the gradient in the record of the step."""
-        name, leaves = problem.name, self.program.leaves(problem.name)
+        name, leaves = problem.name, self.program.recorder.leaves(problem.name)
         outputs, slopes, drawn, randoms = [], [], [], []
         for batch, *_ in batches:
             drawn.append(batch)
             randoms.append(RandomState(problem.devices))
-            output, slope = self.program.kept_gradient(name, batch, leaves)
+            output, slope = self.program.recorder.kept_gradient(name, batch, leaves)
             outputs.append(output)
             slopes.append(slope)
         theta, *inputs = leaves.values()
         found, mean = mean_gradient(slopes, theta, self.program.reduce)
         graph = StepGraph(theta, [tensor for tensors in inputs for tensor in tensors], found, mean)
-        self.program.record(name, drawn, randoms, graph)
+        self.program.recorder.record(name, drawn, randoms, graph)
         output = outputs[0] if len(outputs) == 1 else LossOutput.mean(outputs)
         return output, [None if each is None else each.detach() for each in mean]
 

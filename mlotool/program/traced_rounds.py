@@ -74,7 +74,7 @@ class TracedRounds:
         }
         for name in self._recorded:
             randoms = [RandomState(self._program.problems[name].devices) for _ in drawn[name]]
-            self._program.record(name, [entry[name] for entry in drawn[name]], randoms)
+            self._program.recorder.record(name, [entry[name] for entry in drawn[name]], randoms)
         self._num_steps += 1
         try:
             if self._num_steps == self._next_comparison or self._program.is_watched(drawn):

@@ -1,0 +1,94 @@
+"""Keeping the steps that problems take, for hypergradients that differentiate them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.core.loss_output import LossOutput
+from mlotool.core.replay import RandomState
+from mlotool.problem.problem import Problem
+from mlotool.problem.trajectory import LowerSnapshot, StepGraph, StepRecord
+from mlotool.program.engine import Engine
+from mlotool.program.solution_order import SolutionOrder
+
+
+class StepRecorder:
+    """Keeps what the steps of a program's problems were taken from, in their trajectories.
+
+    Args:
+        problems: by name.
+        order: which solutions depend on which parameters.
+        engine: of the program.
+    """
+
+    def __init__(self, problems: Mapping[str, Problem], order: SolutionOrder, engine: Engine) -> None:
+        self._problems = problems
+        self._order = order
+        self._engine = engine
+        # By recorded problem: the lower problems whose parameters its steps read, and those whose solutions they read.
+        self._read = {name: order.read_by(name) for name, each in problems.items() if each.trajectory.is_kept}
+
+    def record(
+        self, name: str, batches: Sequence[Any], randoms: Sequence[RandomState], graph: StepGraph | None = None
+    ) -> None:
+        """Keep the step that a problem is about to take, as far as its hypergradient needs it.
+
+        Args:
+            name: the problem.
+            batches: of the step.
+            randoms: the random state before the evaluation on each of them.
+            graph: of its gradient, where that is kept.
+        """
+        problem = self._problems[name]
+        problem.trajectory.append(
+            StepRecord(
+                tuple(tensor.clone() for tensor in problem.current()),
+                problem.optimizer_state(),
+                tuple(dict(each) for each in problem.optimizer_step.hyperparameters()),
+                tuple(zip(batches, randoms, strict=True)),
+                self._lower_snapshots(name),
+                graph,
+            )
+        )
+
+    def _lower_snapshots(self, name: str) -> dict[str, LowerSnapshot]:
+        """Return the problems that a step of `name` reads, each with what its pullback needs if it has one there."""
+        held, solved = self._read[name]
+        found = {}
+        for other in (*held, *solved):
+            problem = self._problems[other]
+            theta = tuple(tensor.clone() for tensor in problem.current())
+            found[other] = LowerSnapshot(theta)
+            if other in solved:
+                stream = None if problem.stream is None else problem.stream.copy()
+                found[other] = LowerSnapshot(theta, stream, tuple(problem.trajectory), problem.trajectory.has_all)
+        return found
+
+    def makes_solutions(self, name: str) -> bool:
+        """Return whether solutions are eliminated inside the steps of `name`."""
+        return bool(self._read[name][1])
+
+    def leaves(self, name: str) -> dict[int, list[Tensor]]:
+        """Return copies of the parameters of `name` and of what shapes it, by number, at which gradients are taken."""
+        numbers = [self._engine.numbers[other] for other in (name, *self._order.inputs(name))]
+        problems = self._engine.problems
+        return {number: [each.clone().requires_grad_() for each in problems[number].current()] for number in numbers}
+
+    def kept_gradient(
+        self, name: str, batch: Any, leaves: Mapping[int, Sequence[Tensor]]
+    ) -> tuple[LossOutput, tuple[Tensor | None, ...]]:
+        """Return the loss of a training step and its gradient with a graph, at the tensors of `leaves`.
+
+        Args:
+            name: the problem, which shapes none that it reads.
+            batch: its batch.
+            leaves: what `leaves` returned.
+        """
+        number, values = self._engine.numbers[name], self._engine.nothing()
+        for other, tensors in leaves.items():
+            values[other] = tensors
+        output = self._engine.losses[number].live(values, batch)
+        slopes = torch.autograd.grad(output.loss, list(leaves[number]), create_graph=True, allow_unused=True)
+        return output, slopes
