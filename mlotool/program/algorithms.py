@@ -9,6 +9,7 @@ from mlotool.problem.compatibility_case import Case
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
+from mlotool.problem.update import find_update
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.graph import Graph
 from mlotool.program.solution_order import SolutionNode, SolutionOrder
@@ -171,6 +172,7 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
 def _check_steps(problem: Problem, algorithm: AbstractHypergradient) -> None:
     """Refuse what shapes an optimizer's steps where the hypergradient does not see them."""
     if algorithm.sees_steps:
+        find_update(problem.name, problem.optimizer)
         horizon, is_from_another = algorithm.horizon, problem.settings.starts_from is not None
         if is_from_another and horizon is not None and horizon < problem.settings.unroll_steps:
             raise ConfigError(
