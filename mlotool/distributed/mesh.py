@@ -23,15 +23,21 @@ def all_ranks() -> Ranks:
 
 
 def stages_and_parts(rank: int, num_ranks: int, num_stages: int) -> tuple[Ranks, Ranks]:
-    """Divide all processes by `rank = part * num_stages + stage`; called by all of them.
+    """Divide all processes by `rank = part * num_stages + stage`; every process of the run must call it.
 
     Args:
-        rank: of this process.
-        num_ranks: of all; a multiple of `num_stages`.
+        rank: number of this process among all.
+        num_ranks: number of all processes; a multiple of `num_stages`.
         num_stages: K.
 
     Returns:
-        The K stages of this process's part of the batch, and the parts of the batch of this process's stage.
+        Two groups that this process is in: the K processes that have the stages of its part of the batch, and the
+        `num_ranks / K` processes that have its stage, one for each part of the batch.
+
+    Example:
+        >>> stages, parts = stages_and_parts(rank=1, num_ranks=2, num_stages=2)
+        >>> (stages.rank, stages.size), (parts.rank, parts.size)
+        ((1, 2), (0, 1))
     """
     part, stage = divmod(rank, num_stages)
     num_parts = num_ranks // num_stages
@@ -44,11 +50,18 @@ def stages_and_parts(rank: int, num_ranks: int, num_stages: int) -> tuple[Ranks,
 
 
 def row_of(ranks: Ranks, device: torch.device) -> "DeviceMesh":
-    """Return all processes of a run as a row, for tensors on such a device; called by all of them.
+    """Return all processes of a run as a one-dimensional device mesh, for sharded tensors; every process must call it.
 
     Args:
-        ranks: all of the run.
+        ranks: all processes of the run, which have joined a process group.
         device: of the tensors.
+
+    Example:
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> row_of(all_ranks(), torch.device("cpu")).shape
+        (1,)
+        >>> dist.destroy_process_group()
     """
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -12,17 +12,28 @@ from mlotool.distributed.lost_rank import naming_the_lost
 
 
 class Messages:
-    """Messages between the processes of a group, each known by its kind and the two ranks.
+    """Messages between the processes of a group. A message is known by its kind, its sender and its receiver.
 
-    They are sent and received under the computation. Two processes expect and send what they have for each other in
-    one order, and never have two messages of one kind in one direction under way.
+    They are sent and received while the computation goes on. Two processes must call `expect` and `send` in the same
+    order for what they have for each other, and never have two messages of one kind in one direction under way.
 
     Args:
-        ranks: the group; its `word` names them in errors.
-        kinds: of messages; a kind's position is its tag.
+        ranks: the group; its `word` names the processes in errors.
+        kinds: the kinds of messages; the position of a kind is its tag in torch.distributed.
 
     Raises:
         RunError: in each method, where the other process is gone.
+
+    Example:
+        Process 0 sends a state to process 1, which runs the second line:
+
+            messages.send("state", target=1, tensor=torch.ones(2))
+            messages.expect("state", source=0, blank=torch.empty(2)); state = messages.receive("state", source=0)
+
+        A process that has sent nothing has nothing to wait for:
+
+        >>> messages = Messages(Ranks(rank=0, size=2, word="stage"), kinds=["state", "slope"])
+        >>> messages.finish()
     """
 
     def __init__(self, ranks: Ranks, kinds: Sequence[str]) -> None:

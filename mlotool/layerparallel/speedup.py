@@ -5,14 +5,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BatchSeconds:
-    """What a batch takes, by part; all in the same unit, on the same number of threads.
+    """How long the parts of a batch take: seconds, or any other unit that all share, on the same number of threads.
 
     Args:
-        forward: T_f, the whole module's forward pass.
-        backward: T_b, its backward pass, with the step.
+        forward: T_f, the forward pass of the whole module.
+        backward: T_b, its backward pass and the optimizer's step.
         data: T_d, loading the batch, which every rank does.
-        penalty: t_psi, what a rank computes for the method alone: the loss at its end, its auxiliary variable's step.
-        auxiliary: t_f + t_b of the auxiliary networks, their forward pass and distillation; 0 for stored variables.
+        penalty: t_psi, what a rank computes for the method alone: the penalty at the end of its stage, and the step of
+            its auxiliary variable.
+        auxiliary: t_f + t_b, the forward pass and the distillation of an auxiliary network; 0 for stored variables.
+
+    Source: Sun et al. 2021, arXiv 2112.05387, equation 27.
+
+    Example:
+        >>> seconds = BatchSeconds(forward=1.0, backward=2.0, auxiliary=0.5)
+        >>> seconds.serial, seconds.bound
+        (3.0, 6.0)
     """
 
     forward: float

@@ -14,11 +14,19 @@ from mlotool.layerparallel.partition.stage import Inputs, Stage, at_rest, first_
 
 
 class AuxNet(nn.Module):
-    """One part after the other, from a state, or from the inputs of the whole module.
+    """A small network that gives auxiliary variables: parts that run one after the other.
 
     Args:
-        parts: each takes (state, *inputs), the first of all stages the inputs alone; they are copied.
+        parts: each is called with (state, *inputs), the first part of the first stage with the inputs alone; they are
+            copied.
         is_first: whether the first part starts from the inputs.
+
+    Example:
+        >>> class Halved(nn.Module):
+        ...     def forward(self, state, x):
+        ...         return state / 2
+        >>> AuxNet([Halved(), Halved()], is_first=False)(torch.ones(1, 2), (torch.zeros(1, 2),))
+        tensor([[0.2500, 0.2500]])
     """
 
     def __init__(self, parts: Sequence[nn.Module], is_first: bool) -> None:
@@ -28,7 +36,12 @@ class AuxNet(nn.Module):
         self.train()
 
     def forward(self, state: Tensor | None, inputs: Inputs) -> Tensor:
-        """Return the state at the end of the last part."""
+        """Return the state (s, ...) at the end of the last part.
+
+        Args:
+            state: (s, ...), where the first part begins; None where that starts from the inputs.
+            inputs: of the whole module.
+        """
         for number, part in enumerate(self.parts):
             state = part(*inputs) if number == 0 and self.is_first else part(state, *inputs)
         assert state is not None
@@ -36,13 +49,23 @@ class AuxNet(nn.Module):
 
 
 def thinned_parts(module: nn.Module, stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> list[nn.Module]:
-    """Return a copy of each stage but the last one without most of the blocks that keep the shape.
+    """Return a thinned copy of each stage but the last one: most of the blocks that keep the shape are left out.
 
     Args:
-        module: that the stages are of.
-        stages: all of them.
+        module: the whole module.
+        stages: all stages of it.
         inputs: an example, of which the first sample is run.
-        num_blocks: how many blocks that keep the shape each copy has at most; the first ones.
+        num_blocks: how many blocks that keep the shape each copy has at most; the first ones remain.
+
+    Returns:
+        K - 1 modules with the inputs and the output of the stages.
+
+    Example:
+        >>> from mlotool.layerparallel.partition.cut import partition
+        >>> net = nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])
+        >>> parts = thinned_parts(net, partition(net, 2, cut=["4"]), (torch.zeros(1, 3),), num_blocks=1)
+        >>> [len(list(part.parameters())) for part in parts]  # of one linear layer of four
+        [2]
     """
     state, parts = None, []
     with at_rest(module):
@@ -57,16 +80,26 @@ def thinned_parts(module: nn.Module, stages: Sequence[Stage], inputs: Inputs, nu
 def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inputs, key: str) -> list[nn.Module]:
     """Return parts of a smaller module, cut where its states have the shapes at the interfaces.
 
-    Of several such places the one is taken whose share of the cost is nearest to the interface's among all stages.
+    Of several such places the one is taken whose share of the whole cost, in floating-point operations, is nearest to
+    k / K at interface k of K stages.
 
     Args:
-        auxnet: takes the same inputs as the module.
-        shapes: of the states of one sample at the interfaces 1 .. K - 1.
+        auxnet: a module that takes the same inputs as the whole one.
+        shapes: (1, ...), of the states of one sample at the interfaces 1 .. K - 1.
         inputs: an example, of which the first sample is run.
-        key: of the module, for messages.
+        key: of the setting, for messages.
+
+    Returns:
+        K - 1 modules, from one interface to the next; the first starts from the inputs.
 
     Raises:
-        ConfigError: it has no such states in this order.
+        ConfigError: the smaller module has no such states in this order.
+
+    Example:
+        >>> small = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 1))
+        >>> [part] = matching_parts(small, [torch.Size([1, 4])], (torch.zeros(1, 2),), "parallel.auxnet")
+        >>> part(torch.zeros(5, 2)).shape
+        torch.Size([5, 4])
     """
     chain = Chain(auxnet, key)
     found, total = _states(chain, auxnet, inputs)

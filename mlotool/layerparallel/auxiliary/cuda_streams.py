@@ -7,14 +7,23 @@ import torch
 
 
 class CudaStreams:
-    """A stream for each stage but the last one, which stays on the current one, where the loss is.
+    """A CUDA stream for each stage but the last, which works on the current stream, where the loss is computed.
 
-    Between `fork` and `join` no other stream may change what the stages read; tensors that go from stage to stage
-    are waited for by whoever receives them (`LocalExchange`).
+    Between `fork` and `join` no other stream may change what the stages read. Whoever receives a tensor from another
+    stage waits for it (`LocalExchange`).
 
     Args:
-        numbers: of the stages with a stream of their own; none does nothing.
-        device: a CUDA device, if there are any.
+        numbers: of the stages with a stream of their own; without any, all methods do nothing.
+        device: of the streams, a CUDA device; any device where there are no streams.
+
+    Example:
+        >>> streams = CudaStreams([], torch.device("cpu"))
+        >>> streams.fork()
+        >>> with streams.at(0):
+        ...     total = torch.ones(2).sum()
+        >>> streams.join()
+        >>> total
+        tensor(2.)
     """
 
     def __init__(self, numbers: Iterable[int], device: torch.device) -> None:

@@ -13,13 +13,18 @@ from mlotool.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Beta:
-    """A penalty coefficient that grows: `min(start factor^(step // every), maximum)`.
+    """A penalty coefficient that grows from step to step: `min(start factor^(step // every), maximum)`.
 
     Args:
-        start: at the first step.
+        start: its value at the first step.
         factor: by which it is multiplied.
-        every: steps between two growths.
-        maximum: where it stays.
+        every: steps from one multiplication to the next.
+        maximum: value at which it stays.
+
+    Example:
+        >>> beta = Beta.of({"start": 1.0, "factor": 2.0, "every": 10, "maximum": 3.0}, "parallel.beta")
+        >>> beta.at(0), beta.at(10), beta.at(20)
+        (1.0, 2.0, 3.0)
     """
 
     start: float
@@ -29,7 +34,15 @@ class Beta:
 
     @staticmethod
     def of(value: "float | Mapping[str, float] | Beta", key: str) -> "Beta":
-        """Return a schedule; a number stays what it is."""
+        """Return the schedule that a user has set; a number is a coefficient that stays the same.
+
+        Args:
+            value: a number, or a mapping with `start` and any of `factor`, `every`, `maximum`.
+            key: of the setting, for messages.
+
+        Raises:
+            ConfigError: there is no `start`, an unknown entry, or a value out of range.
+        """
         if isinstance(value, Beta):
             return value
         known = ("start", "factor", "every", "maximum")
@@ -55,9 +68,9 @@ class Beta:
 
 
 def local_loss(state: Tensor, variable: Tensor, multiplier: Tensor | None, beta: float, weight: float) -> Tensor:
-    """Return what stage k < K - 1 is trained by: `c (beta norm(lambda - X)^2 + <kappa, X>)`.
+    """Return the loss that stage k < K - 1 is trained by: `c (beta norm(lambda - X)^2 + <kappa, X>)`.
 
-    The derivative with respect to X of this is that of the augmented Lagrangian's term
+    Its derivative with respect to X is that of the augmented Lagrangian's term
     `c (beta norm(lambda - X)^2 - <kappa, lambda - X>)`.
 
     Args:
@@ -67,7 +80,14 @@ def local_loss(state: Tensor, variable: Tensor, multiplier: Tensor | None, beta:
         beta: the penalty coefficient.
         weight: c, 1 for a sum over all elements, 1 / (number of elements) for a mean.
 
+    Returns:
+        A tensor of one number, ().
+
     Source: Sun et al. 2021, Layer-Parallel Training of Residual Networks with Auxiliary-Variable Networks, eq. 20, 22.
+
+    Example:
+        >>> local_loss(torch.ones(1, 2), torch.zeros(1, 2), torch.ones(1, 2), beta=3.0, weight=0.5)
+        tensor(4.)
     """
     total = beta * (state - variable).square().sum()
     if multiplier is not None:
@@ -78,19 +98,24 @@ def local_loss(state: Tensor, variable: Tensor, multiplier: Tensor | None, beta:
 def variable_slope(
     variable: Tensor, state: Tensor, multiplier: Tensor | None, beta: float, weight: float, onward: Tensor
 ) -> Tensor:
-    """Return the derivative of the augmented Lagrangian with respect to lambda_k.
+    """Return the derivative of the augmented Lagrangian with respect to lambda_k, (s, ...).
 
         c (2 beta (lambda_k - X^{k-1}) - kappa_k) + d(loss of stage k)/d lambda_k
 
     Args:
         variable: lambda_k, (s, ...), where stage k has begun.
         state: X^{k-1}, (s, ...), where stage k - 1 has ended.
-        multiplier: kappa_k; None is zero.
+        multiplier: kappa_k, (s, ...); None is zero.
         beta: the penalty coefficient.
         weight: c, as in `local_loss`.
-        onward: derivative of the loss of stage k with respect to lambda_k.
+        onward: (s, ...), the derivative of the loss of stage k with respect to lambda_k.
 
     Source: Sun et al. 2021, eq. 23.
+
+    Example:
+        >>> one = torch.ones(1, 1)
+        >>> variable_slope(2 * one, one, multiplier=None, beta=3.0, weight=0.5, onward=one)
+        tensor([[4.]])
     """
     bound = 2.0 * beta * (variable - state)
     if multiplier is not None:
@@ -99,14 +124,36 @@ def variable_slope(
 
 
 def next_multiplier(multiplier: Tensor, variable: Tensor, state: Tensor, rate: float) -> Tensor:
-    """Return `kappa - rate (lambda - X)`.
+    """Return `kappa - rate (lambda - X)`, the multiplier (s, ...) of the next step.
 
-    The rate that follows from the stationarity `lambda - X = (kappa - p / c) / (2 beta)` (eq. 17) is 2 beta: then the
-    new multiplier is `p / c`, and the violation vanishes. The paper prints eta / (2 beta) (eq. 24), the inverse.
+    Where lambda is stationary, `lambda - X = (kappa - p / c) / (2 beta)`, with p the derivative of the loss of the
+    stage that begins at lambda (eq. 17). The rate 2 beta then gives the multiplier `p / c`, at which the violation
+    vanishes. The paper prints the rate eta / (2 beta) (eq. 24), the inverse of this.
+
+    Args:
+        multiplier: kappa, (s, ...).
+        variable: lambda, (s, ...), after its own step.
+        state: X, (s, ...), where the stage before has ended.
+        rate: step size of the multipliers.
+
+    Source: Sun et al. 2021, eq. 17, 24.
+
+    Example:
+        >>> next_multiplier(torch.zeros(1, 1), torch.tensor([[1.5]]), torch.ones(1, 1), rate=2.0)
+        tensor([[-1.]])
     """
     return multiplier - rate * (variable - state)
 
 
 def violations(variable: Tensor, state: Tensor) -> Tensor:
-    """Return `norm(lambda - X)` and `norm(X)` of a batch, (2,)."""
+    """Return `norm(lambda - X)` and `norm(X)` over a whole batch, as one tensor (2,).
+
+    Args:
+        variable: lambda, (s, ...).
+        state: X, (s, ...), where the stage before has ended.
+
+    Example:
+        >>> violations(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
+        tensor([1., 1.])
+    """
     return torch.stack([torch.linalg.vector_norm(variable - state), torch.linalg.vector_norm(state)])

@@ -19,13 +19,18 @@ KINDS = ("serial", "variable", "multiplier", "state", "slope", "length", "names"
 
 
 class AbstractExchange(ABC):
-    """Messages between stages, each known by its kind and the two stages.
+    """How stages hand tensors to each other. A message is known by its kind, its sending and its receiving stage.
 
     Args:
-        replicas: the processes of the same stages, on other parts of the batch; None is this one alone.
+        replicas: the processes that have the same stages, each for another part of the batch; None is this one alone.
 
     Attributes:
-        is_divided: whether other stages are other processes'.
+        is_divided: whether other stages belong to other processes.
+
+    Example:
+        >>> exchange: AbstractExchange = LocalExchange()
+        >>> exchange.is_divided, list(exchange.own(num_stages=3))
+        (False, [0, 1, 2])
     """
 
     is_divided: ClassVar[bool]
@@ -74,10 +79,19 @@ class AbstractExchange(ABC):
 
 
 class LocalExchange(AbstractExchange):
-    """All stages in this process: a message is the tensor itself.
+    """All stages are in this process: a message is the tensor itself.
+
+    Args:
+        replicas: the other processes, each of which has all stages for another part of the batch; None: there are none.
 
     Attributes:
         has_lanes: whether stages have CUDA streams of their own.
+
+    Example:
+        >>> exchange = LocalExchange()
+        >>> exchange.send("state", 0, 1, torch.ones(2))
+        >>> exchange.receive("state", 0, 1)
+        tensor([1., 1.])
     """
 
     is_divided = False
@@ -118,11 +132,19 @@ class LocalExchange(AbstractExchange):
 
 
 class ProcessExchange(AbstractExchange):
-    """A stage a process: messages are sent from process to process, under the computation.
+    """Each stage is in a process of its own: messages go from process to process while the computation goes on.
 
     Args:
-        stages: the processes of this part of the batch, one a stage.
-        replicas: the processes of this stage, one a part of the batch.
+        stages: the processes of this part of the batch, one for each stage.
+        replicas: the processes of this stage, one for each part of the batch.
+
+    Raises:
+        RunError: in each method that waits, where another process is gone.
+
+    Example:
+        >>> exchange = ProcessExchange.join(rank=1, num_ranks=2, num_stages=2, key="parallel")
+        >>> exchange.is_divided, exchange.own(num_stages=2), exchange.replicas.size
+        (True, (1,), 1)
     """
 
     is_divided = True
@@ -134,7 +156,7 @@ class ProcessExchange(AbstractExchange):
 
     @classmethod
     def join(cls, rank: int, num_ranks: int, num_stages: int, key: str) -> "ProcessExchange":
-        """Return the exchange of `rank = part * num_stages + stage`; called by all ranks.
+        """Return the exchange of `rank = part * num_stages + stage`; every process must call it.
 
         Args:
             rank: of this process.

@@ -10,10 +10,23 @@ from mlotool.layerparallel.auxiliary.exchange import ProcessExchange
 
 
 class Report:
-    """Sends or expects a loss and its metrics, whose names travel once.
+    """Takes the loss and the metrics of a step from the process of the last stage to all others, for their logs.
+
+    All numbers travel as one tensor, and the metrics' names once in a run. The process of the last stage calls `send`,
+    the others `expect` and, once their own stage is done, `receive`.
 
     Args:
         exchange: between the stages.
+
+    Raises:
+        RunError: another process is gone.
+
+    Example:
+        With one stage there is nobody to send to:
+
+        >>> exchange = ProcessExchange.join(rank=0, num_ranks=1, num_stages=1, key="parallel")
+        >>> output = LossOutput(torch.tensor(0.5), {"accuracy": torch.tensor(0.9)})
+        >>> Report(exchange).send(output, torch.float32, torch.device("cpu"))
     """
 
     def __init__(self, exchange: ProcessExchange) -> None:
@@ -22,7 +35,13 @@ class Report:
         self._names: list[str] | None = None
 
     def send(self, output: LossOutput, dtype: torch.dtype, device: torch.device) -> None:
-        """Send what the last stage's process has; all values as one tensor."""
+        """Send the loss and the metrics to all other stages, as one tensor (1 + number of metrics,).
+
+        Args:
+            output: what the last stage's process has computed.
+            dtype: in which the numbers travel, that of the stages' states.
+            device: of the numbers.
+        """
         metrics = output.metrics
         values = [output.loss, *metrics.values()]
         packed = torch.stack([each.detach().to(device, dtype) for each in values])
@@ -36,7 +55,12 @@ class Report:
             self._exchange.send("output", self._last, stage, packed)
 
     def expect(self, dtype: torch.dtype, device: torch.device) -> LossOutput:
-        """Return tensors that `receive` fills."""
+        """Begin to receive, and return a loss and metrics that are zero until `receive` has filled them.
+
+        Args:
+            dtype: of the numbers, that of the stages' states.
+            device: of the numbers.
+        """
         if self._names is None:
             [length] = self._await("length", torch.zeros(1, dtype=torch.int64, device=device)).tolist()
             text = self._await("names", torch.zeros(length, dtype=torch.uint8, device=device))

@@ -16,10 +16,16 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Samples:
-    """Numbers the samples of a data set, and the augmented copies of each.
+    """Numbers the samples of a data set and the augmented copies of each, and remembers which have been seen.
 
     Args:
-        num_copies: of each sample.
+        num_copies: augmented copies of each sample; copy c of sample n has the number `n num_copies + c`.
+
+    Example:
+        >>> samples = Samples(num_copies=2)
+        >>> slots = samples.slots({"index": torch.tensor([3, 0]), "copy": torch.tensor([1, 0])}, "parallel")
+        >>> slots, samples.meet(slots, slots), samples.meet(slots, slots)
+        (tensor([7, 0]), tensor([True, True]), tensor([False, False]))
     """
 
     def __init__(self, num_copies: int) -> None:

@@ -43,21 +43,28 @@ class BufferMoves:
 
 @dataclass(frozen=True)
 class StageStep:
-    """What a step is about.
+    """What all stages have to know of one training step: its inputs, the shapes between stages, and its weights.
 
     Args:
         inputs: of the whole module.
-        size: number of samples s in them.
-        shapes: of one sample's state at the interfaces 1 .. K - 1.
+        size: s, the number of samples in the inputs.
+        shapes: of one sample's state at the interfaces 1 .. K - 1; interface k lies between the stages k - 1 and k.
         dtype: of the states.
         device: of the states.
         beta: the penalty coefficient.
-        reduction: `mean` or `sum`, of the penalties.
-        share: weight of this part of the batch among the replicas; 1 is an equal one.
+        reduction: `mean` or `sum`, of the penalties over the elements of a batch.
+        share: weight of this process's part of the batch: its share of the samples times `num_replicas`, 1 where all
+            parts are equal.
         num_replicas: how many parts the batch has.
-        slots: where the samples' variables are stored, (s,), on the CPU; None where none are.
-        unseen: which of the samples have no stored variables yet, (s,); None where none are stored.
+        slots: (s,) on the CPU, where the samples' variables are stored; None where none are stored.
+        unseen: (s,), which of the samples have no stored variables yet; None where none are stored.
         buffers: which passes move running statistics.
+
+    Example:
+        >>> inputs, shapes = (torch.zeros(4, 2),), [torch.Size([5])]
+        >>> step = StageStep(inputs, 4, shapes, torch.float32, torch.device("cpu"), beta=10.0, reduction="mean")
+        >>> step.blank(interface=1).shape, step.weight(interface=1)
+        (torch.Size([4, 5]), 0.05)
     """
 
     inputs: Inputs

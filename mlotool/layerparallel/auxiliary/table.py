@@ -9,10 +9,17 @@ from torch import Tensor
 
 
 class Table:
-    """A tensor a sample; it grows to the largest sample number that it meets.
+    """A tensor for each sample of a data set; it grows to the largest sample number that it meets.
 
     Args:
-        device: where it is kept; None is where its first values are.
+        device: where the tensors are kept; None is where the first values are.
+
+    Example:
+        >>> table = Table()
+        >>> table.put(torch.tensor([2]), torch.ones(1, 3))
+        >>> table.get(torch.tensor([2, 0]), like=torch.zeros(2, 3))
+        tensor([[1., 1., 1.],
+                [0., 0., 0.]])
     """
 
     def __init__(self, device: torch.device | None = None) -> None:

@@ -13,15 +13,12 @@ from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.cuda_streams import CudaStreams
 from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
+from mlotool.layerparallel.auxiliary.network_variables import ChainVariables, RecursiveVariables
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import StageStep
+from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
 from mlotool.layerparallel.auxiliary.timeline import Timeline
-from mlotool.layerparallel.auxiliary.variables import (
-    AbstractVariables,
-    ChainVariables,
-    RecursiveVariables,
-    StoredVariables,
-)
+from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 from mlotool.layerparallel.auxiliary.worker import Worker
 from mlotool.layerparallel.partition.stage import Inputs, Stage, at_rest, first_sample
 
@@ -33,15 +30,22 @@ TINY = 1e-12
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A module and its stages.
+    """A module and the stages that it is cut into.
 
     Args:
         key: of the setting, for messages.
-        module: the whole one.
-        stages: its parts.
+        module: the whole module.
+        stages: its parts, K of them.
         cut: names of the layers that begin the stages 1 .. K-1.
-        inputs: an example.
-        places: of the module.
+        inputs: an example of what the module is called with.
+        places: the places of the module's parameters and buffers.
+
+    Example:
+        >>> from mlotool.layerparallel.partition.cut import partition
+        >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        >>> plan = StagePlan("parallel", net, partition(net, 2, ["2"]), ["2"], (torch.zeros(1, 2),), Places(net))
+        >>> len(plan.stages)
+        2
     """
 
     key: str
@@ -53,18 +57,31 @@ class StagePlan:
 
 
 class Team:
-    """The workers of this process.
+    """The workers of this process: one for each stage that it has.
 
     Args:
         plan: the module and its stages.
-        settings: of the method.
-        exchange: between stages, of which it says which are this process's.
-        timeline: takes the times.
-        seed: of the noise.
+        settings: how the stages are trained.
+        exchange: between the stages; it says which of them are this process's.
+        timeline: records what takes how long.
+        seed: of the noise on auxiliary variables.
 
     Attributes:
-        workers: by stage.
+        workers: by the stage's number.
         cut: names of the layers that begin the stages 1 .. K-1.
+
+    Raises:
+        ConfigError: a network for auxiliary variables does not fit the stages, or, in `backward`, the loss of divided
+            stages uses parameters outside of the module's call.
+
+    Example:
+        >>> from mlotool.layerparallel import Auxiliary
+        >>> from mlotool.layerparallel.partition.cut import partition
+        >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        >>> plan = StagePlan("parallel", net, partition(net, 2, ["2"]), ["2"], (torch.zeros(1, 2),), Places(net))
+        >>> team = Team(plan, Auxiliary(stages=2).settings, LocalExchange(), Timeline(0), seed=0)
+        >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
+        ([0, 1], [torch.Size([4])])
     """
 
     def __init__(

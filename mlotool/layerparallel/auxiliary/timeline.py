@@ -9,10 +9,21 @@ import torch
 
 
 class Timeline:
-    """Spans of work of the first batches, in seconds since the first one began.
+    """What each stage did when: spans of time of the first batches, in seconds since the first batch began.
 
     Args:
         num_batches: how many batches are recorded; 0 records nothing and costs nothing.
+
+    Attributes:
+        spans: recorded so far: mappings with `rank`, `batch`, `what`, `begin` and `end`.
+
+    Example:
+        >>> timeline = Timeline(num_batches=1)
+        >>> timeline.begin(0, torch.device("cpu"))
+        >>> with timeline.span(rank=0, what="forward"):
+        ...     total = torch.ones(2).sum()
+        >>> [(span["rank"], span["batch"], span["what"]) for span in timeline.spans]
+        [(0, 0, 'forward')]
     """
 
     def __init__(self, num_batches: int) -> None:

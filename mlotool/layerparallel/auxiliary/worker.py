@@ -17,17 +17,36 @@ from mlotool.layerparallel.partition import Stage
 
 
 class Worker:
-    """Stage k. Its methods are the phases of a step, which all workers go through in one order.
+    """Stage k at work. Its methods are the phases of a step; the workers of all stages go through them in one order.
 
-    In one process the workers take each phase one after the other, the first stage first; no phase needs a message
-    that another worker sends later in the same phase.
+    In one process the workers take each phase one after the other, the first stage first. No phase needs a message that
+    another worker sends later in the same phase.
 
     Args:
-        stage: of the module.
-        variables: where it begins and what it aims at.
+        stage: the part of the module that it runs.
+        variables: where the stage begins, and what its end is aimed at.
         exchange: with the neighbours.
-        timeline: what took how long.
-        places: of the module.
+        timeline: records what takes how long.
+        places: the places of the module's parameters and buffers.
+
+    Attributes:
+        violations: (2,), the violation at the interface before the stage in the last step, and the norm of the states
+            there; None before the first step, and for the first stage.
+
+    Example:
+        >>> from mlotool.layerparallel import Auxiliary
+        >>> from mlotool.layerparallel.auxiliary.exchange import LocalExchange
+        >>> from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
+        >>> from mlotool.layerparallel.partition import partition
+        >>> net = torch.nn.Linear(2, 1)
+        >>> exchange, settings = LocalExchange(), Auxiliary(stages=1).settings
+        >>> variables = StoredVariables(0, 1, settings, exchange, seed=0)
+        >>> worker = Worker(partition(net, 1)[0], variables, exchange, Timeline(0), Places(net))
+        >>> step = StageStep((torch.ones(4, 2),), 4, [], torch.float32, torch.device("cpu"), 10.0, "mean")
+        >>> worker.prepare(step)
+        >>> loss = worker.forward(step).sum()
+        >>> worker.backward(loss, [net.weight])
+        [tensor([[4., 4.]])]
     """
 
     def __init__(

@@ -4,9 +4,22 @@ from collections.abc import Sequence
 
 
 def balanced(costs: Sequence[int], names: Sequence[str], num_stages: int) -> list[str]:
-    """Return the names before which to cut: smallest largest cost of a stage, then smallest sum of squares.
+    """Cut a chain of links into stages so that the most expensive stage costs as little as possible.
 
-    Of equal cuts the latest is taken, since what costs nothing (a norm, an activation) belongs to what it follows.
+    Of cuts that do this equally well, those with the smallest sum of squared costs are taken, and of these the latest:
+    what costs nothing (a norm, an activation) then belongs to the stage of what it follows.
+
+    Args:
+        costs: of each link, in any unit; one more than `names`.
+        names: of all links but the first, which begins the first stage in any case.
+        num_stages: K, at most the number of links.
+
+    Returns:
+        The names of the links that begin the stages 1 .. K-1.
+
+    Example:
+        >>> balanced([4, 1, 1, 2], ["b", "c", "d"], num_stages=2)
+        ['b']
     """
     sums = [0]
     for cost in costs:

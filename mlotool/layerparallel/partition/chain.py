@@ -16,18 +16,29 @@ from mlotool.layerparallel.partition.trace import recomputed, traced
 
 
 class Chain:
-    """A module's forward, traced, and where it may be cut: where one tensor alone goes on, and a layer begins.
+    """A module's forward pass as a chain of layers. It may be cut before a layer where only one tensor goes on.
 
     Args:
-        module: its forward must be traceable by torch.fx, with blocks (children of a Sequential, ModuleList or
-            ModuleDict) and torch's own layers as black boxes.
-        key: of the module, for messages.
+        module: its forward must be traceable by torch.fx; blocks (children of a Sequential, ModuleList or
+            ModuleDict) and torch's own layers are not looked into.
+        key: the setting that the module belongs to, for messages.
 
     Attributes:
         names: the layers that may begin a stage, in order.
 
     Raises:
-        ConfigError: it cannot be traced.
+        ConfigError: the module cannot be traced.
+
+    Example:
+        >>> import torch
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> chain = Chain(net)
+        >>> chain.names, chain.balance(num_stages=2, inputs=(torch.zeros(1, 2),))
+        (['2', '4'], ['2'])
+        >>> first, second = chain.stages(["2"])
+        >>> x = torch.ones(3, 2)
+        >>> torch.equal(second(first(None, (x,)), (x,)), net(x))
+        True
     """
 
     def __init__(self, module: nn.Module, key: str = "module") -> None:

@@ -1,0 +1,204 @@
+"""Auxiliary variables that networks give: a chain of networks from interface to interface, or one from the inputs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, Optimizer
+
+from mlotool.layerparallel.auxiliary.auxnet import AuxNet
+from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
+from mlotool.layerparallel.auxiliary.settings import Settings
+from mlotool.layerparallel.auxiliary.step import StageStep
+from mlotool.layerparallel.auxiliary.variables import AbstractVariables
+
+# s: samples of a batch, ...: the shape of a state
+
+
+class _AbstractNetworkVariables(AbstractVariables):
+    """Variables that a network of this stage gives; it learns to give the corrected ones.
+
+        xi <- optimizer step on c norm(lambda' - net(given; xi))^2,    lambda' = lambda - eta slope
+
+    One such step of gradient descent at rate eta_aux is eq. 29 at rate 2 c eta_aux eta. Noise moves the point at which
+    the slope is taken, not what is learned from it.
+
+    Args:
+        network: this stage's; None where it has none.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        num_stages: int,
+        settings: Settings,
+        exchange: AbstractExchange,
+        seed: int,
+        network: AuxNet | None,
+    ) -> None:
+        super().__init__(number, num_stages, settings, exchange, seed)
+        self.network = network
+        self._optimizer: Optimizer | None = None
+        if network is not None:
+            kind = SGD if settings.auxnet_optimizer == "sgd" else Adam
+            self._optimizer = kind(network.parameters(), lr=settings.auxnet_lr)
+        self._given: Tensor | None = None
+        self._found: Tensor | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the network and its optimizer."""
+        state = super().state_dict()
+        if self.network is not None and self._optimizer is not None:
+            network = {name: tensor.clone() for name, tensor in self.network.state_dict().items()}
+            state |= {"network": network, "optimizer": self._optimizer.state_dict()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take them back."""
+        super().load_state_dict(state, device)
+        if self.network is not None and self._optimizer is not None:
+            self.network.load_state_dict(state["network"])
+            self._optimizer.load_state_dict(state["optimizer"])
+
+    def to(self, device: torch.device) -> None:
+        """Move the network; its optimizer's state follows with the next load."""
+        if self.network is not None:
+            self.network.to(device)
+
+    def _propose(self, step: StageStep, given: Tensor | None) -> Tensor:
+        """Return what the network gives from a state, perturbed; its graph is kept for the first distillation step."""
+        assert self.network is not None
+        self._given, self._found = given, self._run(step, given)
+        return self._perturbed(step, self._found.detach())
+
+    def _run(self, step: StageStep, given: Tensor | None) -> Tensor:
+        assert self.network is not None
+        found: Tensor = self.network(given, step.inputs).to(step.dtype)
+        return found
+
+    def _distill(self, step: StageStep, interface: int, slope: Tensor) -> None:
+        """Let the network learn the variables of an interface after their correction along `-slope`."""
+        assert self.network is not None and self._optimizer is not None and self._found is not None
+        found, weight = self._found, step.weight(interface)
+        target = found.detach() - self._step_size(step, interface) * slope
+        parameters = list(self.network.parameters())
+        for number in range(self.settings.distillation_steps):
+            if number:
+                found = self._run(step, self._given)
+            loss = weight * (target - found).square().sum()
+            for parameter, gradient in zip(
+                parameters, self.exchange.replicas.mean(_slopes(loss, parameters)), strict=True
+            ):
+                parameter.grad = gradient
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._given = self._found = None
+
+
+class ChainVariables(_AbstractNetworkVariables):
+    """A chain of networks gives the variables: lambda_{k+1} = AuxNet_k(lambda_k), with lambda_0 the inputs.
+
+    Stage k has AuxNet_k. Stage k + 1 sends it the derivative with respect to lambda_{k+1}, from which AuxNet_k learns.
+
+    Args:
+        number: k, of the stage.
+        num_stages: K.
+        settings: how the stages are trained.
+        exchange: with the neighbours.
+        seed: of the noise on auxiliary variables.
+        network: AuxNet_k; None for the last stage.
+
+    Source: Sun et al. 2021, arXiv 2112.05387, eq. 25, 26 and algorithm 1.
+
+    Example:
+        >>> from mlotool.layerparallel import Auxiliary
+        >>> from mlotool.layerparallel.auxiliary.exchange import LocalExchange
+        >>> settings = Auxiliary(stages=2, variables="auxnet").settings
+        >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
+        >>> first = ChainVariables(0, 2, settings, LocalExchange(), seed=0, network=network)
+        >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
+        >>> first.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), 10.0, "mean"))
+        >>> first.target()  # lambda_1 and kappa_1, which is zero
+        (tensor([[1., 1., 1.]]), None)
+    """
+
+    def await_variable(self, step: StageStep) -> None:
+        """Take lambda_k from the stage before."""
+        number = self.number
+        if not self.is_first:
+            self.exchange.expect("variable", number - 1, number, step.blank(number))
+            self.own = self.exchange.receive("variable", number - 1, number)
+
+    def prepare(self, step: StageStep) -> None:
+        """Hand lambda_{k+1} on."""
+        if not self.is_last:
+            self._target = self._propose(step, self.own)
+            self.exchange.send("variable", self.number, self.number + 1, self._target)
+
+    def target(self) -> tuple[Tensor, Tensor | None]:
+        """Return what AuxNet_k gave."""
+        return self._target, None
+
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
+        """Tell the stage before, whose network gave lambda_k."""
+        self.exchange.send("slope", self.number, self.number - 1, slope)
+
+    def await_slope(self, step: StageStep) -> None:
+        """Hear how the next stage has corrected lambda_{k+1}."""
+        number = self.number
+        if not self.is_last:
+            self.exchange.expect("slope", number + 1, number, step.blank(number + 1))
+            self._slope = self.exchange.receive("slope", number + 1, number)
+
+    def finish(self, step: StageStep) -> None:
+        """Learn from it."""
+        if not self.is_last:
+            self._distill(step, self.number + 1, self._slope)
+
+
+class RecursiveVariables(_AbstractNetworkVariables):
+    """A network for each stage gives its variables from the inputs of the module: lambda_k = ReAuxNet_k(X_0).
+
+    Args:
+        number: k, of the stage.
+        num_stages: K.
+        settings: how the stages are trained.
+        exchange: with the neighbours.
+        seed: of the noise on auxiliary variables.
+        network: ReAuxNet_k; None for the first stage.
+
+    Source: Sun et al. 2021, arXiv 2112.05387, eq. 28, 29.
+
+    Example:
+        >>> from mlotool.layerparallel import Auxiliary
+        >>> from mlotool.layerparallel.auxiliary.exchange import LocalExchange
+        >>> settings = Auxiliary(stages=2, variables="recursive").settings
+        >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
+        >>> last = RecursiveVariables(1, 2, settings, LocalExchange(), seed=0, network=network)
+        >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
+        >>> last.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), 10.0, "mean"))
+        >>> last.own
+        tensor([[1., 1., 1.]])
+    """
+
+    def prepare(self, step: StageStep) -> None:
+        """Compute lambda_k from the inputs, and tell the stage before."""
+        number = self.number
+        if not self.is_first:
+            self.own = self._propose(step, None)
+            self.exchange.send("variable", number, number - 1, self.own)
+        if not self.is_last:
+            self.exchange.expect("variable", number + 1, number, step.blank(number + 1))
+
+    def target(self) -> tuple[Tensor, Tensor | None]:
+        """Return what the next stage's network gave."""
+        return self.exchange.receive("variable", self.number + 1, self.number), None
+
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
+        """Learn from the own slope."""
+        self._distill(step, self.number, slope)
+
+
+def _slopes(loss: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
+    found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return [each.contiguous() for each in found]

@@ -1,0 +1,121 @@
+"""Auxiliary variables and multipliers that are kept in a table, by sample."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mlotool.layerparallel.auxiliary.equations import next_multiplier
+from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
+from mlotool.layerparallel.auxiliary.settings import Settings
+from mlotool.layerparallel.auxiliary.step import StageStep
+from mlotool.layerparallel.auxiliary.table import Table
+from mlotool.layerparallel.auxiliary.variables import AbstractVariables
+
+# s: samples of a batch, ...: the shape of a state
+
+
+class StoredVariables(AbstractVariables):
+    """lambda_k and kappa_k of every sample, kept in tables from one visit of the sample to the next.
+
+        lambda_k <- lambda_k - eta slope,    kappa_k <- kappa_k - rate (lambda_k - X^{k-1})
+
+    Args:
+        number: k, of the stage.
+        num_stages: K.
+        settings: how the stages are trained.
+        exchange: with the neighbours.
+        seed: of the noise on auxiliary variables.
+
+    Source: Sun et al. 2021, arXiv 2112.05387, eq. 23, 24.
+
+    Example:
+        A sample that is seen for the first time begins where a serial pass enters the stage, here with the state 1:
+
+        >>> from mlotool.layerparallel import Auxiliary
+        >>> from mlotool.layerparallel.auxiliary.exchange import LocalExchange
+        >>> last = StoredVariables(1, 2, Auxiliary(stages=2).settings, LocalExchange(), seed=0)
+        >>> sample = {"slots": torch.tensor([5]), "unseen": torch.tensor([True])}
+        >>> step = StageStep((), 1, [torch.Size([3])], torch.float32, torch.device("cpu"), 10.0, "sum", **sample)
+        >>> last.start(step, torch.ones(1, 3))
+        >>> last.prepare(step)
+        >>> last.own
+        tensor([[1., 1., 1.]])
+    """
+
+    def __init__(
+        self,
+        number: int,
+        num_stages: int,
+        settings: Settings,
+        exchange: AbstractExchange,
+        seed: int,
+    ) -> None:
+        super().__init__(number, num_stages, settings, exchange, seed)
+        device = settings.device_of_tables
+        self._variables, self._multipliers = Table(device), Table(device)
+        self._clean: Tensor | None = None
+        self._multiplier: Tensor | None = None
+
+    def start(self, step: StageStep, state: Tensor) -> None:
+        """A sample that is seen for the first time begins where the serial pass stands."""
+        if not self.is_first and step.unseen is not None and step.slots is not None:
+            self._variables.put(step.slots[step.unseen], state[step.unseen.to(state.device)])
+
+    def prepare(self, step: StageStep) -> None:
+        """Look up, and tell the stage before."""
+        number, send = self.number, self.exchange.send
+        if not self.is_first:
+            assert step.slots is not None
+            self._clean = self._variables.get(step.slots, step.blank(number))
+            self.own = self._perturbed(step, self._clean)
+            send("variable", number, number - 1, self.own)
+            if self.settings.has_multipliers:
+                self._multiplier = self._multipliers.get(step.slots, step.blank(number))
+                send("multiplier", number, number - 1, self._multiplier)
+        if not self.is_last:
+            self.exchange.expect("variable", number + 1, number, step.blank(number + 1))
+            if self.settings.has_multipliers:
+                self.exchange.expect("multiplier", number + 1, number, step.blank(number + 1))
+
+    def target(self) -> tuple[Tensor, Tensor | None]:
+        """Return what the next stage has looked up."""
+        receive, number = self.exchange.receive, self.number
+        variable = receive("variable", number + 1, number)
+        return variable, receive("multiplier", number + 1, number) if self.settings.has_multipliers else None
+
+    def multiplier(self) -> Tensor | None:
+        """Return kappa_k, as it was looked up."""
+        return self._multiplier
+
+    def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
+        """lambda <- lambda - eta slope, then kappa <- kappa - rate (lambda - X)."""
+        assert self._clean is not None and step.slots is not None
+        step_size = self._step_size(step, self.number)
+        moved = [self._clean - step_size * slope]
+        if self._multiplier is not None:
+            rate = self.settings.multiplier_rate(step.beta, step_size)
+            moved.append(next_multiplier(self._multiplier, moved[0], state, rate))
+        # A part without samples of its own stands in with another part's.
+        slots = step.slots if step.share else step.slots[:0]
+        slots, *moved = self.exchange.replicas.gather_rows([slots, *(each[: len(slots)] for each in moved)])
+        for table, values in zip((self._variables, self._multipliers), moved, strict=False):
+            table.put(slots, values)
+        self._clean = self._multiplier = None
+
+    def to(self, device: torch.device) -> None:
+        """Move the tables."""
+        self._variables.to(device)
+        self._multipliers.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tables."""
+        tables = {"variables": self._variables.state_dict(), "multipliers": self._multipliers.state_dict()}
+        return {**super().state_dict(), **tables}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Take them back."""
+        super().load_state_dict(state, device)
+        self._variables.load_state_dict(state["variables"])
+        self._multipliers.load_state_dict(state["multipliers"])
+        self.to(device)
