@@ -156,13 +156,17 @@ class FiniteDifferenceProduct(AbstractProduct):
     def _apart(
         self, side: _MakeSide, scale: Factor, factor: Factor, replay: Replay, losses: tuple[Loss, Loss]
     ) -> list[Tensor]:
-        ahead = side(losses[0], scale)
+        here = side(losses[0], scale)
         with torch.enable_grad():
-            if self._is_joint:
-                behind = side(losses[1], -scale)
-                return _joint(ahead, behind, replay(ahead.value)[0], replay(behind.value)[0], factor)
-            above = replay(ahead.gradient)
-            return scaled(add(above, replay(side(losses[1], -scale).gradient), -1.0), factor)
+            if not self._is_joint:
+                above = replay(here.gradient)
+                return scaled(add(above, replay(side(losses[1], -scale).gradient), -1.0), factor)
+            ahead, sources = replay(here.value)[0], here.sources
+            # The first point is not kept beside the second one.
+            del here
+            there = side(losses[1], -scale)
+            behind = replay(there.value)[0]
+            return _joint(ahead, behind, sources, there.sources, factor)
 
     def _with_solutions(self, side: _MakeSide, step: Vector) -> tuple[Replay, tuple[Loss, Loss]]:
         """Return how to evaluate, and the loss with the solutions inside it as they are after `step` and `-step`."""
@@ -196,17 +200,19 @@ class FiniteDifferenceProduct(AbstractProduct):
         return reach / max(size, tiny), size / (2.0 * reach)
 
 
-def _joint(ahead: _Side, behind: _Side, above: Tensor, below: Tensor, factor: Factor) -> list[Tensor]:
-    """Return `factor` times the difference of gradients, by one backward pass."""
-    is_shared, count = ahead.sources is behind.sources, len(ahead.sources)
-    sources = ahead.sources if is_shared else [*ahead.sources, *behind.sources]
-    if not (sources and above.requires_grad and below.requires_grad):
-        return zeros(ahead.sources)
+def _joint(
+    ahead: Tensor, behind: Tensor, sources: list[Tensor], sources_behind: list[Tensor], factor: Factor
+) -> list[Tensor]:
+    """Return `factor` times the gradient of one loss less that of the other, by one backward pass."""
+    is_shared, count = sources is sources_behind, len(sources)
+    if not (sources and ahead.requires_grad and behind.requires_grad):
+        return zeros(sources)
+    sources = sources if is_shared else [*sources, *sources_behind]
     # A number goes into the backward pass: that saves a pass over its result.
     number = factor if isinstance(factor, float) else 1.0
     found = [
         torch.zeros_like(x) if each is None else each
-        for x, each in zip(sources, gradient_of_difference(above, below, sources, number), strict=True)
+        for x, each in zip(sources, gradient_of_difference(ahead, behind, sources, number), strict=True)
     ]
     found = found if is_shared else add(found[:count], found[count:])
     return found if isinstance(factor, float) else scaled(found, factor)
