@@ -5,28 +5,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.krylov import begin_system, check_krylov
 from mlotool.hypergradient.solvers.numbers import (
-    Number,
     divided,
     filled,
     holds_anywhere,
     is_finite,
     known,
     larger,
-    measured,
     negated,
     root,
     size_of,
     where,
 )
-from mlotool.hypergradient.solvers.progress import Progress, begin, relative
-from mlotool.hypergradient.solvers.scale import solve_in_range
-from mlotool.hypergradient.vector import add, choose, dot, scaled, zeros
+from mlotool.hypergradient.solvers.progress import relative
+from mlotool.hypergradient.vector import add, choose, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 _RETURNED = "An iterate before is used, or {else_} where there was none."
@@ -74,42 +68,19 @@ class ConjugateGradient(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if self.max_iterations < 1 or not self.tolerance >= 0 or not self.damping >= 0:
-            raise ConfigError(
-                f"ConjugateGradient: found max_iterations={self.max_iterations}, tolerance={self.tolerance}, "
-                f"damping={self.damping}; expected a whole max_iterations >= 1, tolerance >= 0 and damping >= 0. "
-                "Correct hypergradient.solver."
-            )
+        check_krylov(self, self.max_iterations, self.tolerance, self.damping)
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        num_tasks = tasks_of(view)
-
-        def damped(direction: Vector) -> Vector:
-            product = matvec(direction)
-            return add(product, direction, self.damping) if self.damping else product
-
-        def inner(a: Vector, b: Vector) -> Number:
-            return measured(dot(a, b, num_tasks))
-
-        progress, nothing = Progress(num_tasks), zeros(vector)
-        size = inner(vector, vector)
-        if (result := solve_in_range(self, size, matvec, vector, start, view)) is not None:
-            return result
-        progress.end(negated(is_finite(size)), Status.NON_FINITE)
-        progress.end(size == 0, Status.CONVERGED)
-        if not progress.is_running:
-            return progress.result(nothing, 0, relative(size, size))
-        vector = choose(progress.running, vector, nothing)
-        solution, residual, is_warm, num_products = begin(damped, vector, start, num_tasks)
-        squared = inner(residual, residual)
-        # Below eps nothing but rounding is left, and a further step would divide by it.
-        eps = torch.finfo(vector[0].dtype).eps
-        target = max(self.tolerance, eps) ** 2 * size
-        progress.end(squared <= target, Status.CONVERGED)
+        system = begin_system(self, self.tolerance, self.damping, matvec, vector, start=start, view=view)
+        if isinstance(system, SolveResult):
+            return system
+        matvec, inner, progress, nothing = system.matvec, system.inner, system.progress, system.nothing
+        size, eps, target, vector, is_warm = system.size, system.eps, system.target, system.vector, system.is_warm
+        solution, residual, squared = system.solution, system.residual, system.squared
+        num_products, num_tasks = system.num_products, tasks_of(view)
         direction = choose(progress.running, residual, nothing)
         # Zero is no solution to fall back to: a hypergradient of exactly zero looks like one that has converged.
         best, smallest = solution, where(is_warm, squared, math.inf)
@@ -117,7 +88,7 @@ class ConjugateGradient(AbstractSolver):
         for number in range(self.max_iterations):
             if not progress.is_running:
                 break
-            product = damped(direction)
+            product = matvec(direction)
             num_products += 1
             curvature = inner(direction, product)
             largest = larger(largest, divided(size_of(curvature), length))
@@ -155,6 +126,6 @@ class ConjugateGradient(AbstractSolver):
         if holds_anywhere(is_lost):
             solution = choose(is_lost, best, solution)
             # Measured again: the recursion has drifted from the truth on the way.
-            squared = where(is_lost, inner(*[add(vector, damped(solution), -1.0)] * 2), squared)
+            squared = where(is_lost, inner(*[add(vector, matvec(solution), -1.0)] * 2), squared)
             num_products += 1
         return progress.result(solution, num_products, root(relative(squared, size)))

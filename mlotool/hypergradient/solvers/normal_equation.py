@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.krylov import begin_system, check_krylov
 from mlotool.hypergradient.solvers.numbers import (
     Number,
     divided,
@@ -16,14 +13,12 @@ from mlotool.hypergradient.solvers.numbers import (
     is_finite,
     known,
     larger,
-    measured,
     negated,
     root,
     where,
 )
-from mlotool.hypergradient.solvers.progress import Progress, begin, relative
-from mlotool.hypergradient.solvers.scale import solve_in_range
-from mlotool.hypergradient.vector import add, choose, dot, scaled, zeros
+from mlotool.hypergradient.solvers.progress import relative
+from mlotool.hypergradient.vector import add, choose, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 
@@ -65,48 +60,29 @@ class NormalEquationConjugateGradient(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if self.max_iterations < 1 or not self.tolerance >= 0 or not self.damping >= 0:
-            raise ConfigError(
-                f"NormalEquationConjugateGradient: found max_iterations={self.max_iterations}, "
-                f"tolerance={self.tolerance}, damping={self.damping}; expected a whole max_iterations >= 1, "
-                "tolerance >= 0 and damping >= 0. Correct hypergradient.solver."
-            )
+        check_krylov(self, self.max_iterations, self.tolerance, self.damping)
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:
         """Return the solution, or the best vector so far with the reason."""
-        num_tasks = tasks_of(view)
-
-        def damped(direction: Vector) -> Vector:
-            product = matvec(direction)
-            return add(product, direction, self.damping) if self.damping else product
+        system = begin_system(self, self.tolerance, self.damping, matvec, vector, start=start, view=view)
+        if isinstance(system, SolveResult):
+            return system
+        matvec, progress, nothing, num_tasks = system.matvec, system.progress, system.nothing, tasks_of(view)
+        size, eps, target, vector, is_warm = system.size, system.eps, system.target, system.vector, system.is_warm
+        solution, residual, error, num_products = system.solution, system.residual, system.squared, system.num_products
 
         def squared(a: Vector) -> Number:
-            return measured(dot(a, a, num_tasks))
+            return system.inner(a, a)
 
-        progress, nothing = Progress(num_tasks), zeros(vector)
-        size = squared(vector)
-        if (result := solve_in_range(self, size, matvec, vector, start, view)) is not None:
-            return result
-        progress.end(negated(is_finite(size)), Status.NON_FINITE)
-        progress.end(size == 0, Status.CONVERGED)
-        if not progress.is_running:
-            return progress.result(nothing, 0, relative(size, size))
-        vector = choose(progress.running, vector, nothing)
-        solution, residual, is_warm, num_products = begin(damped, vector, start, num_tasks)
-        error = squared(residual)
-        eps = torch.finfo(vector[0].dtype).eps
-        target = max(self.tolerance, eps) ** 2 * size
-        progress.end(error <= target, Status.CONVERGED)
         direction, has_nothing = nothing, known(False, num_tasks)
         steepness, largest = filled(1.0, num_tasks), filled(0.0, num_tasks)
         for number in range(self.max_iterations):
             if not progress.is_running:
                 break
             # s = A r is minus the gradient of half the squared residual.
-            slope = list(damped(choose(progress.running, residual, nothing)))
+            slope = list(matvec(choose(progress.running, residual, nothing)))
             num_products += 1
             previous, steepness = steepness, squared(slope)
             overflown = progress.end(negated(is_finite(steepness)), Status.NON_FINITE)
@@ -117,7 +93,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
             if not progress.is_running:
                 break
             direction = choose(progress.running, add(slope, scaled(direction, divided(steepness, previous))), nothing)
-            product = damped(direction)
+            product = matvec(direction)
             num_products += 1
             growth = squared(product)
             overflown = progress.end(negated(is_finite(growth)), Status.NON_FINITE)
