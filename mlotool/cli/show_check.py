@@ -9,7 +9,8 @@ from mlotool.cli.show_result import plain_console
 from mlotool.core.escape import escape
 
 if TYPE_CHECKING:
-    from mlotool.hypergradient.diagnostics.compare import Response, Slope
+    from mlotool.hypergradient.diagnostics.compare import Response
+    from mlotool.hypergradient.diagnostics.solved_slope import Slope
     from mlotool.runner.checking import Check
 
 GOOD_ERROR = 0.05

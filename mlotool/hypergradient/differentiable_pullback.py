@@ -24,7 +24,21 @@ from mlotool.problem.interface import LowerView, Vector
 
 
 class LinearPullback(Protocol):
-    """What an implicit one offers beside."""
+    """What an implicit one offers beside.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.solvers import Exact
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: (theta[0] ** 4 / 12 - theta[0] * inputs[0]).sum()  # H = theta ** 2, M = -1
+        >>> class Solving:
+        ...     view, solver = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss), Exact()
+        ...     def solve(self, theta, inputs, vector): return [v / theta[0] ** 2 for v in vector]
+        ...     def record(self, result): pass
+        >>> pullback: LinearPullback = Solving()
+        >>> pullback.solve([torch.tensor([2.0])], [torch.zeros(1)], [torch.ones(1)])
+        [tensor([0.2500])]
+    """
 
     solver: AbstractSolver
 
@@ -43,6 +57,20 @@ class LinearSolve(torch.autograd.Function):
     """`q = H(theta, x)^-1 v`, differentiated as the exact solution.
 
     For a cotangent w: p = H^-1 w is the cotangent of v, and `-d<p, H q>/d(theta, x)` that of theta and x.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.solvers import Exact
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: (theta[0] ** 4 / 12 - theta[0] * inputs[0]).sum()  # H = theta ** 2, M = -1
+        >>> class Solving:
+        ...     view, solver = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss), Exact()
+        ...     def solve(self, theta, inputs, vector): return [v / theta[0] ** 2 for v in vector]
+        ...     def record(self, result): pass
+        >>> v, theta, x = torch.ones(1), torch.tensor([2.0], requires_grad=True), torch.zeros(1)
+        >>> [q] = LinearSolve.apply(Solving(), 1, v, theta, x)
+        >>> torch.autograd.grad(q, theta)  # of v / theta ** 2
+        (tensor([-0.2500]),)
     """
 
     @staticmethod
@@ -88,7 +116,22 @@ class LinearSolve(torch.autograd.Function):
 def differentiable_pullback(
     pullback: LinearPullback, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector
 ) -> list[Tensor]:
-    """Return the cotangents of the wanted inputs as functions of theta, x and the cotangent."""
+    """Return the cotangents of the wanted inputs as functions of theta, x and the cotangent.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.solvers import Exact
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: (theta[0] ** 4 / 12 - theta[0] * inputs[0]).sum()  # H = theta ** 2, M = -1
+        >>> class Solving:
+        ...     view, solver = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss), Exact()
+        ...     def solve(self, theta, inputs, vector): return [v / theta[0] ** 2 for v in vector]
+        ...     def record(self, result): pass
+        >>> theta, x = torch.tensor([2.0], requires_grad=True), torch.zeros(1, requires_grad=True)
+        >>> [found] = differentiable_pullback(Solving(), [theta], [x], [True], [torch.ones(1)])
+        >>> found.tolist(), torch.autograd.grad(found, theta)
+        ([0.25], (tensor([-0.2500]),))
+    """
     points, values = aliases(theta), aliases(inputs)
     gradient = stationarity(pullback.view, points, values)
     if pullback.solver.is_polynomial:
@@ -107,7 +150,17 @@ def differentiable_pullback(
 
 
 def stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
-    """Return `F = dC_l/dtheta` with its graph, one tensor a parameter."""
+    """Return `F = dC_l/dtheta` with its graph, one tensor a parameter.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0], requires_grad=True)], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> [each.tolist() for each in stationarity(view, theta, inputs)]
+        [[2.0]]
+    """
     loss = view(theta, inputs)
     check_twice_differentiable(view, loss)
     return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)

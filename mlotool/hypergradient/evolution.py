@@ -10,8 +10,8 @@ from torch import Tensor
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
+from mlotool.hypergradient.functional_steps import simulate, step_gradients
 from mlotool.hypergradient.particles import History
-from mlotool.hypergradient.unrolled import simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, unflatten
 from mlotool.problem.interface import LowerView, Particle, Vector
 from mlotool.problem.memory import Memory
@@ -31,6 +31,11 @@ class EvolutionState(NamedTuple):
         last: what is reported of the last gradient, by name: numbers, or 0-D tensors.
         histories: by reader, what persistent pairs have behind them.
         ends: by problem, reader and number of the particle, where its last rollout came to.
+
+    Example:
+        >>> import torch
+        >>> EvolutionState(torch.Generator().get_state(), {}, {}, {}).generator.dtype
+        torch.uint8
     """
 
     generator: Tensor

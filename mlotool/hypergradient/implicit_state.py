@@ -22,6 +22,11 @@ class ImplicitState(NamedTuple):
         quality: the last report.
         num_pullbacks: so far, where every n-th is reported.
         starts: by reader, the last solution, where solves begin there.
+
+    Example:
+        >>> state = ImplicitState(None, last=SolveResult([], Status.CONVERGED, 3, 1e-7))
+        >>> state.saved()
+        {'last': ['converged', 3, 1e-07]}
     """
 
     solver: Any
@@ -60,6 +65,13 @@ class TracedSolve:
     Args:
         memory: of the problem.
         last: how the solve ended.
+
+    Example:
+        >>> import torch
+        >>> memory = Memory(ImplicitState(None))
+        >>> TracedSolve(memory, SolveResult([], Status.CONVERGED, 3)).reported(torch.tensor(0.5))
+        >>> memory.value.last.residual
+        tensor(0.5000)
     """
 
     memory: Memory
@@ -71,7 +83,15 @@ class TracedSolve:
 
 
 def start_for(problem: LowerProblem, vector: Vector) -> list[Tensor] | None:
-    """Return the last solution for the problem's reader if it fits `vector`; None to begin at zero."""
+    """Return the last solution for the problem's reader if it fits `vector`; None to begin at zero.
+
+    Example:
+        >>> import torch
+        >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
+        >>> keep_start(problem, [torch.ones(2)])
+        >>> start_for(problem, [torch.zeros(2)]), start_for(problem, [torch.zeros(3)])
+        ([tensor([1., 1.])], None)
+    """
     start = (problem.memory.value.starts or {}).get(problem.reader, ())
     if [(each.shape, each.dtype) for each in start] != [(each.shape, each.dtype) for each in vector]:
         return None
@@ -79,7 +99,15 @@ def start_for(problem: LowerProblem, vector: Vector) -> list[Tensor] | None:
 
 
 def keep_start(problem: LowerProblem, solution: Vector) -> None:
-    """Keep a solution for the reader's next start, if it is finite."""
+    """Keep a solution for the reader's next start, if it is finite.
+
+    Example:
+        >>> import torch
+        >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
+        >>> keep_start(problem, [torch.ones(2)])
+        >>> problem.memory.value.starts
+        {'u': (tensor([1., 1.]),)}
+    """
     state: ImplicitState = problem.memory.value
     if bool(norm(solution).isfinite()):
         problem.memory.value = state._replace(starts={**(state.starts or {}), problem.reader: tuple(solution)})

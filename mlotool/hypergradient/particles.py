@@ -15,6 +15,12 @@ class History(NamedTuple):
     Args:
         sums: by number of the pair.
         num_rounds: gradients so far.
+
+    Example:
+        >>> import torch
+        >>> history = History({}).extended([[torch.ones(2)]]).extended([[torch.ones(2)]])
+        >>> history.sums[0]
+        [tensor([2., 2.])]
     """
 
     sums: Mapping[int, Vector]

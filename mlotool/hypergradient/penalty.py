@@ -144,6 +144,11 @@ class Penalised(NamedTuple):
     Args:
         point: y, one tensor a parameter.
         multiplier: of the next pullback, for the fixed rule.
+
+    Example:
+        >>> import torch
+        >>> Penalised((torch.ones(2),), multiplier=None).point
+        (tensor([1., 1.]),)
     """
 
     point: tuple[Tensor, ...]
@@ -156,6 +161,10 @@ class PenaltyState(NamedTuple):
     Args:
         readers: by reader, its own.
         last_multiplier: of the last pullback, 0-D where it is a tensor.
+
+    Example:
+        >>> PenaltyState({}, None).readers
+        {}
     """
 
     readers: Mapping[str, Penalised]

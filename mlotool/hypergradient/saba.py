@@ -140,6 +140,14 @@ class Table(NamedTuple):
     Args:
         last: by batch.
         total: the sum, which rounding sets apart from what the vectors add up to again.
+
+    Example:
+        >>> import torch
+        >>> _, table = Table({}, ()).replaced(0, [torch.tensor([1.0])])
+        >>> _, table = table.replaced(1, [torch.tensor([3.0])])
+        >>> estimate, _ = table.replaced(0, [torch.tensor([2.0])])  # 2 - 1 + (1 + 3) / 2
+        >>> estimate
+        [tensor([3.])]
     """
 
     last: Mapping[Hashable, Vector]
@@ -174,6 +182,10 @@ class Averages(NamedTuple):
         solution: q; None before the first pullback.
         hessian: of the products with H.
         cross: of those with M.
+
+    Example:
+        >>> Averages().solution is None
+        True
     """
 
     solution: Vector | None = None
@@ -202,6 +214,10 @@ class SABAState(NamedTuple):
         readers: by reader, its own.
         gradients: of the problem's own steps.
         is_used: by parameter, whether the gradient of a batch has had a part for it.
+
+    Example:
+        >>> SABAState({}, Table({}, ()), ()).readers
+        {}
     """
 
     readers: Mapping[str, Averages]
@@ -252,6 +268,11 @@ def number_of(problem: str, batch: Any, batch_number: int | None, key: str | Non
 
     Raises:
         ConfigError: nothing does.
+
+    Example:
+        >>> import torch
+        >>> number_of("w", {"number": torch.tensor([3])}, None, key="number"), number_of("w", None, 5, key=None)
+        (3, 5)
     """
     if key is None:
         if batch_number is None:

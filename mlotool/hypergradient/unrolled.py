@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
-from mlotool.core.replay import RandomState
-from mlotool.hypergradient.diagnostics.twice_differentiable import check_twice_differentiable
+from mlotool.hypergradient.functional_steps import batch_gradient, simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
 from mlotool.problem.interface import (
     AbstractHypergradient,
@@ -21,7 +19,7 @@ from mlotool.problem.interface import (
     identity_reduce,
 )
 from mlotool.problem.mean_gradient import mean_gradient
-from mlotool.problem.trajectory import LowerSnapshots, StepRecord
+from mlotool.problem.trajectory import StepRecord
 from mlotool.problem.update import State
 from mlotool.problem.update_derivative import COUNTER, StepCotangents
 
@@ -97,34 +95,6 @@ class Unrolled(AbstractHypergradient):
         return _ReversePass(self, view, unroll, records, theta)
 
 
-def simulate(
-    unroll: Unroll, inputs: Vector, view: LowerView, begin: tuple[Vector, Sequence[State]] | None = None
-) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...], tuple[State, ...]]:
-    """Take the steps of `unroll.batches` on a copy; return their records, and parameters and state after them.
-
-    Args:
-        unroll: of the problem.
-        inputs: what shapes it, detached.
-        view: of the problem.
-        begin: the parameters and state before them; None is where the problem is.
-    """
-    theta, state = unroll.begin() if begin is None else begin
-    if unroll.start is not None:
-        theta = unroll.start(inputs)
-    records = []
-    for batches, hyperparameters in zip(unroll.batches, unroll.hyperparameters(len(unroll.batches)), strict=True):
-        draws, slopes = [], []
-        for batch in batches:
-            # For the first time: the generator moves on from batch to batch.
-            draws.append((batch, RandomState(view.devices)))
-            slopes.append(_slopes(view, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
-        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}))
-        _, gradient = mean_gradient(slopes, theta, view.problem.reduce)
-        with torch.no_grad():
-            theta, state = unroll.step(theta, gradient, state, hyperparameters, inputs)
-    return tuple(records), tuple(theta), tuple(state)
-
-
 def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[Tensor, ...]:
     """Take the steps of `unroll.batches` in one graph from the inputs: no node of its own is needed."""
     theta, state = unroll.begin()
@@ -142,7 +112,7 @@ def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerV
         # A gradient is taken at an alias: the start may be a view that several parameters share.
         at = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in theta]
         create_graph = is_connected and algorithm.second_order
-        slopes = [_slopes(view, unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
+        slopes = [batch_gradient(view, unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
         _, gradient = mean_gradient(slopes, at, view.problem.reduce)
         with torch.set_grad_enabled(is_connected):
             theta, state = unroll.step(at, gradient, state, hyperparameters, inputs)
@@ -283,42 +253,3 @@ class _ReversePass:
             [{key: next(found) for key in each if key != COUNTER} for each in state],
         )
         return step, list(found)
-
-
-def step_gradients(
-    unroll: Unroll,
-    record: StepRecord,
-    theta: Vector,
-    inputs: Vector,
-    view: LowerView,
-    *,
-    create_graph: bool,
-) -> tuple[list[list[Tensor]], list[Tensor | None]]:
-    """Return the gradient on each batch of a step (zeros where unused), and their mean over batches and ranks.
-
-    They are those of the step: its random numbers are drawn again.
-
-    A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
-    """
-    found = []
-    for batch, random in record.draws:
-        with random.replayed():
-            found.append(_slopes(view, unroll, batch, record.lower_snapshots, theta, inputs, create_graph=create_graph))
-    return mean_gradient(found, theta, view.problem.reduce)
-
-
-def _slopes(
-    view: LowerView,
-    unroll: Unroll,
-    batch: Any,
-    lower_snapshots: LowerSnapshots,
-    theta: Vector,
-    inputs: Vector,
-    *,
-    create_graph: bool,
-) -> tuple[Tensor | None, ...]:
-    with torch.enable_grad():
-        loss = unroll.loss(theta, inputs, batch, lower_snapshots)
-        if create_graph:
-            check_twice_differentiable(view, loss)
-        return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)

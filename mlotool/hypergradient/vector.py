@@ -13,14 +13,26 @@ from mlotool.problem.interface import Vector
 
 
 def add(a: Vector, b: Vector, scale: float | Tensor = 1.0) -> list[Tensor]:
-    """Return `a + scale * b`; a tensor scale is 0-D, or one a task."""
+    """Return `a + scale * b`; a tensor scale is 0-D, or one a task.
+
+    Example:
+        >>> import torch
+        >>> add([torch.ones(2)], [torch.ones(2)], 3.0)
+        [tensor([4., 4.])]
+    """
     if isinstance(scale, Tensor) and (scale.dim() or is_tracing()):
         return [x + _on_axis(scale, y).to(y.dtype) * y for x, y in zip(a, b, strict=True)]
     return list(torch._foreach_add(list(a), list(b), alpha=float(scale)))
 
 
 def scaled(a: Vector, factor: float | Tensor) -> list[Tensor]:
-    """Return `factor * a`; a tensor factor is 0-D, or one a task."""
+    """Return `factor * a`; a tensor factor is 0-D, or one a task.
+
+    Example:
+        >>> import torch
+        >>> scaled([torch.ones(2, 1)], torch.tensor([3.0, 4.0]))[0].tolist()
+        [[3.0], [4.0]]
+    """
     if isinstance(factor, Tensor) and (factor.dim() or is_tracing()):
         return [_on_axis(factor, x).to(x.dtype) * x for x in a]
     if isinstance(factor, Tensor) and not factor.is_cuda:
@@ -30,31 +42,62 @@ def scaled(a: Vector, factor: float | Tensor) -> list[Tensor]:
 
 
 def choose(condition: bool | Tensor, a: Vector, b: Vector) -> list[Tensor]:
-    """Return `a` where the condition holds, one or one a task, and `b` elsewhere; NaN in the other does not pass."""
+    """Return `a` where the condition holds, one or one a task, and `b` elsewhere; NaN in the other does not pass.
+
+    Example:
+        >>> import torch
+        >>> choose(torch.tensor([True, False]), [torch.ones(2, 1)], [torch.zeros(2, 1)])[0].tolist()
+        [[1.0], [0.0]]
+    """
     if not isinstance(condition, Tensor) or condition.dim() == 0:
         return list(a if decided(condition) else b)
     return [torch.where(_on_axis(condition, x), x, y) for x, y in zip(a, b, strict=True)]
 
 
 def copies(a: Vector) -> list[Tensor]:
-    """Return detached copies."""
+    """Return detached copies.
+
+    Example:
+        >>> import torch
+        >>> [each.requires_grad for each in copies([torch.ones(2, requires_grad=True)])]
+        [False]
+    """
     return [tensor.detach().clone() for tensor in a]
 
 
 def zeros(a: Vector) -> list[Tensor]:
-    """Return zeros of the same shapes."""
+    """Return zeros of the same shapes.
+
+    Example:
+        >>> import torch
+        >>> zeros([torch.ones(2)])
+        [tensor([0., 0.])]
+    """
     return [torch.zeros_like(tensor) for tensor in a]
 
 
 def dot(a: Vector, b: Vector, num_tasks: int | None = None) -> Tensor:
-    """Return the inner product: 0-D, or one a task."""
+    """Return the inner product: 0-D, or one a task.
+
+    Example:
+        >>> import torch
+        >>> a = [torch.ones(2, 3), torch.ones(2)]
+        >>> dot(a, a), dot(a, a, num_tasks=2)
+        (tensor(8.), tensor([4., 4.]))
+    """
     if num_tasks is None:
         return torch.stack([torch.sum(x * y) for x, y in zip(a, b, strict=True)]).sum()
     return torch.stack([(x * y).reshape(num_tasks, -1).sum(1) for x, y in zip(a, b, strict=True)]).sum(0)
 
 
 def norm(a: Vector, num_tasks: int | None = None) -> Tensor:
-    """Return the 2-norm: 0-D, or one a task."""
+    """Return the 2-norm: 0-D, or one a task.
+
+    Example:
+        >>> import torch
+        >>> norm([torch.tensor([3.0]), torch.tensor([4.0])]), norm([torch.tensor([3.0, 4.0])], num_tasks=2)
+        (tensor(5.), tensor([3., 4.]))
+    """
     if num_tasks is None:
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(a))))
     rows = [torch.linalg.vector_norm(x.reshape(num_tasks, -1), dim=1) for x in a]
@@ -62,34 +105,72 @@ def norm(a: Vector, num_tasks: int | None = None) -> Tensor:
 
 
 def apart(a: Vector, b: Vector) -> float:
-    """Return the norm of the difference over that of the longer one; 0 where both are zero."""
+    """Return the norm of the difference over that of the longer one; 0 where both are zero.
+
+    Example:
+        >>> import torch
+        >>> apart([torch.tensor([2.0])], [torch.tensor([1.0])])
+        0.5
+    """
     scale = max(float(norm(a)), float(norm(b)))
     return float(norm(add(a, b, -1.0))) / scale if scale > 0 else 0.0
 
 
 def flatten(a: Vector, num_tasks: int | None = None) -> Tensor:
-    """Return one row a task, a single one without tasks."""
+    """Return one row a task, a single one without tasks.
+
+    Example:
+        >>> import torch
+        >>> flatten([torch.ones(2, 3), torch.ones(2)], num_tasks=2).shape
+        torch.Size([2, 4])
+    """
     return torch.cat([tensor.reshape(num_tasks or 1, -1) for tensor in a], 1)
 
 
 def unflatten(rows: Tensor, like: Vector, num_tasks: int | None = None) -> list[Tensor]:
-    """Return the vector whose rows these are, in the shapes of `like`."""
+    """Return the vector whose rows these are, in the shapes of `like`.
+
+    Example:
+        >>> import torch
+        >>> [each.shape for each in unflatten(torch.ones(2, 4), [torch.ones(2, 3), torch.ones(2)], num_tasks=2)]
+        [torch.Size([2, 3]), torch.Size([2])]
+    """
     parts = rows.split([tensor.numel() // (num_tasks or 1) for tensor in like], 1)
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def aliases(a: Vector) -> list[Tensor]:
-    """Return views with nodes of their own, at which partial derivatives can be taken."""
+    """Return views with nodes of their own, at which partial derivatives can be taken.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> [alias] = aliases([x])
+        >>> alias is x, torch.equal(alias, x)
+        (False, True)
+    """
     return [tensor.view_as(tensor) for tensor in a]
 
 
 def constants(a: Vector) -> list[Tensor]:
-    """Return the tensors without a graph."""
+    """Return the tensors without a graph.
+
+    Example:
+        >>> import torch
+        >>> [each.requires_grad for each in constants([torch.ones(2, requires_grad=True)])]
+        [False]
+    """
     return [tensor.detach() if tensor.requires_grad else tensor for tensor in a]
 
 
 def leaves(a: Vector, wanted: "list[bool] | tuple[bool, ...] | None" = None) -> list[Tensor]:
-    """Return detached tensors that require a gradient, all of them or the wanted ones."""
+    """Return detached tensors that require a gradient, all of them or the wanted ones.
+
+    Example:
+        >>> import torch
+        >>> [each.requires_grad for each in leaves([torch.ones(2), torch.ones(3)], [True, False])]
+        [True, False]
+    """
     flags = [True] * len(a) if wanted is None else wanted
     return [tensor.detach().requires_grad_(flag) for tensor, flag in zip(a, flags, strict=True)]
 
@@ -105,6 +186,12 @@ def vector_jacobian(
         cotangents: one for each output.
         retain: keep the graph for another call.
         create_graph: make the result differentiable.
+
+    Example:
+        >>> import torch
+        >>> x, y = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
+        >>> vector_jacobian([3 * x], [x, y], [torch.ones(2)])
+        [tensor([3., 3.]), tensor([0.])]
     """
     pairs = [(y, v) for y, v in zip(outputs, cotangents, strict=True) if y.requires_grad]
     if not pairs or not inputs:
@@ -120,7 +207,14 @@ def vector_jacobian(
 
 
 def slopes(loss: Tensor, sources: Vector) -> list[Tensor]:
-    """Return the gradient of a loss, zeros where it does not depend on a source; the graph is freed."""
+    """Return the gradient of a loss, zeros where it does not depend on a source; the graph is freed.
+
+    Example:
+        >>> import torch
+        >>> x, y = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
+        >>> slopes((3 * x).sum(), [x, y])
+        [tensor([3., 3.]), tensor([0.])]
+    """
     if not loss.requires_grad or not sources:
         return zeros(sources)
     found = gradient_of(loss, sources)

@@ -1,9 +1,9 @@
-"""A program's hypergradients beside the most exact ones, and beside finite differences of the solved program."""
+"""A program's hypergradients beside the most exact ones."""
 
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,11 +23,6 @@ from mlotool.problem.interface import LowerView, Vector
 from mlotool.program import AbstractHypergradient, Program
 
 Batches = Mapping[str, Any]
-STEP = 1e-3
-"""Of a finite difference of the solved program, relative to the norm of the upper parameters, in float64."""
-
-SOLVED = 1e-4
-"""Largest gradient of the solved lower problems, relative to before."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +37,10 @@ class Response:
         seconds: wall time of one evaluation.
         has_converged: false where a solve did not.
         note: what a person should know: how a solve ended, or why there is no number.
+
+    Example:
+        >>> Response("neumann", norm=1.0, cosine=0.99, error=0.1).has_converged
+        True
     """
 
     name: str
@@ -50,25 +49,6 @@ class Response:
     error: float | None = None
     seconds: float | None = None
     has_converged: bool = True
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Slope:
-    """A directional derivative of the solved upper loss: by finite differences and by hypergradients.
-
-    Args:
-        stationarity: norm of the lower problems' gradients once they are solved, relative to before.
-        difference: `(C(x + h d) - C(x - h d)) / 2h` with the lower problems solved again at both ends.
-        exact: `<g, d>` of the most exact hypergradient at the solved program.
-        own: `<g, d>` of the program's own hypergradient there.
-        note: why there are no numbers.
-    """
-
-    stationarity: float | None = None
-    difference: float | None = None
-    exact: float | None = None
-    own: float | None = None
     note: str = ""
 
 
@@ -83,6 +63,19 @@ def with_algorithms(
 
     Raises:
         ConfigError: an algorithm cannot do what the graph asks of it.
+
+    Example:
+        >>> import torch
+        >>> from mlotool import Exact, Graph, Identity, Implicit, Problem, Program
+        >>> class Point(torch.nn.Module):
+        ...     def __init__(self): super().__init__(); self.x = torch.nn.Parameter(torch.tensor([2.0]))
+        ...     def forward(self): return self.x
+        >>> lower = Problem("w", Point(), lambda batch, *, w, u: ((w() - u()) ** 2).sum(),
+        ...                 roles={"w": "w", "u": "u"}, hypergradient=Implicit(Exact()))
+        >>> upper = Problem("u", Point(), lambda batch, *, w: (w() ** 2).sum(), roles={"w": "w"})
+        >>> program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+        >>> with_algorithms(program, lambda name, old: Implicit(Identity(0.25))).gradient("u")
+        {'x': tensor([2.])}
     """
     problems = []
     for problem in program.problems.values():
@@ -95,7 +88,17 @@ def with_algorithms(
 
 @dataclass(frozen=True)
 class Converged(AbstractSolver):
-    """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H."""
+    """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> Converged().solve(lambda u: [2.0 * u[0]], [torch.ones(1)], view=view).solution
+        [tensor([0.5000])]
+    """
 
     failures: ClassVar[Mapping[Status, str]] = {**ConjugateGradient.failures, **Exact.failures}
 
@@ -108,7 +111,21 @@ class Converged(AbstractSolver):
 
 
 def most_exact(program: Program) -> Program:
-    """Return the program with the most exact hypergradients that fit: all steps, a dense or a converged solve."""
+    """Return the program with the most exact hypergradients that fit: all steps, a dense or a converged solve.
+
+    Example:
+        >>> import torch
+        >>> from mlotool import Exact, Graph, Implicit, Problem, Program
+        >>> class Point(torch.nn.Module):
+        ...     def __init__(self): super().__init__(); self.x = torch.nn.Parameter(torch.tensor([2.0]))
+        ...     def forward(self): return self.x
+        >>> lower = Problem("w", Point(), lambda batch, *, w, u: ((w() - u()) ** 2).sum(),
+        ...                 roles={"w": "w", "u": "u"}, hypergradient=Implicit(Exact()))
+        >>> upper = Problem("u", Point(), lambda batch, *, w: (w() ** 2).sum(), roles={"w": "w"})
+        >>> program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+        >>> most_exact(program).gradient("u")
+        {'x': tensor([4.])}
+    """
     return with_algorithms(program, lambda _, old: Unrolled() if old.sees_steps else Implicit(Converged()))
 
 
@@ -122,6 +139,22 @@ def compare(
         upper: the problem whose hypergradient is taken.
         batches: by problem, what `Program.gradient` takes.
         others: algorithms by name; each replaces those of all problems.
+
+    Example:
+        >>> import torch
+        >>> from mlotool import Exact, Graph, Implicit, Problem, Program
+        >>> class Point(torch.nn.Module):
+        ...     def __init__(self): super().__init__(); self.x = torch.nn.Parameter(torch.tensor([2.0]))
+        ...     def forward(self): return self.x
+        >>> lower = Problem("w", Point(), lambda batch, *, w, u: ((w() - u()) ** 2).sum(),
+        ...                 roles={"w": "w", "u": "u"}, hypergradient=Implicit(Exact()))
+        >>> upper = Problem("u", Point(), lambda batch, *, w: (w() ** 2).sum(), roles={"w": "w"})
+        >>> program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+        >>> for response in compare(program, "u", {}, {"none": FirstOrder}):
+        ...     print(response.name, response.norm, response.error)
+        most exact 4.0 0.0
+        this recipe's 4.0 0.0
+        none 0.0 1.0
     """
     reference = most_exact(program)
     exact, response = _measured("most exact", reference, upper, batches, None)
@@ -142,78 +175,15 @@ def compare(
             yield _measured(name, other, upper, _batches_of(other, program, batches), exact)[1]
 
 
-def solved_slope(program: Program, upper: str, batches: Batches, max_parameters: int = 3000) -> Slope:
-    """Compare hypergradients with finite differences of the solved program; parameters are put back.
+def sees_steps(program: Program, name: str) -> bool:
+    """Return whether the hypergradient of problem `name` differentiates its steps.
 
-    Every lower problem is solved on its batch (L-BFGS), at the current upper parameters and at both ends of a step
-    along the most exact hypergradient. Unrolled ones are not solved: their steps are taken again, at both ends.
-
-    Args:
-        program: in float64.
-        upper: the problem.
-        batches: by problem.
-        max_parameters: of a lower problem, at most.
+    Example:
+        >>> from mlotool import Graph, Problem
+        >>> problem = Problem("w", torch.nn.Linear(1, 1), lambda batch, *, w: w(batch).sum(), roles={"w": "w"}, hypergradient=Unrolled())
+        >>> sees_steps(Program([problem], Graph()), "w")
+        True
     """
-    below = [name for name in program.problems if name in program.graph.below(upper)]
-    below.sort(key=program.graph.level)
-    if any(_sees_steps(program, name) for name in below):
-        return _unrolled_slope(program, upper, below, batches)
-    reason = _cannot_solve(program, below, max_parameters)
-    if reason:
-        return Slope(note=reason)
-    before = _stationarity(program, below, batches)
-    saved = {
-        name: [tensor.clone() for tensor in program.problems[name].constants().values()] for name in (*below, upper)
-    }
-    try:
-        _solve(program, below, batches)
-        residual = _stationarity(program, below, batches) / max(before, torch.finfo(torch.float64).tiny)
-        if residual > SOLVED:
-            return Slope(residual, note=f"the lower problems' gradients only go down to {residual:.1e} of before")
-        exact = _flat(most_exact(program).gradient(upper, batches))
-        own = _flat(program.gradient(upper, batches))
-        length = float(exact.norm())
-        if length == 0.0:
-            return Slope(residual, note="the hypergradient is zero at the solved program")
-        direction = exact / length
-        step = STEP * max(1.0, float(_flat(program.problems[upper].constants()).norm()))
-        values = []
-        for sign in (1.0, -1.0):
-            _put(program, upper, saved[upper], sign * step * direction)
-            _solve(program, below, batches)
-            values.append(float(program.loss(upper, batches.get(upper)).loss))
-        difference = (values[0] - values[1]) / (2 * step)
-        return Slope(residual, difference, length, float(own @ direction))
-    finally:
-        for name, tensors in saved.items():
-            _put(program, name, tensors, None)
-
-
-def _unrolled_slope(program: Program, upper: str, below: Sequence[str], batches: Batches) -> Slope:
-    if not all(_sees_steps(program, name) for name in below):
-        return Slope(note="some of the problems below are unrolled, and others are not")
-    saved = [tensor.clone() for tensor in program.problems[upper].constants().values()]
-    try:
-        with _same_numbers(program):
-            exact = _flat(most_exact(program).gradient(upper, batches))
-        with _same_numbers(program):
-            own = _flat(program.gradient(upper, batches))
-        length = float(exact.norm())
-        if length == 0.0:
-            return Slope(note="the hypergradient is zero here")
-        direction = exact / length
-        step = STEP * max(1.0, float(_flat(program.problems[upper].constants()).norm()))
-        values = []
-        for sign in (1.0, -1.0):
-            _put(program, upper, saved, sign * step * direction)
-            with _same_numbers(program):
-                values.append(float(program.unrolled_loss(upper, batches)))
-        return Slope(None, (values[0] - values[1]) / (2 * step), length, float(own @ direction))
-    finally:
-        _put(program, upper, saved, None)
-
-
-def _sees_steps(program: Program, name: str) -> bool:
     algorithm = program.problems[name].hypergradient
     return algorithm is not None and algorithm.sees_steps
 
@@ -221,7 +191,7 @@ def _sees_steps(program: Program, name: str) -> bool:
 def _batches_of(other: Program, program: Program, batches: Batches) -> Batches:
     """Return the batches in the form that other algorithms take: one, where the program's own has one a step."""
     return {
-        name: batch[-1] if _sees_steps(program, name) and not _sees_steps(other, name) else batch
+        name: batch[-1] if sees_steps(program, name) and not sees_steps(other, name) else batch
         for name, batch in batches.items()
     }
 
@@ -231,8 +201,8 @@ def _measured(
 ) -> tuple[Tensor | None, Response]:
     began = time.perf_counter()
     try:
-        with _same_numbers(program):
-            found = _flat(program.gradient(upper, batches))
+        with same_numbers(program):
+            found = flat(program.gradient(upper, batches))
     except (ConfigError, RuntimeError) as error:
         return None, Response(name, note=_first_sentence(error))
     seconds = time.perf_counter() - began
@@ -258,61 +228,32 @@ def _statuses(program: Program) -> tuple[bool, str]:
     return has_converged, "; ".join(found)
 
 
-def _cannot_solve(program: Program, below: Sequence[str], max_parameters: int) -> str:
-    for name in below:
-        problem = program.problems[name]
-        size = sum(tensor.numel() for tensor in problem.theta.values())
-        if size > max_parameters:
-            return f"'{name}' has {size} parameters; it is solved up to {max_parameters}"
-        if set(program.graph.upper_to_lower.get(name, ())) & set(program.graph.below(name)):
-            return f"'{name}' both shapes and reads a lower problem; such a program is not solved here"
-    return ""
-
-
-def _solve(program: Program, below: Sequence[str], batches: Batches) -> None:
-    for name in below:
-        problem = program.problems[name]
-        parameters = list(problem.theta.values())
-        optimizer = torch.optim.LBFGS(
-            parameters, max_iter=2000, tolerance_grad=1e-12, tolerance_change=0.0, history_size=50,
-            line_search_fn="strong_wolfe",
-        )  # fmt: skip
-
-        def closure(name: str = name, parameters: list[Any] = parameters) -> Tensor:
-            with torch.enable_grad():
-                loss = program.direct_loss(name, batches.get(name)).loss
-            for parameter, slope in zip(
-                parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
-            ):
-                parameter.grad = torch.zeros_like(parameter) if slope is None else slope
-            return loss
-
-        with _same_numbers(program):
-            optimizer.step(closure)
-        for parameter in parameters:
-            parameter.grad = None
-
-
-def _stationarity(program: Program, below: Sequence[str], batches: Batches) -> float:
-    return sum(float(_flat(program.gradient(name, batches)).square().sum()) for name in below) ** 0.5
-
-
-def _put(program: Program, name: str, tensors: Sequence[Tensor], change: Tensor | None) -> None:
-    parts = iter(() if change is None else change.split([tensor.numel() for tensor in tensors]))
-    with torch.no_grad():
-        for parameter, value in zip(program.problems[name].theta.values(), tensors, strict=True):
-            parameter.copy_(value if change is None else value + next(parts).view_as(value))
-
-
 @contextmanager
-def _same_numbers(program: Program) -> Iterator[None]:
+def same_numbers(program: Program) -> Iterator[None]:
+    """Let every evaluation begin at the same random numbers; afterwards they go on as if nothing had been.
+
+    Example:
+        >>> from mlotool import Graph, Problem
+        >>> program = Program([Problem("w", torch.nn.Linear(1, 1), lambda batch, *, w: w(batch).sum(), roles={"w": "w"})], Graph())
+        >>> with same_numbers(program):
+        ...     first = torch.rand(1)
+        >>> with same_numbers(program):
+        ...     bool(torch.rand(1) == first)
+        True
+    """
     devices = tuple({device for problem in program.problems.values() for device in problem.devices})
     with RandomState(devices).replayed():
         torch.manual_seed(0)
         yield
 
 
-def _flat(tensors: Mapping[str, Tensor]) -> Tensor:
+def flat(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return tensors by parameter name as one of shape (number of parameters,), detached.
+
+    Example:
+        >>> flat({"weight": torch.ones(1, 2), "bias": torch.zeros(1)})
+        tensor([1., 1., 0.])
+    """
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
 
 

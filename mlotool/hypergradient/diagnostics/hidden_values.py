@@ -58,6 +58,18 @@ def warn_of_hidden_values(
         direction: of the products; nothing is learned from zero, so the next call tries again.
         radius: of the finite differences.
         with_hessian: whether the pullback takes products with H, beside those with M.
+
+    Example:
+        >>> import torch, warnings
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: (theta[0].detach() * theta[0] * inputs[0]).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> with warnings.catch_warnings(record=True) as found:
+        ...     warnings.simplefilter("always")
+        ...     warn_of_hidden_values(view, theta, inputs, [True], direction=[torch.ones(1)])
+        >>> str(found[0].message)[:90]
+        'problems.w.loss: 50% of a finite difference comes from values that the loss hides from aut'
     """
     # The solutions inside a loss are detached by the program itself.
     traits = view.problem.traits

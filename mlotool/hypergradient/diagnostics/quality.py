@@ -26,6 +26,10 @@ class Quality:
         residual: `norm(H q - v) / norm(v)`; the largest over tasks.
         cosine: between the pullback's result, over all inputs together, and that of a converged solve; 0 where one of
             them alone is zero.
+
+    Example:
+        >>> Quality(residual=0.1, cosine=0.98).cosine
+        0.98
     """
 
     residual: float
@@ -51,6 +55,16 @@ def assess(
         vector: v, the mean over ranks.
         solution: q.
         found: the cotangents of the wanted inputs.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> vector, half = [torch.ones(1)], [torch.tensor([0.5])]
+        >>> assess(view, theta, inputs, [True], vector, solution=half, found=[torch.ones(1)])
+        Quality(residual=0.0, cosine=1.0)
     """
     product, num_tasks = ReverseProduct(view, theta, inputs, wanted), view.problem.num_tasks
 
@@ -62,7 +76,17 @@ def assess(
 
 
 def converged(matvec: Matvec, vector: Vector, view: LowerView) -> SolveResult:
-    """Return the most exact solve that fits: a dense one, else conjugate gradients, on the normal equations at need."""
+    """Return the most exact solve that fits: a dense one, else conjugate gradients, on the normal equations at need.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> converged(lambda u: [2.0 * u[0]], [torch.ones(1)], view).solution
+        [tensor([0.5000])]
+    """
     size = sum(tensor.numel() for tensor in vector) // (view.problem.num_tasks or 1)
     if size <= MAX_DENSE_PARAMETERS:
         return Exact(max_parameters=MAX_DENSE_PARAMETERS).solve(matvec, vector, view=view)

@@ -42,6 +42,14 @@ def warn_of_radius(
         radius: in use; None is the default.
 
     Cost: two cross products, once; fifteen more with the warning. Random numbers go on as if nothing had been.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> warn_of_radius(view, theta, inputs, [True], direction=[torch.ones(1)], radius=None)  # nothing to say
     """
     traits = view.problem.traits
     if is_tracing() or view.problem.is_nested or traits.has_measured_radius or not bool(norm(direction) > 0):

@@ -28,6 +28,14 @@ def check_twice_differentiable(view: LowerView, loss: Tensor) -> None:
 
     Raises:
         ConfigError: it does.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0], requires_grad=True)], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> check_twice_differentiable(view, view(theta, inputs))  # nothing to refuse
     """
     if view.problem.traits.is_twice_differentiable:
         return

@@ -19,6 +19,17 @@ class AbstractProduct(ABC):
         theta: the point, one tensor a parameter.
         inputs: what theta*_l depends on.
         wanted: which of the inputs want a cotangent.
+
+    Example:
+        >>> from mlotool.hypergradient.products import ReverseProduct
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> product = ReverseProduct(view, theta, inputs, wanted=[True])
+        >>> product.hessian([torch.ones(1)]), product.mean_cross([torch.ones(1)])
+        ([tensor([2.])], [tensor([-2.])])
     """
 
     def __init__(self, view: LowerView) -> None:

@@ -68,6 +68,11 @@ def default_radius(point: Vector, num_tasks: int | None = None) -> Tensor:
     The floor, 1.5e-4 in float32 and 2e-10 in float64, is for parameters that begin at zero: those of which a change by
     1 matters then have errors of 5e-3 and 1e-5. Parameters whose own scale is below 1e-3 in float32 want a radius of
     their own; `mlotool.hypergradient.diagnostics.radius` finds out.
+
+    Example:
+        >>> import torch
+        >>> round(float(default_radius([torch.ones(4, dtype=torch.float64)])), 8)
+        3.633e-05
     """
     root = float(torch.finfo(point[0].dtype).eps) ** (1 / 3)
     count = sum(tensor.numel() for tensor in point) // (num_tasks or 1)
@@ -88,6 +93,16 @@ class FiniteDifferenceProduct(AbstractProduct):
 
     Cost: 2 gradients a product (and a forward pass, once, where the loss uses `stop_gradient`); no graph is kept.
         Where there are solutions inside, also a solve at each of them, and their pullbacks in each gradient.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> product = FiniteDifferenceProduct(view, theta, inputs, wanted=[True])
+        >>> round(float(product.hessian([torch.ones(1)])[0]), 2), round(float(product.cross([torch.ones(1)])[0]), 2)
+        (2.0, -2.0)
     """
 
     def __init__(

@@ -20,6 +20,16 @@ class ReverseProduct(AbstractProduct):
     In fp16 the loss is scaled by a constant, and vectors to norm 1, so that neither backward pass underflows.
 
     Cost: about 2 gradients a product; memory of one gradient's graph.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> product = ReverseProduct(view, theta, inputs, wanted=[True])
+        >>> product.hessian([torch.ones(1)]), product.cross([torch.ones(1)])
+        ([tensor([2.])], [tensor([-2.])])
     """
 
     def __init__(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> None:

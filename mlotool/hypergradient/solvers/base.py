@@ -15,7 +15,12 @@ Matvec = Callable[[Vector], Vector]
 
 
 class Status(Enum):
-    """How a solve ended, the worst last."""
+    """How a solve ended, the worst last.
+
+    Example:
+        >>> max(Status.CONVERGED, Status.SINGULAR, key=list(Status).index).value
+        'a matrix that is singular up to rounding'
+    """
 
     CONVERGED = "converged"
     FIXED = "fixed number of terms"
@@ -37,6 +42,11 @@ class SolveResult:
         num_products: Hessian-vector products used.
         residual: `norm(H q - v) / norm(v)` if the solver knows it, with its damping added to H; the largest over tasks.
         task_statuses: how each task's solve ended; empty without a task axis.
+
+    Example:
+        >>> import torch
+        >>> SolveResult([torch.ones(2)], Status.CONVERGED, num_products=3, residual=1e-7).task_statuses
+        ()
     """
 
     solution: list[Tensor]
@@ -57,6 +67,19 @@ class AbstractSolver(ABC):
     """Approximates `H^-1 v` for a symmetric H that is known by its products alone: settings, which never change.
 
     With a leading task axis H is block-diagonal: the systems are solved side by side, and none knows of another.
+
+    Example:
+        >>> import torch
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Jacobi(AbstractSolver):
+        ...     "Takes H for its diagonal, which must be known."
+        ...     diagonal: tuple[float, ...]
+        ...     def solve(self, matvec, vector, *, start=None, view=None):
+        ...         solution = [v / torch.tensor(self.diagonal) for v in vector]
+        ...         return SolveResult(solution, Status.FIXED, num_products=0)
+        >>> Jacobi((2.0, 4.0)).solve(lambda u: u, [torch.ones(2)]).solution
+        [tensor([0.5000, 0.2500])]
     """
 
     is_polynomial: ClassVar[bool] = False
@@ -130,5 +153,13 @@ class AbstractSolver(ABC):
 
 
 def tasks_of(view: LowerView | None) -> int | None:
-    """Return the length of the task axis."""
+    """Return the length of the task axis.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> view = LowerView(LowerProblem("w", num_tasks=3), (torch.ones(3, 2),), lambda theta, inputs: theta[0].sum())
+        >>> tasks_of(view), tasks_of(None)
+        (3, None)
+    """
     return None if view is None else view.problem.num_tasks

@@ -178,6 +178,12 @@ def gauss_newton(
 
     Two reverse passes make `J u`: `J^T p` is linear in p, and its derivative transposed is J. Unlike forward mode, they
     work with normalization in train mode.
+
+    Example:
+        >>> module = nn.Linear(1, 1, bias=False)
+        >>> data = torch.tensor([[2.0]]), torch.tensor([[1.0]])
+        >>> gauss_newton(module, nn.MSELoss(), list(module.parameters()), data)([torch.ones(1, 1)])[0].tolist()
+        [[8.0]]
     """
     outputs = module(data[0])
     point = outputs.detach().requires_grad_()

@@ -34,6 +34,15 @@ class LinearSystem:
         squared: its squared norm, by system.
         is_warm: by system, whether it begins at the start that was given.
         num_products: products with A so far.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.solvers import ConjugateGradient
+        >>> system = begin_system(
+        ...     ConjugateGradient(), 1e-6, 0.5, lambda u: [2.0 * u[0]], [torch.ones(2)], start=None, view=None
+        ... )
+        >>> system.matvec([torch.ones(2)]), system.size
+        ([tensor([2.5000, 2.5000])], 2.0)
     """
 
     matvec: Matvec
@@ -56,6 +65,10 @@ def check_krylov(solver: AbstractSolver, max_iterations: int, tolerance: float, 
 
     Raises:
         ConfigError: they are.
+
+    Example:
+        >>> from mlotool.hypergradient.solvers import ConjugateGradient
+        >>> check_krylov(ConjugateGradient(), max_iterations=10, tolerance=1e-6, damping=0.0)
     """
     require_fields("hypergradient.solver", solver, names_class=True)
     if max_iterations < 1 or not tolerance >= 0 or not damping >= 0:
@@ -83,6 +96,14 @@ def begin_system(
         tolerance: relative residual at which a system has converged.
         damping: added to the diagonal of H.
         matvec, vector, start, view: as for `AbstractSolver.solve`.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.solvers import ConjugateGradient
+        >>> begin_system(
+        ...     ConjugateGradient(), 1e-6, 0.0, lambda u: u, [torch.zeros(2)], start=None, view=None
+        ... ).status.value
+        'converged'
     """
     num_tasks = tasks_of(view)
 

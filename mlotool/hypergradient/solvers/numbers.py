@@ -19,7 +19,13 @@ Truth = bool | Tensor
 
 
 def measured(values: Tensor) -> Number:
-    """Return values to decide by, 0-D or one a task: constant, on the CPU, in float64."""
+    """Return values to decide by, 0-D or one a task: constant, on the CPU, in float64.
+
+    Example:
+        >>> import torch
+        >>> measured(torch.tensor(0.5)), measured(torch.tensor([0.5, 1.0]))
+        (0.5, tensor([0.5000, 1.0000], dtype=torch.float64))
+    """
     values = values.detach()
     if values.dim():
         return values.cpu().double()
@@ -27,21 +33,38 @@ def measured(values: Tensor) -> Number:
 
 
 def where(condition: Truth, a: Number, b: Number) -> Number:
-    """Return `a` where the condition holds, and `b` elsewhere."""
+    """Return `a` where the condition holds, and `b` elsewhere.
+
+    Example:
+        >>> import torch
+        >>> where(True, 1.0, 2.0), where(torch.tensor([True, False]), 1.0, 2.0)
+        (1.0, tensor([1., 2.]))
+    """
     if isinstance(condition, Tensor):
         return torch.where(condition, a, b)
     return a if condition else b
 
 
 def divided(a: Number, b: Number) -> Number:
-    """Return `a / b`."""
+    """Return `a / b`.
+
+    Example:
+        >>> divided(1.0, 4.0), divided(1.0, 0.0), divided(0.0, 0.0)
+        (0.25, inf, nan)
+    """
     if isinstance(a, float) and isinstance(b, float) and b == 0.0:
         return math.nan if a == 0.0 or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
     return a / b
 
 
 def larger(a: Number, b: Number) -> Number:
-    """Return the larger one; NaN where one of them is NaN."""
+    """Return the larger one; NaN where one of them is NaN.
+
+    Example:
+        >>> import torch
+        >>> larger(1.0, 2.0), larger(torch.tensor([1.0, 3.0]), 2.0)
+        (2.0, tensor([2., 3.]))
+    """
     if isinstance(a, float) and isinstance(b, float):
         return a if a > b or math.isnan(a) else b
     if isinstance(a, float) or isinstance(b, float):
@@ -52,42 +75,85 @@ def larger(a: Number, b: Number) -> Number:
 
 
 def size_of(a: Number) -> Number:
-    """Return the absolute value."""
+    """Return the absolute value.
+
+    Example:
+        >>> size_of(-2.0)
+        2.0
+    """
     return a.abs() if isinstance(a, Tensor) else abs(a)
 
 
 def root(a: Number) -> Number:
-    """Return the square root; NaN of a negative number."""
+    """Return the square root; NaN of a negative number.
+
+    Example:
+        >>> root(4.0), root(-1.0)
+        (2.0, nan)
+    """
     if isinstance(a, Tensor):
         return a.sqrt()
     return math.sqrt(a) if a >= 0.0 else math.nan
 
 
 def is_finite(a: Number) -> Truth:
-    """Return whether a number is."""
+    """Return whether a number is.
+
+    Example:
+        >>> is_finite(1.0), is_finite(float("nan"))
+        (True, False)
+    """
     return a.isfinite() if isinstance(a, Tensor) else math.isfinite(a)
 
 
 def negated(a: Truth) -> Truth:
-    """Return the opposite."""
+    """Return the opposite.
+
+    Example:
+        >>> import torch
+        >>> negated(True), negated(torch.tensor([True, False]))
+        (False, tensor([False,  True]))
+    """
     return ~a if isinstance(a, Tensor) else not a
 
 
 def holds_anywhere(a: Truth) -> bool:
-    """Return whether it holds for any system."""
+    """Return whether it holds for any system.
+
+    Example:
+        >>> import torch
+        >>> holds_anywhere(torch.tensor([True, False]))
+        True
+    """
     return decided(a.any()) if isinstance(a, Tensor) else a
 
 
 def holds_everywhere(a: Truth) -> bool:
-    """Return whether it holds for every system."""
+    """Return whether it holds for every system.
+
+    Example:
+        >>> import torch
+        >>> holds_everywhere(torch.tensor([True, False]))
+        False
+    """
     return decided(a.all()) if isinstance(a, Tensor) else a
 
 
 def filled(value: float, num_tasks: int | None) -> Number:
-    """Return a number for each system."""
+    """Return a number for each system.
+
+    Example:
+        >>> filled(0.5, None), filled(0.5, 2)
+        (0.5, tensor([0.5000, 0.5000], dtype=torch.float64))
+    """
     return value if num_tasks is None else torch.full((num_tasks,), value, dtype=torch.float64)
 
 
 def known(value: bool, num_tasks: int | None) -> Truth:
-    """Return a truth for each system."""
+    """Return a truth for each system.
+
+    Example:
+        >>> known(True, None), known(True, 2)
+        (True, tensor([True, True]))
+    """
     return value if num_tasks is None else torch.full((num_tasks,), value)

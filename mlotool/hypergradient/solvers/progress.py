@@ -39,6 +39,13 @@ class Progress:
     Attributes:
         running: by system, whether nothing has ended it.
         shape: of a tensor with a value for each system.
+
+    Example:
+        >>> progress = Progress(num_tasks=None)
+        >>> progress.end(True, Status.CONVERGED), progress.is_running
+        (True, False)
+        >>> progress.result([], num_products=2).status.value
+        'converged'
     """
 
     def __init__(self, num_tasks: int | None, status: Status = Status.MAX_ITERATIONS) -> None:
@@ -84,12 +91,23 @@ class Progress:
 
 
 def relative(lengths: Number, of: Number) -> Number:
-    """Return `lengths / of`; zero has no residual relative to zero."""
+    """Return `lengths / of`; zero has no residual relative to zero.
+
+    Example:
+        >>> relative(1.0, 4.0), relative(0.0, 0.0)
+        (0.25, 0.0)
+    """
     return where(lengths == 0, 0.0, divided(lengths, of))
 
 
 def norms(vectors: Sequence[Vector], num_tasks: int | None) -> list[Number]:
-    """Return the 2-norms of several vectors to decide by, with one transfer from the device."""
+    """Return the 2-norms of several vectors to decide by, with one transfer from the device.
+
+    Example:
+        >>> import torch
+        >>> norms([[torch.tensor([3.0, 4.0])], [torch.ones(4)]], None)
+        [5.0, 2.0]
+    """
     found = measured(torch.stack([norm(vector, num_tasks) for vector in vectors]))
     assert isinstance(found, torch.Tensor)
     return list(found.tolist() if num_tasks is None and not is_tracing() else found.unbind())
@@ -104,6 +122,12 @@ def growth(first: Number, last: Number, product: Number, progress: Progress) -> 
         product: the last two terms' inner product: a step that is too large turns the sign of the term that grows, and
             negative curvature does not.
         progress: takes the statuses.
+
+    Example:
+        >>> progress = Progress(num_tasks=None)
+        >>> growth(1.0, 1.5, -1.2, progress)
+        >>> progress.result([], num_products=3).status.name
+        'DIVERGED'
     """
     # A term that H annuls stays as it is up to rounding, which in finite differences is large.
     progress.end((last > GROWTH * first) & (product < 0), Status.DIVERGED)
@@ -113,7 +137,14 @@ def growth(first: Number, last: Number, product: Number, progress: Progress) -> 
 def begin(
     matvec: Matvec, vector: Vector, start: Vector | None, num_tasks: int | None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], Truth, int]:
-    """Return a first solution, its residual, by system whether it is the start, and the number of products."""
+    """Return a first solution, its residual, by system whether it is the start, and the number of products.
+
+    Example:
+        >>> import torch
+        >>> matvec = lambda u: [2.0 * u[0]]
+        >>> begin(matvec, [torch.ones(2)], [torch.tensor([0.5, 0.4])], None)
+        ([tensor([0.5000, 0.4000])], [tensor([0.0000, 0.2000])], True, 1)
+    """
     if start is None:
         return zeros(vector), list(vector), known(False, num_tasks), 0
     residual = add(vector, matvec(start), -1.0)

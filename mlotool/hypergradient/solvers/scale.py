@@ -32,6 +32,15 @@ def solve_in_range(
         vector: v.
         start: as for `AbstractSolver.solve`.
         view: as for `AbstractSolver.solve`.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.solvers import ConjugateGradient
+        >>> vector, matvec = [torch.full((2,), 1e-30)], lambda u: [2.0 * u[0]]
+        >>> solve_in_range(ConjugateGradient(), 2e-60, matvec, vector, None, None).solution
+        [tensor([5.0000e-31, 5.0000e-31])]
+        >>> solve_in_range(ConjugateGradient(), 2.0, matvec, [torch.ones(2)], None, None) is None
+        True
     """
     if not holds_anywhere((size < 1e-24) | negated(size < 1e24)):
         return None
