@@ -180,7 +180,8 @@ def sees_steps(program: Program, name: str) -> bool:
 
     Example:
         >>> from mlotool import Graph, Problem
-        >>> problem = Problem("w", torch.nn.Linear(1, 1), lambda batch, *, w: w(batch).sum(), roles={"w": "w"}, hypergradient=Unrolled())
+        >>> loss = lambda batch, *, w: w(batch).sum()
+        >>> problem = Problem("w", torch.nn.Linear(1, 1), loss, roles={"w": "w"}, hypergradient=Unrolled())
         >>> sees_steps(Program([problem], Graph()), "w")
         True
     """
@@ -234,7 +235,8 @@ def same_numbers(program: Program) -> Iterator[None]:
 
     Example:
         >>> from mlotool import Graph, Problem
-        >>> program = Program([Problem("w", torch.nn.Linear(1, 1), lambda batch, *, w: w(batch).sum(), roles={"w": "w"})], Graph())
+        >>> problem = Problem("w", torch.nn.Linear(1, 1), lambda batch, *, w: w(batch).sum(), roles={"w": "w"})
+        >>> program = Program([problem], Graph())
         >>> with same_numbers(program):
         ...     first = torch.rand(1)
         >>> with same_numbers(program):
