@@ -12,16 +12,24 @@ _STEP = "def step(u, n, h): return u + h * layers[n](u)"
 
 
 def check_solve(step: Any, h: Any, group: Any, **tensors: Any) -> None:
-    """Refuse arguments of a wrong kind.
+    """Refuse arguments of `mgrit` and `mgrit_adjoint` that are of a wrong kind.
 
     Args:
-        step: of the layers.
-        h: of the finest grid.
-        group: of ranks.
-        tensors: states or adjoints, by argument.
+        step: a function `step(u, n, h)` or a `BatchedStep`.
+        h: step of the finest grid.
+        group: a torch.distributed group, or None.
+        tensors: states, adjoints or cotangents of floating-point numbers, by the name of the argument.
 
     Raises:
-        ConfigError: with the first of them.
+        ConfigError: about the first argument that is wrong.
+
+    Example:
+        >>> import torch
+        >>> check_solve(lambda u, n, h: u, 0.1, None, u0=torch.ones(2))
+        >>> check_solve(lambda u, n, h: u, 0.1, None, u0=[1.0, 1.0])
+        Traceback (most recent call last):
+            ...
+        mlotool.core.errors.ConfigError: u0: found ...; expected a tensor of floating-point numbers. Make it one: ...
     """
     expected = "a function step(u, n, h) that returns the state after layer n, or a BatchedStep"
     require(_is_step(step), "step", step, expected, f"Write one: {_STEP}.")

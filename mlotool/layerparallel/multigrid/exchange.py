@@ -14,13 +14,20 @@ from mlotool.layerparallel.multigrid.grids import Grid
 
 
 class AbstractExchange(ABC):
-    """The layers are in `num_parts` equal parts, of which this process has the `part`-th.
+    """How processes exchange values where the layers are divided into equal parts, one for each process.
 
-    It relaxes its own part of the finest grid; the coarser ones, of N/c layers together, are solved by all alike.
+    A process relaxes its own part of the finest grid. The coarser grids, N/c layers and fewer, are solved by each
+    process as a whole. "Next" and "before" are meant in the order in which a solve advances: adjoints
+    begin at the last layers.
 
     Attributes:
-        part: from 0, in the order in which values are handed on.
-        num_parts: how many there are.
+        part: number of this process's part in that order, from 0.
+        num_parts: how many parts there are.
+
+    Example:
+        >>> exchange: AbstractExchange = Alone()
+        >>> exchange.part_of(Grid(num_layers=16, stride=1, coarsening=4))
+        range(0, 16)
     """
 
     part: int
@@ -28,25 +35,39 @@ class AbstractExchange(ABC):
 
     @abstractmethod
     def pass_on(self, last: Tensor) -> Tensor | None:
-        """Send a part's last value to the next one, and return that of the part before; None for the first."""
+        """Send the last value (b, ...) of this part to the next part, and return that of the part before.
+
+        Args:
+            last: (b, ...), of one shape on all processes.
+
+        Returns:
+            (b, ...); None for the first part.
+        """
 
     @abstractmethod
     def gather(self, own: Tensor) -> Tensor:
-        """Return the values of all parts, in the order of their layers, along the first axis."""
+        """Return the values of all parts along the first axis, in the order of their layers.
+
+        Args:
+            own: (k, ...), of one shape on all processes.
+
+        Returns:
+            (num_parts k, ...).
+        """
 
     @abstractmethod
     def origin(self, value: Tensor) -> Tensor:
-        """Return the value of the first part, which is the first one of all."""
+        """Return what the process of the first part has given, (b, ...): the value at which the recursion begins."""
 
     @abstractmethod
     def norm(self, own: Tensor) -> Tensor:
-        """Return the norm of all parts from each one's."""
+        """Return the Euclidean norm () over all parts, from the norm () of each one's values."""
 
     def part_of(self, grid: Grid) -> range:
-        """Return the points of a grid whose layers are at hand here.
+        """Return the points of a grid whose layers this process has.
 
         Raises:
-            ConfigError: the chunks cannot be divided.
+            ConfigError: the chunks cannot be divided equally.
         """
         if grid.num_chunks % self.num_parts:
             raise ConfigError(
@@ -59,7 +80,13 @@ class AbstractExchange(ABC):
 
 
 class Alone(AbstractExchange):
-    """This process has all layers."""
+    """The exchange of a process that has all layers: there is nobody to exchange with.
+
+    Example:
+        >>> exchange = Alone()
+        >>> exchange.pass_on(torch.ones(2)), exchange.gather(torch.ones(3, 2)).shape
+        (None, torch.Size([3, 2]))
+    """
 
     part = 0
     num_parts = 1
@@ -84,8 +111,13 @@ class RankExchange(AbstractExchange):
     """A part of the layers on each rank of a process group, in the order of the ranks.
 
     Args:
-        group: the ranks, as torch.distributed or `Ranks` has them.
-        is_mirrored: values are handed on from the last rank to the first, as adjoints are.
+        group: the ranks, as a torch.distributed group or as `Ranks`.
+        is_mirrored: whether values are handed on from the last rank to the first, as adjoints are.
+
+    Example:
+        >>> exchange = RankExchange(Ranks(rank=1, size=4), is_mirrored=True)
+        >>> exchange.part, exchange.part_of(Grid(num_layers=16, stride=1, coarsening=2))
+        (2, range(8, 12))
     """
 
     def __init__(self, group: Any, is_mirrored: bool = False) -> None:
@@ -116,10 +148,21 @@ class RankExchange(AbstractExchange):
 
 
 def has_ranks() -> bool:
-    """Say whether there are several."""
+    """Say whether this run has several ranks.
+
+    Example:
+        >>> has_ranks()
+        False
+    """
     return all_ranks().size > 1
 
 
 def exchanges() -> tuple[AbstractExchange, AbstractExchange]:
-    """Return those of states and of adjoints, between all ranks."""
+    """Return the exchange of states and that of adjoints between all ranks of the run.
+
+    Example:
+        >>> states, adjoints = exchanges()
+        >>> states.num_parts, adjoints.num_parts
+        (1, 1)
+    """
     return RankExchange(all_ranks()), RankExchange(all_ranks(), is_mirrored=True)

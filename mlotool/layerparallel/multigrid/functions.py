@@ -24,7 +24,7 @@ Gradient = list[Tensor | None]
 """With respect to u0 and to each parameter."""
 
 
-class System(Protocol):
+class _System(Protocol):
     """The solves for one batch."""
 
     num_layers: int
@@ -52,10 +52,31 @@ class System(Protocol):
 
 
 class States(torch.autograd.Function):
-    """U of u0 and theta, and its last state, which is all that most losses read."""
+    """Autograd function of the states U of u0 and theta.
+
+        U^0 = u0,    U^{n+1} = Phi_n(U^n)
+
+    Its arguments are the system of the solves (`BatchSystem`), u0 (b, ...) and the parameters, of any shapes. It
+    returns the states (N + 1, b, ...) and the last of them (b, ...), which is all that most losses read. The backward is
+    one adjoint solve and one product with the layers' derivatives; it is differentiable again.
+
+    Source: Günther et al. 2020, arXiv 1812.04352, sections 3.1 and 3.2.
+
+    Example:
+        >>> from mlotool.layerparallel.multigrid import MultigridResidual
+        >>> from mlotool.layerparallel.multigrid.system import BatchSystem
+        >>> part = MultigridResidual(lambda: torch.nn.Linear(3, 3), num_layers=16, h=0.1)
+        >>> names, theta = zip(*part.layers.named_parameters())
+        >>> u0 = torch.ones(2, 3, requires_grad=True)
+        >>> states, last = States.apply(BatchSystem(part, names, u0, index=None), u0, *theta)
+        >>> states.shape, last.shape
+        (torch.Size([17, 2, 3]), torch.Size([2, 3]))
+        >>> torch.autograd.grad(last.sum(), u0)[0].shape
+        torch.Size([2, 3])
+    """
 
     @staticmethod
-    def forward(ctx: Any, system: System, u0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, system: _System, u0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
         """Solve."""
         states = system.solve_states(u0, theta)
         ctx.system = system
@@ -67,24 +88,24 @@ class States(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         """Return `w^0` and `sum_n (dPhi_n/dtheta)^T w^{n+1}`, all layers in one product."""
         states, *theta = ctx.saved_tensors
-        system: System = ctx.system
+        system: _System = ctx.system
         sources, last = cotangents
         if sources is None and last is None:
             return None, None, *(None for _ in theta)
-        adjoints: Tensor = Adjoints.apply(system, True, states, sources, last, *theta)
+        adjoints: Tensor = _Adjoints.apply(system, True, states, sources, last, *theta)
         gradient = [adjoints[0], *_weight_gradient(system, states, adjoints, theta, ctx.needs_input_grad[2:])]
         if sources is None and last is not None:
             gradient = system.inspect(states, last, theta, gradient)
         return None, *gradient
 
 
-class Adjoints(torch.autograd.Function):
+class _Adjoints(torch.autograd.Function):
     """`w = A^-T g` of the states, g and theta; g is given at all points, or at the last one, or as the sum of both."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        system: System,
+        system: _System,
         is_first: bool,
         states: Tensor,
         sources: Tensor | None,
@@ -102,18 +123,18 @@ class Adjoints(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         """Return the derivatives with respect to the states, g and theta."""
         states, adjoints, *theta = ctx.saved_tensors
-        tangents: Tensor = Tangents.apply(ctx.system, states, cotangents[0], *theta)
+        tangents: Tensor = _Tangents.apply(ctx.system, states, cotangents[0], *theta)
         along_states, along_theta = _curvature(ctx.system, states, adjoints, tangents, theta)
         has_sources, has_last = ctx.is_given
         along_g = tangents if has_sources else None, tangents[-1] if has_last else None
         return None, None, along_states, *along_g, *along_theta
 
 
-class Tangents(torch.autograd.Function):
+class _Tangents(torch.autograd.Function):
     """`v = A^-1 g` of the states, g and theta."""
 
     @staticmethod
-    def forward(ctx: Any, system: System, states: Tensor, sources: Tensor, *theta: Tensor) -> Tensor:
+    def forward(ctx: Any, system: _System, states: Tensor, sources: Tensor, *theta: Tensor) -> Tensor:
         """Solve."""
         tangents = system.solve_tangents(states, sources, theta)
         ctx.system = system
@@ -124,13 +145,13 @@ class Tangents(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         """Return the derivatives with respect to the states, g and theta."""
         states, tangents, *theta = ctx.saved_tensors
-        adjoints: Tensor = Adjoints.apply(ctx.system, False, states, cotangents[0], None, *theta)
+        adjoints: Tensor = _Adjoints.apply(ctx.system, False, states, cotangents[0], None, *theta)
         along_states, along_theta = _curvature(ctx.system, states, adjoints, tangents, theta)
         return None, along_states, adjoints, *along_theta
 
 
 def _weight_gradient(
-    system: System, states: Tensor, adjoints: Tensor, theta: Sequence[Tensor], is_needed: Sequence[bool]
+    system: _System, states: Tensor, adjoints: Tensor, theta: Sequence[Tensor], is_needed: Sequence[bool]
 ) -> list[Tensor | None]:
     keeps_graph = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -145,7 +166,7 @@ def _weight_gradient(
 
 
 def _curvature(
-    system: System, states: Tensor, adjoints: Tensor, tangents: Tensor, theta: Sequence[Tensor]
+    system: _System, states: Tensor, adjoints: Tensor, tangents: Tensor, theta: Sequence[Tensor]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the derivatives of `sum_n <w^{n+1}, Phi_n' v^n>` with respect to the states and theta, w and v fixed."""
     keeps_graph = torch.is_grad_enabled()

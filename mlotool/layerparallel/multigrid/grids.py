@@ -11,12 +11,17 @@ CYCLES = ("V", "F")
 
 @dataclass(frozen=True)
 class Grid:
-    """One level.
+    """One level of the hierarchy of grids.
 
     Args:
         num_layers: of this level; it has one point more.
-        stride: fine layers between two of its points: its layer n is fine layer `n stride`, its step `h stride`.
+        stride: layers of the finest grid between two of its points: layer n of this level has the parameters of layer
+            `n stride` there, and the step `h stride`.
         coarsening: layers of a chunk, from one C-point to the next; None on the coarsest grid, which has no chunks.
+
+    Example:
+        >>> Grid(num_layers=16, stride=1, coarsening=4).num_chunks
+        4
     """
 
     num_layers: int
@@ -41,6 +46,10 @@ def make_grids(num_layers: int, coarsening: int | Sequence[int], levels: int | N
 
     Raises:
         ConfigError: a factor does not divide, or there would be fewer than two levels.
+
+    Example:
+        >>> [grid.num_layers for grid in make_grids(64, coarsening=4, levels=None)]
+        [64, 16, 4]
     """
     if not _is_whole(num_layers, 1):
         raise ConfigError(f"num_layers: found {num_layers!r}; expected a whole number of at least 1. Correct it.")
@@ -65,7 +74,21 @@ def make_grids(num_layers: int, coarsening: int | Sequence[int], levels: int | N
 
 
 def check_names(relaxation: str, cycle: str) -> None:
-    """Refuse unknown names of relaxations and cycles."""
+    """Refuse unknown names of relaxations and cycles.
+
+    Args:
+        relaxation: "F" or "FCF".
+        cycle: "V" or "F".
+
+    Raises:
+        ConfigError: one of them is something else.
+
+    Example:
+        >>> check_names("FCF", "W")
+        Traceback (most recent call last):
+            ...
+        mlotool.core.errors.ConfigError: cycle: found 'W'; expected one of V, F. Correct cycle.
+    """
     for key, value, known in (("relaxation", relaxation, RELAXATIONS), ("cycle", cycle, CYCLES)):
         if value not in known:
             raise ConfigError(f"{key}: found {value!r}; expected one of {', '.join(known)}. Correct {key}.")

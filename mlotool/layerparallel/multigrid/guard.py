@@ -45,6 +45,14 @@ class Guard:
 
     Raises:
         ConfigError: a setting is out of range.
+
+    Example:
+        >>> guard, state = Guard(every=2, threshold=0.1), torch.ones(1, 3)
+        >>> guard.is_due(), guard.is_due()
+        (False, True)
+        >>> guard.compare([torch.tensor([1.0, 0.02])], [torch.tensor([1.0, 0.0])], state, state)
+        >>> round(guard.bias, 4), guard.extra_cycles
+        (0.02, 0)
     """
 
     every: int = 0

@@ -18,13 +18,23 @@ class Layers(Protocol):
     Attributes:
         num_layers: N.
         h: step of each layer.
+
+    Example:
+        >>> isinstance(BlockLayers([nn.Tanh(), nn.Tanh()]), Layers), isinstance(nn.Sequential(nn.Tanh()), Layers)
+        (True, False)
     """
 
     num_layers: int
     h: float
 
     def many(self, states: Tensor, layers: range, h: float) -> Tensor:
-        """Return what so many layers make of a state (k, b, ...) each, with another step."""
+        """Return the states (k, b, ...) after k layers, each applied to a state of its own.
+
+        Args:
+            states: (k, b, ...), one for each layer.
+            layers: the numbers of the k layers.
+            h: the step, in place of the layers' own.
+        """
 
     def __call__(self, state: Tensor) -> Tensor:
         """Return the last state of the first one, one layer after the other."""
@@ -66,7 +76,7 @@ class BlockLayers(nn.Module):
 
     def _step(self, state: Tensor, n: int, h: float) -> Tensor:
         change = self.blocks[n](state)
-        check_shape(f"block {n} ({type(self.blocks[n]).__name__})", state, change)
+        _check_shape(f"block {n} ({type(self.blocks[n]).__name__})", state, change)
         return state + h * change
 
 
@@ -100,7 +110,7 @@ class WholeLayers(nn.Module):
 
     def _step(self, state: Tensor, n: int, h: float) -> Tensor:
         moved = self.blocks[n](state)
-        check_shape(f"block {n} ({type(self.blocks[n]).__name__})", state, moved)
+        _check_shape(f"block {n} ({type(self.blocks[n]).__name__})", state, moved)
         return moved if h == 1.0 else state + h * (moved - state)
 
 
@@ -154,11 +164,11 @@ class StackedLayers(nn.Module):
         own = dict(zip(self._names, parameters, strict=True))
         block = self._template[0].train(self.training)
         change: Tensor = torch.func.functional_call(block, own, (state,))
-        check_shape(f"a {type(block).__name__} block", state, change)
+        _check_shape(f"a {type(block).__name__} block", state, change)
         return state + h * change
 
 
-def check_shape(name: str, state: Tensor, found: Tensor) -> None:
+def _check_shape(name: str, state: Tensor, found: Tensor) -> None:
     """Refuse a block that changes the shape."""
     if found.shape != state.shape:
         raise ConfigError(
@@ -169,7 +179,21 @@ def check_shape(name: str, state: Tensor, found: Tensor) -> None:
 
 
 def check_repeatable(layers: nn.Module) -> None:
-    """Refuse layers that are not the same function each time multigrid evaluates them."""
+    """Refuse layers with dropout: multigrid evaluates a layer many times, and needs the same function each time.
+
+    Args:
+        layers: a module, of which all submodules are looked at.
+
+    Raises:
+        ConfigError: one of them is a dropout, or draws one.
+
+    Example:
+        >>> check_repeatable(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
+        >>> check_repeatable(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+        Traceback (most recent call last):
+            ...
+        mlotool.core.errors.ConfigError: 1 of the multigrid part is Dropout(p=0.5, ...); expected no dropout there, ...
+    """
     for name, module in layers.named_modules():
         is_own = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
         # These two draw without a module of that kind.

@@ -15,7 +15,7 @@ from mlotool.layerparallel.multigrid.steps import Evaluate
 # b: samples of this rank, B: of all ranks, L: layers of this rank
 
 
-class System(Protocol):
+class _System(Protocol):
     """The layers, and how they are solved."""
 
     num_layers: int
@@ -35,16 +35,31 @@ class System(Protocol):
 
 
 class LastStates(torch.autograd.Function):
-    """u^N of u0 and theta, where each rank has its own samples and relaxes its own layers.
+    """Autograd function of u^N of u0 and theta, where each rank has samples of its own and a part of the layers.
 
-    The samples of all ranks are gathered, their layers solved together, and each rank gets its samples' last states.
-    Backward, its gradient of theta is that of its own layers, of all ranks' losses together, and zero for the others:
-    the sum over ranks is that of data-parallel training, and so is its mean.
+    The samples of all ranks are gathered, their layers solved together, and each rank gets its samples' last states. In
+    the backward a rank's gradient of theta is that of its own layers, for all ranks' losses together, and zero for the
+    other layers: the sum over ranks is that of data-parallel training, and so is its mean. It is differentiable once.
+
+    Its arguments are the system of the solves (`BatchSystem`), the exchanges of states and of adjoints, u0 (b, ...) of
+    this rank's b samples, and the parameters of all layers. It returns u^N (b, ...) of these samples.
+
+    Raises:
+        ConfigError: the layers cannot be divided among the ranks.
+
+    Example:
+        >>> from mlotool.layerparallel.multigrid import MultigridResidual
+        >>> from mlotool.layerparallel.multigrid.exchange import Alone
+        >>> from mlotool.layerparallel.multigrid.system import BatchSystem
+        >>> part = MultigridResidual(lambda: torch.nn.Linear(3, 3), num_layers=16, h=0.1)
+        >>> (names, theta), u0 = zip(*part.layers.named_parameters()), torch.ones(2, 3)
+        >>> LastStates.apply(BatchSystem(part, names, u0, index=None), Alone(), Alone(), u0, *theta).shape
+        torch.Size([2, 3])
     """
 
     @staticmethod
     def forward(
-        ctx: Any, system: System, forward: AbstractExchange, backward: AbstractExchange, u0: Tensor, *theta: Tensor
+        ctx: Any, system: _System, forward: AbstractExchange, backward: AbstractExchange, u0: Tensor, *theta: Tensor
     ) -> Tensor:
         """Solve."""
         sizes = _sizes(forward, u0)
@@ -110,5 +125,15 @@ def _own(exchange: AbstractExchange, whole: Tensor, sizes: list[int]) -> Tensor:
 
 
 def joined_index(exchange: AbstractExchange, index: Tensor) -> Tensor:
-    """Return the positions of the samples of all parts."""
+    """Return the positions (B,) of the samples of all ranks, one rank's after the other.
+
+    Args:
+        exchange: between the ranks.
+        index: (b,), the positions of this rank's samples in their data set.
+
+    Example:
+        >>> from mlotool.layerparallel.multigrid.exchange import Alone
+        >>> joined_index(Alone(), torch.tensor([3, 1]))
+        tensor([3, 1])
+    """
     return _joined(exchange, index, _sizes(exchange, index))

@@ -148,8 +148,31 @@ def solve_states(
     initial: Tensor | None,
     exchange: AbstractExchange,
 ) -> tuple[Tensor, Tensor]:
-    """Return the states of this process's points, and the residuals, as `mgrit` does."""
-    num_own = own_layers(num_layers, method, exchange)
+    """Return the states of this process's points, and the residuals, as `mgrit` does.
+
+    Args:
+        evaluate: the layers, many of them in one call.
+        u0: (b, ...), the first state; on several ranks that of the first one counts.
+        num_layers: N, of all ranks.
+        h: step of the finest grid.
+        method: how the layers are coarsened, and how often.
+        initial: (N/P + 1, b, ...), the start of the points on P ranks; None starts at u0.
+        exchange: with the ranks that have the other layers.
+
+    Returns:
+        The states (N/P + 1, b, ...), and the residuals' norms (cycles + 1,).
+
+    Raises:
+        ConfigError: the coarsening does not divide, or `initial` has another shape.
+
+    Example:
+        >>> import torch
+        >>> evaluate, method = batched(lambda u, n, h: u - h * u), Method(relaxation="F", cycles=4)
+        >>> states, residuals = solve_states(evaluate, torch.ones(2, 1), 16, 0.1, method, None, Alone())
+        >>> states.shape, residuals.shape
+        (torch.Size([17, 2, 1]), torch.Size([5]))
+    """
+    num_own = _own_layers(num_layers, method, exchange)
     origin = exchange.origin(u0)
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
@@ -169,8 +192,33 @@ def solve_adjoints(
     initial: Tensor | None,
     exchange: AbstractExchange,
 ) -> tuple[Tensor, Tensor]:
-    """Return the adjoints of this process's points, and the residuals, as `mgrit_adjoint` does."""
-    num_own = own_layers(num_layers, method, exchange)
+    """Return the adjoints of this process's points, and the residuals, as `mgrit_adjoint` does.
+
+    Args:
+        evaluate: the layers, many of them in one call.
+        states: (N/P + 1, b, ...), of this process's points on P ranks, at which the layers are linearised.
+        cotangent: (b, ...), the loss's gradient with respect to the last state; that of the last rank counts.
+        num_layers: N, of all ranks.
+        h: step of the finest grid.
+        method: how the layers are coarsened, and how often.
+        initial: (N/P + 1, b, ...), the start of the adjoints; None starts at the cotangent.
+        exchange: with the ranks that have the other layers, from the last rank to the first.
+
+    Returns:
+        The adjoints (N/P + 1, b, ...), and the residuals' norms (cycles + 1,).
+
+    Raises:
+        ConfigError: the coarsening does not divide, or `states` or `initial` has another shape.
+
+    Example:
+        >>> import torch
+        >>> evaluate, method = batched(lambda u, n, h: u - h * u), Method(relaxation="F", cycles=4)
+        >>> states, cotangent = torch.ones(17, 2, 1), torch.ones(2, 1)
+        >>> adjoints, residuals = solve_adjoints(evaluate, states, cotangent, 16, 0.1, method, None, Alone())
+        >>> adjoints.shape, residuals.shape
+        (torch.Size([17, 2, 1]), torch.Size([5]))
+    """
+    num_own = _own_layers(num_layers, method, exchange)
     if len(states) != num_own + 1 or states[0].shape != cotangent.shape:
         raise ConfigError(
             f"states: found the shape {tuple(states.shape)}; expected {(num_own + 1, *cotangent.shape)}, the states "
@@ -190,7 +238,22 @@ def solve_adjoints(
 
 
 def transposed(jacobians: Linearised, step_size: float) -> Advance:
-    """Return what advances adjoints, which are mirrored: point m of a grid of M layers is that of layer M - m - 1."""
+    """Return what advances adjoints in `solve`: products with the transposed Jacobians of the layers.
+
+    Adjoints are solved as a mirrored recursion: point m of a grid of M layers is followed through layer M - m - 1.
+
+    Args:
+        jacobians: of the layers, at the states.
+        step_size: h, of the finest grid.
+
+    Example:
+        >>> import torch
+        >>> states = torch.ones(3, 1, 1)
+        >>> jacobians = Linearised(batched(lambda u, n, h: u + h * u**2), lambda layers: states_at(states, layers))
+        >>> advance = transposed(jacobians, step_size=0.5)
+        >>> advance(Grid(num_layers=2, stride=1, coarsening=None), torch.ones(1, 1, 1), range(1))
+        tensor([[[2.]]])
+    """
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         last = grid.num_layers - 1 - points[-1]
@@ -200,13 +263,28 @@ def transposed(jacobians: Linearised, step_size: float) -> Advance:
     return advance
 
 
-def own_layers(num_layers: int, method: Method, exchange: AbstractExchange) -> int:
+def _own_layers(num_layers: int, method: Method, exchange: AbstractExchange) -> int:
     """Return how many layers this process has."""
     return len(exchange.part_of(make_grids(num_layers, method.coarsening, method.levels)[0]))
 
 
 def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, place: int | None = 0) -> Tensor:
-    """Return a start of all points: a copy of `initial` with `first` in its place, or `first` everywhere."""
+    """Return where the points of a solve start, (N + 1, b, ...): a new tensor, which the solve may change.
+
+    Args:
+        first: (b, ...), the value at which the recursion begins.
+        num_layers: N.
+        initial: (N + 1, b, ...), the start that was given; None starts all points at `first`.
+        place: of `first` in `initial`; None where another rank has the first point.
+
+    Raises:
+        ConfigError: `initial` has another shape.
+
+    Example:
+        >>> import torch
+        >>> start_of(torch.ones(1), 2, initial=torch.zeros(3, 1)).flatten()
+        tensor([1., 0., 0.])
+    """
     first = first.detach()
     if initial is None:
         return first.expand(num_layers + 1, *first.shape).clone()

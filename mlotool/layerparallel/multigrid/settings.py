@@ -112,7 +112,13 @@ class MultigridSettings:
 
 
 class MethodKeywords(TypedDict, total=False):
-    """The fields of `Method`, as keywords of a function."""
+    """The fields of `Method`, as keywords: the types of `**method` in `mgrit`.
+
+    Example:
+        >>> keywords: MethodKeywords = {"relaxation": "F", "cycles": 3}
+        >>> Method(**keywords).cycles
+        3
+    """
 
     coarsening: int | Sequence[int]
     levels: int | None
@@ -125,7 +131,13 @@ class MethodKeywords(TypedDict, total=False):
 
 
 class MultigridKeywords(TypedDict, total=False):
-    """The fields of `MultigridSettings`, as keywords of a constructor."""
+    """The fields of `MultigridSettings`, as keywords: the types of `**settings` in `MultigridResidual`.
+
+    Example:
+        >>> keywords: MultigridKeywords = {"cycles": 3, "warm_start": True}
+        >>> MultigridSettings(**keywords).backward.cycles
+        3
+    """
 
     coarsening: int | Sequence[int]
     levels: int | None

@@ -42,7 +42,20 @@ class BatchedStep:
 
 
 def batched(step: Any) -> Evaluate:
-    """Return what evaluates many layers of a step: its own `many`, or one layer after the other."""
+    """Return what evaluates many layers of a step: the step's own `many`, or the step for one layer after the other.
+
+    Args:
+        step: a function `step(u, n, h)`, or an object with a method `many`, such as `BatchedStep` or `Layers`.
+
+    Raises:
+        ConfigError: from what is returned, where a layer returns no tensor or one of another shape, or changes the
+            state that it was given.
+
+    Example:
+        >>> evaluate = batched(lambda u, n, h: u + h * n)
+        >>> evaluate(torch.zeros(2, 1, 1), range(4, 8, 2), 0.5).flatten()
+        tensor([2., 3.])
+    """
     many: Evaluate | None = getattr(step, "many", None)
 
     def evaluate(values: Tensor, layers: range, step_size: float) -> Tensor:
@@ -59,24 +72,40 @@ def batched(step: Any) -> Evaluate:
 
 
 def states_at(states: Tensor, layers: range) -> Tensor:
-    """Return the states (k, b, ...) of k layers from those of all points."""
+    """Return the states (k, b, ...) at which k layers begin, from those of all points (N + 1, b, ...), without a copy.
+
+    Example:
+        >>> states_at(torch.arange(5.0), range(0, 4, 2))
+        tensor([0., 2.])
+    """
     return states[layers.start : layers.stop : layers.step]
 
 
 def layers_of(grid: Grid, points: range) -> range:
-    """Return the fine layers that begin at these points of a grid."""
+    """Return the layers of the finest grid whose parameters the layers at these points of a grid have.
+
+    Example:
+        >>> layers_of(Grid(num_layers=4, stride=4, coarsening=2), range(1, 4, 2))
+        range(4, 16, 8)
+    """
     return range(points.start * grid.stride, points.stop * grid.stride, points.step * grid.stride)
 
 
 class Linearised:
-    """Products with the Jacobians of layers at fixed states, each layer traced once a step size.
+    """Products with the Jacobians of layers at fixed states; each layer is traced once for a step size.
 
     A level's groups of layers are the same in every cycle, so their graphs are kept from one to the next: at most
     those of 1 + 1/(c - 1) backward passes, as backpropagation keeps those of one.
 
     Args:
-        evaluate: of the step.
+        evaluate: the layers, many of them in one call.
         states: `states(layers)`, the states (k, b, ...) at which k layers are linearised.
+
+    Example:
+        >>> states = torch.ones(3, 1, 1)
+        >>> jacobians = Linearised(batched(lambda u, n, h: u + h * u**2), lambda layers: states_at(states, layers))
+        >>> jacobians.transposed(torch.ones(2, 1, 1), range(2), 0.5).flatten()
+        tensor([2., 2.])
     """
 
     def __init__(self, evaluate: Evaluate, states: Callable[[range], Tensor]) -> None:

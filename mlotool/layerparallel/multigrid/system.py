@@ -22,13 +22,21 @@ if TYPE_CHECKING:
 
 
 class BatchSystem:
-    """The solves of a `MultigridResidual` for one batch.
+    """The solves of a `MultigridResidual` for one batch: states, adjoints and tangents, with its settings.
 
     Args:
         part: the layers and how they are solved.
-        names: of the parameters.
-        state: u0 (b, ...), for its device.
-        index: (b,), the samples, for the warm start.
+        names: of the layers' parameters, in the order in which the methods are given them as `theta`.
+        state: u0 (b, ...), for its device and the autocast that it is under.
+        index: (b,), the positions of the samples in their data set, for the warm start; None where they have none.
+
+    Example:
+        >>> from mlotool.layerparallel.multigrid import MultigridResidual
+        >>> part = MultigridResidual(lambda: torch.nn.Linear(3, 3), num_layers=16, h=0.1)
+        >>> (names, theta), u0 = zip(*part.layers.named_parameters()), torch.ones(2, 3)
+        >>> system = BatchSystem(part, names, u0, index=None)
+        >>> system.solve_states(u0, theta).shape
+        torch.Size([17, 2, 3])
     """
 
     def __init__(self, part: "MultigridResidual", names: tuple[str, ...], state: Tensor, index: Tensor | None) -> None:

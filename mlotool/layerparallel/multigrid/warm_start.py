@@ -12,10 +12,18 @@ class WarmStart:
     """Keeps the last states and adjoints of each sample, whatever batches it comes in.
 
     Args:
-        index: (b,) of the batch at hand, the samples' positions in their data set; None: the only batch there is.
+        index: (b,), the positions of the samples of the batch at hand in their data set; None: the only batch there is.
 
     Attributes:
         index: set before each solve.
+
+    Example:
+        >>> warm_start = WarmStart()
+        >>> warm_start.remember(torch.tensor([4, 2]), "states", torch.ones(3, 2, 1))
+        >>> warm_start.recall(torch.tensor([2]), "states", (3, 1, 1)).flatten()
+        tensor([1., 1., 1.])
+        >>> warm_start.recall(torch.tensor([3]), "states", (3, 1, 1)) is None
+        True
     """
 
     def __init__(self, index: Tensor | None = None) -> None:

@@ -466,11 +466,11 @@ def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
         (lambda: alone(auxiliary(), stream=Stream(torch.randn(6, 3).double(), 2)), r"the batch has no 'index'"),
         (lambda: alone(auxiliary(variables="auxnet", auxnet=stack(widths=(5, 5)))), r"no place for interface 1 of 2"),
         (lambda: reweighted(auxiliary(), hypergradient=Unrolled()), r"hypergradient: found Unrolled"),
-        (lambda: alone(auxiliary(), optimizer=torch.optim.LBFGS), r"problems\.net\.optimizer: found 'LBFGS'"),
+        (lambda: alone(auxiliary(), optimizer=torch.optim.LBFGS), r"problems\.net\.optimizer: found LBFGS"),
         (lambda: reweighted(auxiliary(), hypergradient=SABA(0.1)), r"hypergradient: found SABA"),
         (lambda: alone(auxiliary(), tasks=2), r"problems\.net\.tasks: found 2"),
         (lambda: alone(auxiliary(), precision="fp16"), r"problems\.net\.precision: found 'fp16'"),
-        (lambda: alone(auxiliary(), compile=True), r"problems\.net\.compile: found True"),
+        (lambda: alone(auxiliary(), compile=True), r"problems\.net\.compile: found true"),
     ],
 )
 def test_what_it_cannot_do(make: Any, message: str) -> None:
