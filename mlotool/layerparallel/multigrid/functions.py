@@ -57,8 +57,8 @@ class States(torch.autograd.Function):
         U^0 = u0,    U^{n+1} = Phi_n(U^n)
 
     Its arguments are the system of the solves (`BatchSystem`), u0 (b, ...) and the parameters, of any shapes. It
-    returns the states (N + 1, b, ...) and the last of them (b, ...), which is all that most losses read. The backward is
-    one adjoint solve and one product with the layers' derivatives; it is differentiable again.
+    returns the states (N + 1, b, ...) and the last of them (b, ...), which is all that most losses read. The backward
+    is one adjoint solve and one product with the layers' derivatives; it is differentiable again.
 
     Source: Günther et al. 2020, arXiv 1812.04352, sections 3.1 and 3.2.
 
