@@ -174,7 +174,8 @@ class _ImplicitPullback:
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return `-M^T H^-1 v` for the wanted inputs."""
-        # Without a differentiated pullback before it there is one evaluation, or a difference that pairs its own.
+        # Random numbers have to be repeated only where the loss is evaluated more than once: after `differentiable`, or
+        # by a solver that evaluates it. A finite difference repeats those of its own evaluations by itself.
         settings, problem = self.settings, self._unpaired.problem
         loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
         before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None

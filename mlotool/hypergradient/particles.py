@@ -1,4 +1,4 @@
-"""What pairs of persistent rollouts have behind them."""
+"""The perturbations that persistent rollouts have had so far: their sums make the estimate unbiased."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

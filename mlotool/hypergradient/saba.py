@@ -1,4 +1,4 @@
-"""SABA: one step on the linear system a pullback; its products and the problem's own steps averaged by SAGA."""
+"""SABA: each pullback takes one step on the linear system, with products that SAGA averages over the batches."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Steps of SGD, Adam and AdamW by torch's fused kernels, without the Python of the optimizer around them."""
+"""Steps of SGD, Adam and AdamW by torch's fused kernels, called directly and not through `optimizer.step`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

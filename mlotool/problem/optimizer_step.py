@@ -22,7 +22,7 @@ from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import Shards
 from mlotool.problem.trajectory import copied
 from mlotool.problem.update import Hyperparameters, State, clipped, find_update
-from mlotool.problem.update_derivative import Step, StepCotangents, pull_back
+from mlotool.problem.update_derivative import StepArguments, StepCotangents, pull_back
 from mlotool.problem.usable import check_used, is_lazy
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -171,7 +171,7 @@ class OptimizerStep:
         """
         clip = None if self._settings.gradient_clip_norm is None else self.clip
         update = find_update(self._name, self._optimizer)
-        return pull_back(Step(update, theta, gradient, state, hyperparameters, clip), cotangent, of_state)
+        return pull_back(StepArguments(update, theta, gradient, state, hyperparameters, clip), cotangent, of_state)
 
     def hyperparameters(self) -> tuple[Hyperparameters, ...]:
         """Return a copy of the optimizer's current hyperparameters, one mapping a parameter of theta."""

@@ -71,7 +71,7 @@ class AbstractParallel(ABC):
         return rank, num_ranks
 
     def before_step(self) -> None:
-        """Hear that the parameters are about to move, on each rank those that it has a gradient for."""
+        """Called before each optimizer step, which changes the parameters that this rank has a gradient for."""
 
     def sync(self, optimizer: Optimizer | None) -> None:
         """Give all ranks the parameters and buffers of those that move them; called by all.

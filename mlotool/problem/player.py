@@ -11,7 +11,7 @@ from mlotool.problem.shards import Shards
 
 
 class Player(Protocol):
-    """Makes what plays a role in one evaluation of a loss."""
+    """Gives a loss the module behind one of its roles: a problem's module, with the tensors to evaluate it at."""
 
     def pure(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:
         """Return the module as a function of `tensors`, one a parameter; None is its current ones, as constants."""
@@ -21,7 +21,7 @@ class Player(Protocol):
 
 
 class WholePlayer:
-    """Of a module whose parameters are whole.
+    """The player of a module whose parameters are whole on each rank.
 
     Args:
         module: the problem's.
@@ -58,7 +58,7 @@ class WholePlayer:
 
 
 class ShardedPlayer:
-    """Of a module whose parameters are divided among ranks. To other problems it is a constant.
+    """The player of a module whose parameters are divided among ranks; to other problems they are constants.
 
     Args:
         shards: the module's.
@@ -70,11 +70,11 @@ class ShardedPlayer:
         self._parameters = parameters
 
     def pure(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:
-        """Return its twin at whole parameters, which have a gradient where they are asked for as they are."""
+        """Return a copy of the module at whole parameters; they have a gradient where `tensors` are this rank's own."""
         if tensors is self._parameters:
-            return self._shards.own(training, is_live=False)
+            return self._shards.own(training, updates_buffers=False)
         return self._shards.constant(training)
 
     def live(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:
         """Return the module itself."""
-        return self._shards.own(training, is_live=True)
+        return self._shards.own(training, updates_buffers=True)

@@ -59,14 +59,14 @@ class Shards:
             fully_shard(block, mesh=mesh)
         fully_shard(module, mesh=mesh)
 
-    def own(self, training: bool | None, *, is_live: bool) -> BoundModule:
+    def own(self, training: bool | None, *, updates_buffers: bool) -> BoundModule:
         """Return the module as the loss of its own problem sees it; `gradient` differentiates the loss.
 
         Args:
             training: as for `BoundModule`.
-            is_live: run the module itself, whose buffers move; else its twin.
+            updates_buffers: run the module itself, whose buffers the training step updates; else a copy of it.
         """
-        return _Live(self, self._module, training) if is_live else self.bound(self.parameters(), training)
+        return _Live(self, self._module, training) if updates_buffers else self.bound(self.parameters(), training)
 
     def constant(self, training: bool | None = None) -> BoundModule:
         """Return the module as other problems see it: a function of whole parameters, which are constants."""

@@ -1,4 +1,4 @@
-"""What the last optimizer steps of a problem were taken from, so that they can be differentiated."""
+"""A record of a problem's last optimizer steps (parameters, state, batches, random numbers), to differentiate them."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

@@ -16,7 +16,7 @@ from mlotool.core.gradient import pulled_back
 from mlotool.problem.update import Hyperparameters, State, Update, adam, adamw, sgd
 
 COUNTER = "step"
-"""The name of what a state counts steps by, which is no function of anything."""
+"""The entry of an optimizer's state that counts its steps; nothing is differentiated with respect to it."""
 
 Clip = Callable[[Sequence[Tensor | None]], tuple[Sequence[Tensor | None], Tensor | None]]
 """`gradient -> (gradient within its norm, norm)`."""
@@ -25,8 +25,8 @@ _Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Step:
-    """A step of an optimizer, with what it starts from.
+class StepArguments:
+    """What one step of an optimizer is taken from.
 
     Args:
         update: the pure step of one parameter.
@@ -73,7 +73,7 @@ class _Part:
 
 
 def pull_back(
-    step: Step, cotangent: Sequence[Tensor], of_state: Sequence[dict[str, Tensor]] | None = None
+    step: StepArguments, cotangent: Sequence[Tensor], of_state: Sequence[dict[str, Tensor]] | None = None
 ) -> StepCotangents:
     """Return `(d (theta', state') / d (theta, gradient, state))^T` times cotangents.
 
@@ -84,7 +84,7 @@ def pull_back(
 
     Example:
         >>> hyperparameters = dict(torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults)
-        >>> step = Step(sgd, [torch.ones(2)], [torch.ones(2)], [{}], [hyperparameters])
+        >>> step = StepArguments(sgd, [torch.ones(2)], [torch.ones(2)], [{}], [hyperparameters])
         >>> pull_back(step, [torch.ones(2)]).gradient
         [tensor([-0.1000, -0.1000])]
     """

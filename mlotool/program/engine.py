@@ -59,7 +59,7 @@ class Engine:
             solutions: to be put into `values`, each after its inputs.
             values: tensors by problem.
             batch: of the loss.
-            moment: what is read beside.
+            moment: batches, earlier snapshots and parameters that take the place of the current ones.
         """
 
         def direct(given: Values) -> Tensor:

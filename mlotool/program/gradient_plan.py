@@ -28,7 +28,7 @@ Gradient = list[Tensor | None]
 
 
 @dataclass(frozen=True)
-class _Step:
+class _SolutionOfPlan:
     """One solution of the plan.
 
     Args:
@@ -44,9 +44,9 @@ class _Step:
 
 @dataclass(slots=True)
 class _Taken:
-    """A solution that has entered the loss."""
+    """A solution in one evaluation of the gradient: its pullback, and the leaves that stand for it in the loss."""
 
-    step: _Step
+    step: _SolutionOfPlan
     inputs: list[Tensor]
     pullback: Pullback | Connected
     leaves: list[Tensor]
@@ -65,7 +65,7 @@ class GradientPlan:
         self._number = number
         self._engine = engine
         self._loss = engine.losses[number]
-        self._steps: list[_Step] = []
+        self._steps: list[_SolutionOfPlan] = []
         carrying = {number}
         for solution in engine.solutions[number]:
             flags: list[bool] = []
@@ -78,14 +78,14 @@ class GradientPlan:
                     targets.append((other, count))
             if targets and not solution.algorithm.is_constant:
                 carrying.add(solution.number)
-            self._steps.append(_Step(solution, tuple(flags), tuple(targets)))
+            self._steps.append(_SolutionOfPlan(solution, tuple(flags), tuple(targets)))
 
     def __call__(self, batch: Any, moment: Moment) -> Gradient:
         """Return this rank's gradient as a pure function: no buffer moves.
 
         Args:
             batch: of the problem.
-            moment: what is read beside.
+            moment: batches, earlier snapshots and parameters that take the place of the current ones.
         """
         values, taken = self._with_solutions(batch, moment)
         return self._swept(self._loss(values, batch).loss, values, taken)

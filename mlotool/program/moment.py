@@ -1,4 +1,4 @@
-"""What an evaluation reads beside the tensors that it is a function of."""
+"""Which batches and parameters an evaluation takes, where these are not the current ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from mlotool.program.loss_plan import Tensors, Values
 
 @dataclass(frozen=True)
 class Moment:
-    """Batches and problems as they are, or as they are taken to be.
+    """What takes the place of current batches and parameters in an evaluation: at an earlier step, or as given.
 
     Args:
-        batches: by problem, batches that are given in the place of the streams' last ones.
+        batches: by problem, in the place of its stream's last batch.
         lower_snapshots: by problem, lower problems as they were at an earlier step.
         parameters: by number of the problem, constants in the place of its current parameters; None takes these.
     """
@@ -23,9 +23,9 @@ class Moment:
     parameters: Sequence[Tensors] | None = None
 
     def values(self, num_problems: int) -> Values:
-        """Return values of which every problem has its current ones, as constants."""
+        """Return one entry a problem: its tensors here, or None for its current parameters; constants both."""
         return [None] * num_problems if self.parameters is None else list(self.parameters)
 
 
 NOW = Moment()
-"""All problems as they are, on their streams' last batches."""
+"""The current parameters of all problems, and the last batches of their streams."""

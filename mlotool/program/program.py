@@ -276,7 +276,7 @@ class Program:
             name: the problem.
             batch: its batch.
             batch_number: the batch's position in its stream, where every epoch has the same batches; else None.
-            moment: what is read beside.
+            moment: batches, earlier snapshots and parameters that take the place of the current ones.
         """
         output, gradient = self._gradients[name].live(batch, moment)
         if name in self._unused.waiting:

@@ -1,4 +1,4 @@
-"""A loss as its first step will meet it, evaluated without a trace."""
+"""A trial evaluation of a loss before the first step, after which nothing has changed."""
 
 import warnings
 from collections.abc import Iterable, Set

@@ -105,7 +105,7 @@ class SolutionPlan:
 
         Args:
             values: tensors by problem, those of all inputs among them.
-            moment: what is read beside.
+            moment: batches, earlier snapshots and parameters that take the place of the current ones.
             direct: the reader's loss at other values, without solutions.
         """
         inputs = self.flat_inputs(values)

@@ -1,4 +1,4 @@
-"""How solutions inside a loss follow the parameters that they depend on."""
+"""How much the solutions inside a loss change when the parameters that they depend on move along a direction."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -28,7 +28,7 @@ class AbstractGradient(ABC):
 
         Args:
             batch: of the problem.
-            moment: what is read beside.
+            moment: batches, earlier snapshots and parameters that take the place of the current ones.
         """
 
     @abstractmethod
@@ -37,7 +37,7 @@ class AbstractGradient(ABC):
 
         Args:
             batch: of the problem.
-            moment: what is read beside.
+            moment: batches, earlier snapshots and parameters that take the place of the current ones.
         """
 
 

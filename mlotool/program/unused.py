@@ -15,7 +15,7 @@ from mlotool.core.replay import RandomState
 from mlotool.problem.problem import Problem
 
 NUM_LOOKS = 3
-"""Steps of a problem whose gradients are looked at: one of them that is sound ends it."""
+"""Steps after which a problem's gradient is no longer checked; the first one that is not zero ends the check, too."""
 
 Loss = Callable[[str, Mapping[str, Sequence[Tensor]]], Tensor]
 """`(problem, tensors by problem) -> loss` on the problem's last batch, all solutions held fixed."""

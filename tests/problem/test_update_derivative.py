@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from mlotool.problem import update_derivative
 from mlotool.problem.update import State, Update, adam, adamw, clipped, sgd
-from mlotool.problem.update_derivative import Step, pull_back
+from mlotool.problem.update_derivative import StepArguments, pull_back
 
 SHAPES = ((3, 2), (4,), ())
 SGD_SETTINGS = [
@@ -46,7 +46,7 @@ def state_of(update: Update, settings: Mapping[str, Any], number: int, seed: int
 
 
 def by_autograd(
-    step: Step, cotangent: Sequence[Tensor], of_state: Sequence[Mapping[str, Tensor]]
+    step: StepArguments, cotangent: Sequence[Tensor], of_state: Sequence[Mapping[str, Tensor]]
 ) -> tuple[list[Tensor], list[Tensor], list[dict[str, Tensor]]]:
     theta = [each.clone().requires_grad_() for each in step.theta]
     gradient = [None if each is None else each.clone().requires_grad_() for each in step.gradient]
@@ -71,7 +71,7 @@ def by_autograd(
     )
 
 
-def check(step: Step, cotangent: Sequence[Tensor], of_state: list[dict[str, Tensor]]) -> None:
+def check(step: StepArguments, cotangent: Sequence[Tensor], of_state: list[dict[str, Tensor]]) -> None:
     theta, gradient, state = by_autograd(step, cotangent, of_state)
     found = pull_back(step, cotangent, of_state)
     torch.testing.assert_close(found.theta, theta, rtol=1e-12, atol=1e-12)
@@ -79,7 +79,7 @@ def check(step: Step, cotangent: Sequence[Tensor], of_state: list[dict[str, Tens
     torch.testing.assert_close(found.state, state, rtol=1e-12, atol=1e-12)
 
 
-def of_new_state(step: Step) -> list[dict[str, Tensor]]:
+def of_new_state(step: StepArguments) -> list[dict[str, Tensor]]:
     """Return a cotangent for all that the step keeps."""
     found = []
     for number, (point, slope, old) in enumerate(zip(step.theta, step.gradient, step.state, strict=True)):
@@ -96,7 +96,7 @@ def of_new_state(step: Step) -> list[dict[str, Tensor]]:
 )
 def test_every_setting(monkeypatch: pytest.MonkeyPatch, update: Update, settings: dict[str, Any], number: int) -> None:
     monkeypatch.setattr(update_derivative, "_by_autograd", None)
-    step = Step(update, vectors(0), vectors(10), state_of(update, settings, number, 20), [settings] * 3)
+    step = StepArguments(update, vectors(0), vectors(10), state_of(update, settings, number, 20), [settings] * 3)
     check(step, vectors(30), [{} for _ in SHAPES])
     check(step, vectors(30), of_new_state(step))
 
@@ -118,7 +118,7 @@ def test_zero_gradients_and_second_moments(update: Update, amsgrad: bool, number
         state[1]["exp_avg_sq"][0] = 0.0
         if amsgrad:
             state[1]["max_exp_avg_sq"] = 0.99 * state[1]["exp_avg_sq"] + 0.01 * gradient[1].square()
-    step = Step(update, vectors(0), gradient, state, [settings] * 3)
+    step = StepArguments(update, vectors(0), gradient, state, [settings] * 3)
     check(step, vectors(30), of_new_state(step))
 
 
@@ -130,7 +130,7 @@ def test_clipping_unused_parameters_and_groups(kind: Any) -> None:
     gradient: list[Tensor | None] = [*vectors(10)]
     gradient[2] = None
     clip = lambda slopes: clipped(slopes, 0.7)  # noqa: E731
-    step = Step(update, vectors(0), gradient, state_of(update, base, 2, 20), settings, clip)
+    step = StepArguments(update, vectors(0), gradient, state_of(update, base, 2, 20), settings, clip)
     check(step, vectors(30), of_new_state(step))
     assert pull_back(step, vectors(30)).gradient[2] is None
 
@@ -138,5 +138,5 @@ def test_clipping_unused_parameters_and_groups(kind: Any) -> None:
 @pytest.mark.parametrize("update", [sgd, adam, adamw])
 def test_a_hyperparameter_that_is_a_tensor(update: Update) -> None:
     settings = dict(SGD_SETTINGS[-1] if update is sgd else ADAM_SETTINGS[0]) | {"lr": torch.tensor(0.2).double()}
-    step = Step(update, vectors(0), vectors(10), state_of(update, settings, 2, 20), [settings] * 3)
+    step = StepArguments(update, vectors(0), vectors(10), state_of(update, settings, 2, 20), [settings] * 3)
     check(step, vectors(30), of_new_state(step))
