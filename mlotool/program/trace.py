@@ -51,12 +51,14 @@ class Place:
 
     Args:
         tensor: without autograd.
-        key: whose it is, and whether it moves by what a gradient or a statistic is large, up to a factor; Adam divides
-            the rest by its own size, which magnifies rounding where nothing but rounding is left.
+        part: whose it is, and whether it belongs to the optimizer or is a statistic, which may be larger by far.
+        decay: the factor f for which `after - f before` is a gradient or a statistic, up to another one; None where it
+            is not, and the tensor is not compared.
     """
 
     tensor: Tensor
-    key: tuple[str, bool]
+    part: tuple[str, str]
+    decay: float | None
 
 
 class Tracer:
@@ -125,13 +127,10 @@ class Tracer:
         found = []
         for each, step in zip(self.steps, self._stepping, strict=True):
             name, own = each.problem.name, [tensor.detach() for tensor in each.problem.own]
-            found += [Place(tensor, (name, is_gradient)) for tensor, is_gradient in step.places(own)]
-        # By themselves: statistics may be larger than gradients by far.
-        found += [
-            Place(tensor, (problem.name, tensor.is_floating_point()))
-            for problem in self._buffered
-            for tensor in problem.slots.buffers()
-        ]
+            found += [Place(tensor, (name, "optimizer"), decay) for tensor, decay in step.places(own)]
+        for problem in self._buffered:
+            for tensor in problem.slots.buffers():
+                found.append(Place(tensor, (problem.name, "statistic"), 0.0 if tensor.is_floating_point() else None))
         return found
 
     def _kinds(self, batches: Sequence[Sequence[Batches]], tensors: list[Tensor]) -> tuple[Any, ...]:

@@ -60,15 +60,26 @@ class TracedStep:
         # SGD without momentum keeps none.
         return first is self._states[0] or not (first or self._states[0])
 
-    def places(self, theta: Sequence[Tensor]) -> list[tuple[Tensor, bool]]:
-        """Return the parameters and the state, each with whether it moves by what the gradient is large."""
-        names = [name for names in self._names for name in names]
-        is_sgd = type(self._optimizer) is SGD
-        found = [(tensor, is_sgd) for tensor in theta]
-        states = [
-            (tensor, name in ("momentum_buffer", "exp_avg")) for name, tensor in zip(names, self.tensors, strict=False)
-        ]
-        return sorted([*found, *states], key=lambda each: each[1])
+    def places(self, theta: Sequence[Tensor]) -> list[tuple[Tensor, float | None]]:
+        """Return the parameters and the state, each with the factor f for which `after - f before` is its gradient.
+
+        Up to another factor; None where it is not: Adam divides by the size of a gradient, which magnifies rounding
+        where nothing but rounding is left.
+        """
+        factors: dict[int, tuple[float | None, float]] = {}
+        for group, positions in zip(self._groups, self._positions, strict=True):
+            if type(self._optimizer) is SGD:
+                own = None if group["momentum"] else 1.0, group["momentum"]
+            else:
+                own = None, group["betas"][0]
+            factors.update(dict.fromkeys(positions, own))
+        found = [(tensor, factors[position][0]) for position, tensor in enumerate(theta)]
+        given = iter(self.tensors)
+        for position, names in enumerate(self._names):
+            for name in names:
+                is_mean = name in ("momentum_buffer", "exp_avg")
+                found.append((next(given), factors[position][1] if is_mean else None))
+        return found
 
     def refresh(self) -> tuple[Any, ...]:
         """Take the current learning rates over; return the other hyperparameters, for which a trace holds."""

@@ -3,7 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,9 @@ from mlotool.hypergradient import (
     Unrolled,
 )
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream
+from mlotool.program.backends import BACKENDS
+from mlotool.program.fusible import FUSIBLE
+from mlotool.program.graphed_run import GraphedRun
 from mlotool.program.trace import Tracer
 from tests.program.small import Mlp, assert_identical, assert_resumes, momentum, pair, parameters, samples, sgd, web
 
@@ -368,3 +371,118 @@ def test_what_remembers_is_not_traced(make: Make) -> None:
 def test_an_unknown_backend() -> None:
     with pytest.raises(ConfigError, match="trace: found 'jax'; expected None or one of eager, inductor, cuda_graph"):
         traced(pair(), "jax")
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": partial(torch.optim.SGD, lr=0.05),
+    "nesterov": partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": partial(torch.optim.Adam, lr=0.05, weight_decay=0.1),
+    "amsgrad": partial(torch.optim.Adam, lr=0.05, amsgrad=True, betas=(0.8, 0.9)),
+    "adamw": partial(torch.optim.AdamW, lr=0.05, maximize=True),
+    "unfused": partial(torch.optim.AdamW, lr=0.05, fused=False, foreach=False),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "plain operations"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_of_optimizers(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both by torch's kernels, in place, and by the operations that a compiler gets."""
+    if backend != "eager":
+        monkeypatch.setitem(
+            BACKENDS, "eager", replace(BACKENDS["eager"], has_fused_steps=False, decompositions=FUSIBLE)
+        )
+    found, plan = network(optimizer=OPTIMIZERS[name], trace="eager"), network(optimizer=OPTIMIZERS[name])
+    assert_close(ticked(found), ticked(plan), 1e-9)
+    assert is_traced(found, "model")
+    states = [each.problems["model"].optimizer_state() for each in (found, plan)]
+    for mine, other in zip(*states, strict=True):
+        assert_close(mine, other, 1e-9)
+
+
+def test_kernels_of_optimizers_write_in_place() -> None:
+    found = network(trace="eager")
+    ticked(found, 3)
+    [tracer] = tracers(found, "model")
+    [[trace]] = tracer._traces.values()
+    code = trace.run.__self__.code  # type: ignore[attr-defined]
+    assert "_fused_sgd_" in code
+    assert "copy" not in code
+
+
+def test_a_setting_that_changes_is_traced_anew() -> None:
+    ends = []
+    for trace in (None, "eager"):
+        program = network(trace=trace)
+        schedule = SCHEDULES[program] = Schedule(program)
+        optimizer = program.problems["model"].optimizer
+        assert optimizer is not None
+        for number in range(8):
+            optimizer.param_groups[0]["momentum"] = 0.5 if number < 4 else 0.9
+            optimizer.param_groups[0]["lr"] = 0.01 * (number + 1)
+            schedule.tick()
+        ends.append(parameters(program))
+    assert_close(*ends)
+    assert len(tracers(program, "model")[0]._traces) == 2
+
+
+def test_a_trace_for_each_kind_of_tick() -> None:
+    """Two steps of the lower problem for one of the upper one."""
+    make = partial(network, unroll_steps=2)
+    found = make(trace="eager")
+    assert_close(ticked(found), ticked(make()))
+    assert set(SCHEDULES[found]._parts._traced) == {(("model",),), (("model",), ("weights",))}
+    assert_resumes(lambda: make(trace="eager"), num_ticks=5, num_more=6)
+
+
+def test_steps_that_are_recorded_are_traced() -> None:
+    make = partial(network, hypergradient=Unrolled(), unroll_steps=2)
+    with pytest.warns(UserWarning, match="problems.weights: its steps are not traced: the hypergradient of 'model'"):
+        found = ticked(traced := make(trace="eager"))
+    assert_close(found, ticked(make()))
+    assert is_traced(traced, "model")
+
+
+@pytest.mark.parametrize("product", ["reverse", "finite_difference"])
+def test_in_nested_programs_by_any_product(product: Any) -> None:
+    make = partial(web, *NESTED, hypergradient=lambda: Implicit(Identity(0.1), product))
+    found = traced(make())
+    assert_close(ticked(found, 6), ticked(make(), 6), 1e-6)
+    assert is_traced(found, "top")
+
+
+def test_a_recording_replays_at_the_addresses_it_was_made_with() -> None:
+    """What a CUDA graph does, by a function in its place: recorded once, anew where a parameter has moved."""
+    recorded = []
+
+    def capture(function: Callable[[], Any]) -> tuple[Callable[[], None], list[Tensor]]:
+        outputs = [torch.zeros(())]
+
+        def replay() -> None:
+            outputs[0].copy_(function()[0])
+
+        recorded.append(replay)
+        return replay, outputs
+
+    def step(theta: Tensor, batch: Tensor) -> list[Tensor]:
+        theta.add_(batch)
+        return [theta.sum()]
+
+    run, theta = GraphedRun(step, 1, capture), torch.zeros(2)
+    [first] = run(theta, torch.ones(2))
+    [second] = run(theta, torch.full((2,), 2.0))
+    assert (float(first), float(second), len(recorded)) == (2.0, 6.0, 1)
+    moved = theta.clone()
+    assert float(run(moved, torch.ones(2))[0]) == 8.0
+    assert len(recorded) == 2
+    assert float(theta.sum()) == 6.0
+
+
+def test_a_cuda_graph_wants_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="trace: found 'cuda_graph', and torch finds no CUDA device"):
+        traced(pair(), "cuda_graph")
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_available", lambda: True)
+        program = traced(pair(hypergradient=ALGORITHMS["neumann"]), "cuda_graph")
+    with pytest.warns(UserWarning, match="its steps are not traced: a CUDA graph reads no tensors on the CPU"):
+        ticked(program, 4)
