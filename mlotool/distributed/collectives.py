@@ -16,13 +16,16 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """A group of processes, seen from one of them. Every method but the properties is called by all, in one order.
+    """A group of processes, seen from one of them.
+
+    Every process of the group must call each method, in the same order. Properties are each process's own affair.
 
     Args:
-        rank: this one's number in the group.
-        size: how many there are; 1 talks to nobody.
-        group: of torch.distributed; None is all processes of the run.
-        word: what the processes have in messages: "rank", or "stage" where each has one.
+        rank: number of this process in the group.
+        size: number of processes; with 1 there is nobody to exchange with, and no process group is needed, except by
+            `broadcast` and `gather_flat`.
+        group: of torch.distributed; None stands for all processes of the run.
+        word: what a process is called in messages: "rank", or "stage" where each process has a stage.
 
     Example:
         >>> alone = Ranks()
@@ -38,7 +41,7 @@ class Ranks:
 
     @classmethod
     def of(cls, group: Any) -> "Ranks":
-        """Return the processes of a torch.distributed group that this one is in."""
+        """Return a torch.distributed group as `Ranks`; this process is in the group."""
         return cls(dist.get_rank(group), dist.get_world_size(group), group)
 
     @property
@@ -69,14 +72,14 @@ class Ranks:
         return self._means(tensors)
 
     def total(self, tensor: Tensor) -> Tensor:
-        """Return the sum over ranks of a tensor of one shape; no gradient flows."""
+        """Return the sum over ranks of a tensor, which has one shape on all; it has no gradient."""
         tensor = tensor.detach().clone()
         if self.size > 1:
             dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each number over ranks."""
+        """Return, for each of a list of numbers, the largest that any rank has; the lists have one length."""
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -88,7 +91,7 @@ class Ranks:
         return bool(self.largest([float(flag)])[0])
 
     def first(self, value: T) -> T:
-        """Return what rank 0 has: any object that can be pickled."""
+        """Return the value that rank 0 has, on all ranks; it may be any object that can be pickled."""
         if self.size == 1:
             return value
         box = [value if self.is_first else None]
@@ -96,11 +99,11 @@ class Ranks:
         return box[0]  # type: ignore[return-value]
 
     def of_first(self, compute: Callable[[], T]) -> T:
-        """Let rank 0 compute something, and return it on all."""
+        """Call a function on rank 0 alone, and return its result on all ranks; it must be possible to pickle that."""
         return self.first(compute() if self.is_first else None)  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
-        """Return what each rank has, by rank: any object that can be pickled."""
+        """Return the values of all ranks, by rank; they may be any objects that can be pickled."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -108,7 +111,7 @@ class Ranks:
         return found
 
     def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
-        """Return each rank's tensor, by rank; all have one shape and dtype, and no gradient flows."""
+        """Return the tensors of all ranks, by rank, without a gradient; they have one shape and dtype."""
         if self.size == 1:
             return [tensor.detach()]
         parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
@@ -133,7 +136,7 @@ class Ranks:
         return found
 
     def gather_flat(self, flat: Tensor) -> Tensor:
-        """Return the 1-D tensors of all ranks as rows (size, n) of one tensor, without a copy of each."""
+        """Return the tensors (n,) of all ranks as rows of one tensor (size, n), without a copy of each."""
         whole = flat.new_empty(self.size * len(flat))
         dist.all_gather_into_tensor(whole, flat, group=self.group)
         return whole.view(self.size, -1)
@@ -156,7 +159,12 @@ class Ranks:
                     each.detach().copy_(value)
 
     def broadcast_one(self, tensor: Tensor, source: int) -> Tensor:
-        """Return a rank's tensor, of one shape on all; no gradient flows."""
+        """Return the tensor of one rank on all ranks; it has no gradient.
+
+        Args:
+            tensor: of one shape on all ranks.
+            source: the rank whose tensor is returned.
+        """
         tensor = tensor.detach().clone()
         if self.size > 1:
             dist.broadcast(tensor, group=self.group, group_src=source)

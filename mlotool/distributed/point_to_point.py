@@ -72,7 +72,7 @@ class Messages:
         self._coming[kind, source] = work, blank
 
     def receive(self, kind: str, source: int) -> Tensor:
-        """Wait for what was expected, and return it."""
+        """Wait for the message that `expect` has begun to receive, and return it."""
         work, tensor = self._coming.pop((kind, source))
         with self._naming(source):
             work.wait()

@@ -31,12 +31,12 @@ class BatchSeconds:
 
     @property
     def serial(self) -> float:
-        """T = T_d + T_f + T_b."""
+        """T = T_d + T_f + T_b, the time of a batch of serial training."""
         return self.data + self.forward + self.backward
 
     @property
     def bound(self) -> float:
-        """What no number of stages exceeds: T / (T_d + t_psi + t_f + t_b); infinite where nothing is added."""
+        """The speed-up that no number of stages exceeds: T / (T_d + t_psi + t_f + t_b); infinite for a divisor of 0."""
         added = self.data + self.penalty + self.auxiliary
         return self.serial / added if added else float("inf")
 

@@ -137,16 +137,16 @@ class Auxiliary(AbstractParallel):
 
     @property
     def num_stages(self) -> int:
-        """K."""
+        """K, the number of stages."""
         return self.stages
 
     @property
     def exchange(self) -> AbstractExchange:
-        """Between the stages."""
+        """How the stages hand tensors to each other."""
         return self._run.exchange
 
     def attach(self, name: str, module: nn.Module) -> None:
-        """Trace the module and see where it may be cut."""
+        """Trace the module, and find the layers before which it may be cut."""
         self.key = f"problems.{name}.parallel"
         chain = Chain(module, self.key)
         chain.check(self.stages, self.cut)
@@ -165,21 +165,21 @@ class Auxiliary(AbstractParallel):
             )
 
     def to(self, device: torch.device) -> None:
-        """Move networks and tables."""
+        """Move the networks and tables of auxiliary variables to a device."""
         self._run.to(device)
 
     @property
     def is_repeatable(self) -> bool:
-        """Each gradient moves the variables, so it is taken once."""
+        """Whether a gradient may be taken several times: with one stage only, since each moves auxiliary variables."""
         return self.stages == 1
 
     @property
     def is_divided(self) -> bool:
-        """Whether each stage is a process's own."""
+        """Whether each stage is in a process of its own."""
         return self.exchange.is_divided
 
     def distribute(self, rank: int, num_ranks: int) -> tuple[int, int]:
-        """Take a stage, or all of them, of a part of the batch."""
+        """Take a stage (with `processes`), or all of them, for a part of the batch."""
         if self.processes and num_ranks == 1:
             warnings.warn(
                 f"{self.key}.processes: found true on one rank, which runs all {self.stages} stages one after the "
@@ -194,15 +194,15 @@ class Auxiliary(AbstractParallel):
         return exchange.replicas.rank, exchange.replicas.size
 
     def before_step(self) -> None:
-        """The own stage's parameters move: the other processes have old ones until `sync`."""
+        """Note that this stage's parameters are about to move: the other processes have old ones until `sync`."""
         self._run.before_step()
 
     def sync(self, optimizer: Optimizer | None) -> None:
-        """Give all processes of a part of the batch what each stage's own one has."""
+        """Give each process the parameters, buffers and optimizer state of the stages that other processes move."""
         self._run.sync(optimizer)
 
     def agree_on_buffers(self) -> None:
-        """Average the own stage's buffers over the parts of the batch, and give them to all."""
+        """Average the buffers of each stage over the parts of the batch, and give them to all processes."""
         self._run.agree_on_buffers()
 
     def default_hypergradient(self) -> Implicit:
@@ -210,7 +210,7 @@ class Auxiliary(AbstractParallel):
         return Implicit(Identity(), product="finite_difference")
 
     def begin(self, batch: Any, weight: float) -> None:
-        """See which samples come."""
+        """Begin a step: note which samples the batch has, and the weight of this process's part of it."""
         self._run.begin(batch, weight)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -218,7 +218,7 @@ class Auxiliary(AbstractParallel):
         return self._run(*args, **kwargs)
 
     def evaluate(self, loss: Callable[[], LossOutput]) -> LossOutput:
-        """Return the loss of the last stage's process, which the others get while their own stages go on."""
+        """Return the loss, which the process of the last stage has; others receive it while their own stages go on."""
         return self._run.evaluate(loss)
 
     def gradient(self, loss: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -238,7 +238,7 @@ class Auxiliary(AbstractParallel):
         return self._run.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back; before the first step, once the stages are built."""
+        """Go on from what `state_dict` has returned; before the first step it is kept until the stages are built."""
         self._run.load_state_dict(state)
 
     def _lambda_rate(self, variables: str) -> float:

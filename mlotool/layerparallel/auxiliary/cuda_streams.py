@@ -31,13 +31,13 @@ class CudaStreams:
         self._streams = {number: torch.cuda.Stream(device) for number in numbers}
 
     def fork(self) -> None:
-        """Let the stages' streams wait for all that was begun so far."""
+        """Let the stages' streams wait for all work that the current stream has been given so far."""
         for stream in self._streams.values():
             stream.wait_stream(torch.cuda.current_stream(self._device))
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
-        """Work on the stream of a stage."""
+        """While it lasts, work on the stream of a stage; on the current one where the stage has none of its own."""
         if number not in self._streams:
             yield
             return

@@ -68,10 +68,10 @@ class AbstractExchange(ABC):
 
     @abstractmethod
     def receive(self, kind: str, source: int, target: int) -> Tensor:
-        """Return what was expected, once it is there."""
+        """Wait for the tensor that `expect` was called for, and return it."""
 
     def gathered(self, own: dict[str, T]) -> dict[str, T]:
-        """Return what all stages have, each under keys of its own."""
+        """Return the entries that all stages' processes have, as one mapping; every process has keys of its own."""
         return own
 
     def finish(self) -> None:
@@ -102,7 +102,7 @@ class LocalExchange(AbstractExchange):
         self._letters: dict[tuple[str, int, int], tuple[Tensor, torch.cuda.Event | None]] = {}
 
     def own(self, num_stages: int) -> Sequence[int]:
-        """All of them."""
+        """Return the numbers of all stages."""
         return range(num_stages)
 
     def send(self, kind: str, source: int, target: int, tensor: Tensor) -> None:
@@ -114,10 +114,10 @@ class LocalExchange(AbstractExchange):
         self._letters[kind, source, target] = tensor, event
 
     def expect(self, kind: str, source: int, target: int, blank: Tensor) -> None:
-        """Do nothing."""
+        """Do nothing: the sender keeps the tensor."""
 
     def receive(self, kind: str, source: int, target: int) -> Tensor:
-        """Return the tensor."""
+        """Return the tensor that was sent, once the sender's CUDA stream has computed it."""
         tensor, event = self._letters.pop((kind, source, target))
         if event is not None:
             stream = torch.cuda.current_stream(tensor.device)
@@ -127,7 +127,7 @@ class LocalExchange(AbstractExchange):
         return tensor
 
     def finish(self) -> None:
-        """Forget what a step that has failed has left."""
+        """Forget messages that a step which has failed has left behind."""
         self._letters.clear()
 
 
@@ -177,7 +177,7 @@ class ProcessExchange(AbstractExchange):
         return cls(*stages_and_parts(rank, num_ranks, num_stages))
 
     def own(self, num_stages: int) -> Sequence[int]:
-        """Its own."""
+        """Return the number of this process's stage."""
         return (self.stages.rank,)
 
     def send(self, kind: str, source: int, target: int, tensor: Tensor) -> None:
@@ -189,13 +189,13 @@ class ProcessExchange(AbstractExchange):
         self._messages.expect(kind, source, blank)
 
     def receive(self, kind: str, source: int, target: int) -> Tensor:
-        """Wait for it."""
+        """Wait for the tensor, and return it."""
         return self._messages.receive(kind, source)
 
     def gathered(self, own: dict[str, T]) -> dict[str, T]:
-        """Ask all processes of this part of the batch."""
+        """Return the entries of all processes of this part of the batch; every one of them must call it."""
         return {key: value for each in self.stages.gather(own) for key, value in each.items()}
 
     def finish(self) -> None:
-        """Wait for what has not left yet."""
+        """Wait until everything that was sent has left."""
         self._messages.finish()

@@ -123,35 +123,35 @@ class ChainVariables(_AbstractNetworkVariables):
     """
 
     def await_variable(self, step: StageStep) -> None:
-        """Take lambda_k from the stage before."""
+        """Receive lambda_k from the stage before."""
         number = self.number
         if not self.is_first:
             self.exchange.expect("variable", number - 1, number, step.blank(number))
             self.own = self.exchange.receive("variable", number - 1, number)
 
     def prepare(self, step: StageStep) -> None:
-        """Hand lambda_{k+1} on."""
+        """Compute lambda_{k+1} by AuxNet_k, and send it to the next stage."""
         if not self.is_last:
             self._target = self._propose(step, self.own)
             self.exchange.send("variable", self.number, self.number + 1, self._target)
 
     def target(self) -> tuple[Tensor, Tensor | None]:
-        """Return what AuxNet_k gave."""
+        """Return the lambda_{k+1} that AuxNet_k has given."""
         return self._target, None
 
     def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
-        """Tell the stage before, whose network gave lambda_k."""
+        """Send the derivative with respect to lambda_k to the stage before, whose network learns from it."""
         self.exchange.send("slope", self.number, self.number - 1, slope)
 
     def await_slope(self, step: StageStep) -> None:
-        """Hear how the next stage has corrected lambda_{k+1}."""
+        """Receive the derivative with respect to lambda_{k+1} from the next stage."""
         number = self.number
         if not self.is_last:
             self.exchange.expect("slope", number + 1, number, step.blank(number + 1))
             self._slope = self.exchange.receive("slope", number + 1, number)
 
     def finish(self, step: StageStep) -> None:
-        """Learn from it."""
+        """Let AuxNet_k learn from that derivative."""
         if not self.is_last:
             self._distill(step, self.number + 1, self._slope)
 
@@ -182,7 +182,7 @@ class RecursiveVariables(_AbstractNetworkVariables):
     """
 
     def prepare(self, step: StageStep) -> None:
-        """Compute lambda_k from the inputs, and tell the stage before."""
+        """Compute lambda_k from the inputs, and send it to the stage before."""
         number = self.number
         if not self.is_first:
             self.own = self._propose(step, None)
@@ -191,11 +191,11 @@ class RecursiveVariables(_AbstractNetworkVariables):
             self.exchange.expect("variable", number + 1, number, step.blank(number + 1))
 
     def target(self) -> tuple[Tensor, Tensor | None]:
-        """Return what the next stage's network gave."""
+        """Return the lambda_{k+1} that the next stage's network has given."""
         return self.exchange.receive("variable", self.number + 1, self.number), None
 
     def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
-        """Learn from the own slope."""
+        """Let this stage's network learn from the derivative with respect to lambda_k."""
         self._distill(step, self.number, slope)
 
 

@@ -70,7 +70,7 @@ class Report:
         return LossOutput(values[0], dict(zip(self._names, values[1:], strict=True)))
 
     def receive(self) -> None:
-        """Wait for the values."""
+        """Wait until the tensors that `expect` has returned are filled."""
         self._exchange.receive("output", self._last, self._exchange.stages.rank)
 
     def _await(self, kind: str, blank: Tensor) -> Tensor:

@@ -91,23 +91,23 @@ class StageRun:
         self._divergence = Divergence(key, self.settings.beta)
 
     def join(self, exchange: AbstractExchange) -> None:
-        """Take the exchange with the other ranks."""
+        """Set how stages hand tensors to each other, and so which stages this process has; before the first step."""
         self.exchange = exchange
         self._report = Report(exchange) if isinstance(exchange, ProcessExchange) else None
 
     def to(self, device: torch.device) -> None:
-        """Move networks and tables."""
+        """Move the networks and tables of auxiliary variables to a device."""
         if self.settings.auxnet is not None:
             self.settings.auxnet.to(device)
         if self._team is not None:
             self._team.to(device)
 
     def before_step(self) -> None:
-        """The own stage's parameters move."""
+        """Note that this stage's parameters are about to move: the other processes have old ones until `sync`."""
         self._is_moved = self._is_optimizer_moved = True
 
     def sync(self, optimizer: Optimizer | None) -> None:
-        """Give all processes of a part of the batch what each stage's own one has."""
+        """Give each process the parameters, buffers and optimizer state of the stages that other processes move."""
         if self._team is None or not isinstance(self.exchange, ProcessExchange):
             return
         if self._is_moved:
@@ -118,12 +118,17 @@ class StageRun:
             self._is_optimizer_moved = False
 
     def agree_on_buffers(self) -> None:
-        """Average the own stage's buffers over the parts of the batch, and give them to all."""
+        """Average the buffers of each stage over the parts of the batch, and give them to all processes."""
         if self._team is not None and isinstance(self.exchange, ProcessExchange):
             self._team.agree_on_buffers(self.exchange)
 
     def begin(self, batch: Any, weight: float) -> None:
-        """See which samples come."""
+        """Begin a step.
+
+        Args:
+            batch: says by its `index`, where variables are stored, which samples it has.
+            weight: of this process's part of the batch, as `share` of `StageStep`.
+        """
         if self._team is not None and self._team.device.type == "cuda":
             # Of the last step: by now it is done, so looking at it makes nothing wait.
             self._check_finite()
@@ -149,7 +154,7 @@ class StageRun:
         return found
 
     def evaluate(self, loss: Callable[[], LossOutput]) -> LossOutput:
-        """Return the loss of the last stage's process; its tensors arrive while the own stage goes on."""
+        """Return the loss, which the process of the last stage has; others receive it while their own stages go on."""
         try:
             output = loss()
         except _LastStageElsewhere:
@@ -213,7 +218,7 @@ class StageRun:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back; before the first step, once the stages are built."""
+        """Go on from what `state_dict` has returned; before the first step it is kept until the stages are built."""
         if not state["is_built"]:
             self._team, self._pending, self.num_steps = None, None, 0
             self._samples.forget()

@@ -81,7 +81,7 @@ class Samples:
         return unseen
 
     def forget(self) -> None:
-        """Begin again."""
+        """Forget which samples have been seen."""
         self._seen = torch.zeros(0, dtype=torch.bool)
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,5 +89,5 @@ class Samples:
         return {"seen": self._seen.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Go on from what `state_dict` has returned."""
         self._seen = state["seen"].cpu().clone()

@@ -52,12 +52,17 @@ class Settings:
 
     @classmethod
     def of(cls, given: Any, **found: Any) -> "Settings":
-        """Return the settings that an object has as attributes, but for those that are `found`."""
+        """Return the settings that an object has as attributes of the same names.
+
+        Args:
+            given: has those that are not `found`, as `Auxiliary` does.
+            found: settings that replace the object's own.
+        """
         return cls(**{each.name: getattr(given, each.name) for each in fields(cls) if each.name not in found}, **found)
 
     @property
     def num_stages(self) -> int:
-        """K."""
+        """K, the number of stages."""
         return self.stages
 
     @property
@@ -67,12 +72,12 @@ class Settings:
 
     @property
     def is_stored(self) -> bool:
-        """Whether variables are kept by sample."""
+        """Whether auxiliary variables are stored for each sample."""
         return self.variables == "stored"
 
     @property
     def has_multipliers(self) -> bool:
-        """Whether this is the augmented Lagrangian."""
+        """Whether the method is the augmented Lagrangian, which has multipliers."""
         return self.method == "lagrangian"
 
     def multiplier_rate(self, beta: float, step_size: float) -> float:
@@ -85,7 +90,15 @@ class Settings:
         return 2.0 * beta if self.multiplier_rule == "exact" else step_size / (2.0 * beta)
 
     def step_size(self, beta: float, weight: float) -> float:
-        """Return eta_lambda: what is set, or `lambda_rate` of the one that solves eq. 17 for the slope at hand."""
+        """Return eta_lambda, the step size of auxiliary variables.
+
+        It is `lambda_lr` where that is set, and else `lambda_rate / (2 beta c)`: with the rate 1 the step at which
+        lambda is stationary for the slope at hand (Sun et al. 2021, eq. 17).
+
+        Args:
+            beta: the penalty coefficient.
+            weight: c, of the penalty at the interface.
+        """
         return self.lambda_rate / (2.0 * beta * weight) if self.lambda_lr is None else self.lambda_lr
 
     def check(self) -> None:

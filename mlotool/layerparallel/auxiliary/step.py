@@ -82,21 +82,21 @@ class StageStep:
 
     @property
     def is_serial(self) -> bool:
-        """Whether the batch has to pass through all stages one after the other first."""
+        """Whether the batch has to pass through all stages one after the other before they run at the same time."""
         return self.buffers.in_serial_pass or (self.unseen is not None and bool(self.unseen.any()))
 
     def weight(self, interface: int) -> float:
-        """Return c of an interface: of the losses, whose gradients are then averaged over the replicas."""
+        """Return c of an interface in the stages' losses, whose gradients are averaged over the replicas afterwards."""
         if self.reduction == "sum":
             return float(self.num_replicas)
         return self.share / (self.size * self.shapes[interface - 1].numel())
 
     def own_weight(self, interface: int) -> float:
-        """Return c of an interface for the variables, of which each replica has its own samples'."""
+        """Return c of an interface for auxiliary variables: each belongs to one replica, so they are not averaged."""
         return self.weight(interface) / self.num_replicas
 
     def rows(self, replica: int) -> tuple[int, int]:
-        """Return where a replica's part begins in the whole batch, and the size of that."""
+        """Return the row of the whole batch at which a replica's part begins, and how many rows the batch has."""
         if not self.share:
             return 0, self.size
         size = round(self.size * self.num_replicas / self.share)

@@ -58,12 +58,12 @@ class StoredVariables(AbstractVariables):
         self._multiplier: Tensor | None = None
 
     def start(self, step: StageStep, state: Tensor) -> None:
-        """A sample that is seen for the first time begins where the serial pass stands."""
+        """Store where a serial pass enters the stage, (s, ...), for the samples that are seen for the first time."""
         if not self.is_first and step.unseen is not None and step.slots is not None:
             self._variables.put(step.slots[step.unseen], state[step.unseen.to(state.device)])
 
     def prepare(self, step: StageStep) -> None:
-        """Look up, and tell the stage before."""
+        """Look up lambda_k and kappa_k of the batch's samples, and send them to the stage before."""
         number, send = self.number, self.exchange.send
         if not self.is_first:
             assert step.slots is not None
@@ -79,13 +79,13 @@ class StoredVariables(AbstractVariables):
                 self.exchange.expect("multiplier", number + 1, number, step.blank(number + 1))
 
     def target(self) -> tuple[Tensor, Tensor | None]:
-        """Return what the next stage has looked up."""
+        """Return the lambda_{k+1} and kappa_{k+1} that the next stage has looked up."""
         receive, number = self.exchange.receive, self.number
         variable = receive("variable", number + 1, number)
         return variable, receive("multiplier", number + 1, number) if self.settings.has_multipliers else None
 
     def multiplier(self) -> Tensor | None:
-        """Return kappa_k, as it was looked up."""
+        """Return the kappa_k (s, ...) that was looked up; None is zero."""
         return self._multiplier
 
     def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
@@ -104,17 +104,17 @@ class StoredVariables(AbstractVariables):
         self._clean = self._multiplier = None
 
     def to(self, device: torch.device) -> None:
-        """Move the tables."""
+        """Move the tables to a device, unless the settings give them a place of their own."""
         self._variables.to(device)
         self._multipliers.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tables."""
+        """Return the tables and the state of the noise."""
         tables = {"variables": self._variables.state_dict(), "multipliers": self._multipliers.state_dict()}
         return {**super().state_dict(), **tables}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take them back."""
+        """Go on from what `state_dict` has returned."""
         super().load_state_dict(state, device)
         self._variables.load_state_dict(state["variables"])
         self._multipliers.load_state_dict(state["multipliers"])

@@ -38,12 +38,17 @@ class Table:
         return values[slots.to(values.device)].to(like.device, non_blocking=True)
 
     def put(self, slots: Tensor, values: Tensor) -> None:
-        """Keep the values (s, ...) of samples."""
+        """Keep the values of samples.
+
+        Args:
+            slots: numbers of the samples, (s,).
+            values: (s, ...), of the same shape behind s in every call.
+        """
         kept = self._grown(slots, values)
         kept[slots.to(kept.device)] = values.to(kept.device)
 
     def to(self, device: torch.device) -> None:
-        """Move the values to where the computation is, unless a place of their own was given."""
+        """Move the values to a device, unless the table was given a device of its own."""
         if self._values is not None and self._device is None:
             self._values = self._values.to(device)
 

@@ -112,7 +112,7 @@ class Team:
 
     @property
     def has_last(self) -> bool:
-        """Whether the last stage is here."""
+        """Whether this process has the last stage."""
         return len(self._plan.stages) - 1 in self.workers
 
     def sync(self, exchange: ProcessExchange) -> None:
@@ -121,7 +121,7 @@ class Team:
         exchange.stages.broadcast([[*stage.parameters.values(), *stage.buffers().values()] for stage in stages])
 
     def sync_optimizer(self, exchange: ProcessExchange, optimizer: Optimizer) -> None:
-        """Give them the optimizer's state of each stage."""
+        """Give all processes of this part of the batch the optimizer's state of each stage."""
         [own], stages = self.workers, self._plan.stages
         state = {name: optimizer.state.get(each, {}) for name, each in stages[own].parameters.items()}
         for number, found in exchange.gathered({str(own): state}).items():
@@ -130,7 +130,7 @@ class Team:
                     optimizer.state[each] = _on_device(found[name], each.device)
 
     def agree_on_buffers(self, exchange: ProcessExchange) -> None:
-        """Average the buffers of the own stage over the parts of the batch, and give them to all."""
+        """Average the buffers of each stage over the parts of the batch, and give them to all processes."""
         [own] = self.workers
         buffers = [each for each in self._plan.stages[own].buffers().values() if each.is_floating_point()]
         for buffer, mean in zip(buffers, exchange.replicas.mean(buffers), strict=True):
@@ -138,7 +138,7 @@ class Team:
         exchange.stages.broadcast([[*stage.buffers().values()] for stage in self._plan.stages])
 
     def shapes(self, inputs: Inputs) -> list[torch.Size]:
-        """Return the shapes of one sample's states at the interfaces, for inputs of their shapes."""
+        """Return the shapes of one sample's state at the interfaces 1 .. K - 1, for inputs of these shapes."""
         key = tuple(each.shape[1:] for each in inputs if isinstance(each, Tensor))
         if key not in self._shapes:
             found, state = [], None
@@ -150,7 +150,7 @@ class Team:
         return self._shapes[key]
 
     def forward(self, step: StageStep) -> Any:
-        """Run the own stages; return what the last one returns, if that is here."""
+        """Run this process's stages; return what the last stage returns where this process has it, and else None."""
         # Here, and not at the end of the last step: what was still leaving had all of the optimizer's step for it.
         self._exchange.finish()
         self._lanes.fork()
@@ -214,18 +214,18 @@ class Team:
         return self._exchange.gathered(found)
 
     def to(self, device: torch.device) -> None:
-        """Move what is kept beside the module."""
+        """Move the networks and tables of auxiliary variables to a device."""
         self.device = device
         for worker in self.workers.values():
             worker.variables.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept beside the module, by stage."""
+        """Return what all stages keep from step to step, by the stage's number; every process must call it."""
         own = {str(number): worker.variables.state_dict() for number, worker in self.workers.items()}
         return dict(sorted(self._exchange.gathered(own).items()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Go on from what `state_dict` has returned."""
         for number, worker in self.workers.items():
             worker.variables.load_state_dict(state[str(number)], self.device)
 

@@ -45,7 +45,7 @@ class Timeline:
             self._began, self._began_at = time.perf_counter(), time.time()
 
     def state(self) -> tuple[float, list[dict[str, Any]]]:
-        """Return when the first batch began, by the clock on the wall, and the spans since then."""
+        """Return when the first batch began, in seconds since the epoch, and the spans since then."""
         return self._began_at, self.spans
 
     @staticmethod

@@ -57,22 +57,22 @@ class AbstractVariables(ABC):
 
     @property
     def is_last(self) -> bool:
-        """Whether there is none behind it."""
+        """Whether there is no interface behind the stage."""
         return self.number == self.num_stages - 1
 
     def start(self, step: StageStep, state: Tensor) -> None:
-        """See where a serial pass enters the stage, (s, ...)."""
+        """Take the state (s, ...) with which a serial pass enters the stage."""
 
     @abstractmethod
     def prepare(self, step: StageStep) -> None:
-        """Find lambda_k, as `own`, and hand on what the neighbours need."""
+        """Find lambda_k and keep it as `own`; send the neighbours what they need."""
 
     @abstractmethod
     def target(self) -> tuple[Tensor, Tensor | None]:
-        """Return lambda_{k+1} and kappa_{k+1} (None is zero), for a stage but the last."""
+        """Return lambda_{k+1} and kappa_{k+1}, (s, ...) each; None for kappa is zero. The last stage has none."""
 
     def multiplier(self) -> Tensor | None:
-        """Return kappa_k; None is zero."""
+        """Return kappa_k, (s, ...); None is zero."""
         return None
 
     @abstractmethod
@@ -86,23 +86,23 @@ class AbstractVariables(ABC):
         """
 
     def await_variable(self, step: StageStep) -> None:
-        """Wait for what `prepare` needs of other stages, apart from it: waiting is no work."""
+        """Wait for what `prepare` needs of other stages; a method of its own, so that waiting is timed apart."""
 
     def await_slope(self, step: StageStep) -> None:
         """Wait for what `finish` needs of other stages."""
 
     def finish(self, step: StageStep) -> None:
-        """Do what is left once the next stage has corrected its variables."""
+        """Do what can be done only after the next stage has corrected its variables."""
 
     def to(self, device: torch.device) -> None:
-        """Move what is kept to a device."""
+        """Move what is kept from step to step to a device."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept from step to step."""
         return {"noise": None if self._generator is None else self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Take it back."""
+        """Go on from what `state_dict` has returned."""
         self._generator = None
         if state["noise"] is not None:
             self._generator = torch.Generator(device)

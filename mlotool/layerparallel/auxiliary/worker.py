@@ -65,11 +65,14 @@ class Worker:
 
     @property
     def is_last(self) -> bool:
-        """Whether the module's loss is that of this stage."""
+        """Whether this is the last stage, whose loss is the module's."""
         return self.variables.is_last
 
     def pass_serially(self, step: StageStep) -> None:
-        """Run the true state through the stage: for samples without variables yet, and for running statistics."""
+        """Run the true state of the serial network through the stage.
+
+        It gives samples that are seen for the first time their variables, and BatchNorm its running statistics.
+        """
         number, state = self.number, None
         if not self.variables.is_first:
             self._exchange.expect("serial", number - 1, number, step.blank(number))
@@ -84,7 +87,7 @@ class Worker:
             self._exchange.send("serial", number, number + 1, state.to(step.dtype).contiguous())
 
     def prepare(self, step: StageStep) -> None:
-        """Find the variables, and be ready for where the stage before will end."""
+        """Find the auxiliary variables, and begin to receive where the stage before ends."""
         number = self.number
         with self._timeline.span(number, "communication"):
             self.variables.await_variable(step)
@@ -145,7 +148,7 @@ class Worker:
         self._leaf = self._onward = self.variables.own = None
 
     def finish(self, step: StageStep) -> None:
-        """Do what waits for the next stage's correction."""
+        """Do what can be done only after the next stage has corrected its variables."""
         with self._timeline.span(self.number, "communication"):
             self.variables.await_slope(step)
         with self._timeline.span(self.number, "auxnet"):

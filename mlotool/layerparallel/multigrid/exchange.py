@@ -92,18 +92,18 @@ class Alone(AbstractExchange):
     num_parts = 1
 
     def pass_on(self, last: Tensor) -> None:
-        """Do nothing."""
+        """Return None: there is no part before."""
 
     def gather(self, own: Tensor) -> Tensor:
-        """Return what is at hand."""
+        """Return the same values, which are all there are."""
         return own
 
     def origin(self, value: Tensor) -> Tensor:
-        """Return it."""
+        """Return the same value, without a gradient."""
         return value.detach()
 
     def norm(self, own: Tensor) -> Tensor:
-        """Return it."""
+        """Return the same norm."""
         return own
 
 

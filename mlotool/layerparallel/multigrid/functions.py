@@ -77,7 +77,7 @@ class States(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, system: _System, u0: Tensor, *theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Solve."""
+        """Return the states and the last of them, by one solve."""
         states = system.solve_states(u0, theta)
         ctx.system = system
         ctx.set_materialize_grads(False)

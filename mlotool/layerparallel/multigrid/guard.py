@@ -73,7 +73,7 @@ class Guard:
         self._left = self.every
 
     def is_due(self) -> bool:
-        """Count a gradient; return whether this one is to be compared."""
+        """Count one more gradient; return whether this one is to be compared."""
         if not self.every or self.is_serial:
             return False
         self._left -= 1
@@ -117,7 +117,7 @@ class Guard:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them back."""
+        """Go on from what `state_dict` has returned."""
         self.bias, self.cosine = state["bias"], state["cosine"]
         self.extra_cycles, self.is_serial, self._left = state["extra_cycles"], state["is_serial"], state["left"]
 

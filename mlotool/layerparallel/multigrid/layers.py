@@ -65,13 +65,13 @@ class BlockLayers(nn.Module):
         self.h = h
 
     def forward(self, state: Tensor) -> Tensor:
-        """Return u^N of u^0."""
+        """Return u^N (b, ...) of u^0 (b, ...), one layer after the other."""
         for n in range(self.num_layers):
             state = self._step(state, n, self.h)
         return state
 
     def many(self, states: Tensor, layers: range, h: float) -> Tensor:
-        """Return what so many layers make of a state (k, b, ...) each."""
+        """Return the states (k, b, ...) after k layers, each applied to a state of its own; see `Layers`."""
         return torch.stack([self._step(state, n, h) for state, n in zip(states.unbind(), layers, strict=True)])
 
     def _step(self, state: Tensor, n: int, h: float) -> Tensor:
@@ -100,12 +100,12 @@ class WholeLayers(nn.Module):
         self.h = 1.0
 
     def forward(self, state: Tensor) -> Tensor:
-        """Return u^N of u^0."""
+        """Return u^N (b, ...) of u^0 (b, ...), one layer after the other."""
         result: Tensor = self.blocks(state)
         return result
 
     def many(self, states: Tensor, layers: range, h: float) -> Tensor:
-        """Return what so many layers make of a state (k, b, ...) each."""
+        """Return the states (k, b, ...) after k layers, each applied to a state of its own; see `Layers`."""
         return torch.stack([self._step(state, n, h) for state, n in zip(states.unbind(), layers, strict=True)])
 
     def _step(self, state: Tensor, n: int, h: float) -> Tensor:
@@ -149,13 +149,13 @@ class StackedLayers(nn.Module):
         self.h = h
 
     def forward(self, state: Tensor) -> Tensor:
-        """Return u^N of u^0."""
+        """Return u^N (b, ...) of u^0 (b, ...), one layer after the other."""
         for parameters in zip(*(tensor.unbind() for tensor in self.stacked), strict=True):
             state = self._step(parameters, state, self.h)
         return state
 
     def many(self, states: Tensor, layers: range, h: float) -> Tensor:
-        """Return what so many layers make of a state (k, b, ...) each, at once."""
+        """Return the states (k, b, ...) after k layers, each applied to its own state, in one call; see `Layers`."""
         parameters = tuple(tensor[layers.start : layers.stop : layers.step] for tensor in self.stacked)
         moved: Tensor = torch.vmap(lambda own, state: self._step(own, state, h))(parameters, states)
         return moved

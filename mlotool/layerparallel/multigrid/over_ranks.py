@@ -61,7 +61,7 @@ class LastStates(torch.autograd.Function):
     def forward(
         ctx: Any, system: _System, forward: AbstractExchange, backward: AbstractExchange, u0: Tensor, *theta: Tensor
     ) -> Tensor:
-        """Solve."""
+        """Return the last states of this rank's samples, by one solve that all ranks share."""
         sizes = _sizes(forward, u0)
         whole = _joined(forward, u0, sizes)
         evaluate = system.evaluate([tensor.detach() for tensor in theta])
@@ -77,7 +77,7 @@ class LastStates(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> Any:
-        """Solve the adjoints of all samples; the gradient of this rank's layers, and of its samples."""
+        """Return the gradients of this rank's samples and layers, by one adjoint solve that all ranks share."""
         states, *theta = ctx.saved_tensors
         system, (forward, backward), sizes = ctx.system, ctx.exchanges, ctx.sizes
         whole = _joined(forward, cotangent, sizes)

@@ -70,7 +70,7 @@ class Multigrid(MultigridSettings, AbstractParallel):
         return Implicit(Identity(), product="finite_difference")
 
     def begin(self, batch: Any, weight: float) -> None:
-        """Name the samples, for the warm start."""
+        """Begin a step: note which samples the batch has, for the warm start."""
         index = batch.get("index") if isinstance(batch, Mapping) else None
         for solver in self.solvers.values():
             solver.begin(index if isinstance(index, Tensor) else None)
@@ -95,7 +95,7 @@ class Multigrid(MultigridSettings, AbstractParallel):
 
     @property
     def differs_by_rank(self) -> bool:
-        """Say yes: the samples are a rank's own, or the layers are."""
+        """Return True: a warm start is of a rank's own samples, or of its own layers."""
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Multigrid(MultigridSettings, AbstractParallel):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Go on from what `state_dict` has returned."""
         for path, solver in self.solvers.items():
             solver.guard.load_state_dict(state[path]["guard"])
             if solver.warm_start is not None:

@@ -97,12 +97,12 @@ class MultigridSettings:
 
     @property
     def forward(self) -> Method:
-        """Of the states' solve."""
+        """How the states are solved."""
         return self._method(self.cycles, self.tolerance)
 
     @property
     def backward(self) -> Method:
-        """Of the adjoints' solve."""
+        """How the adjoints are solved."""
         return self._method(
             self.cycles if self.backward_cycles is None else self.backward_cycles, self.backward_tolerance
         )

@@ -115,12 +115,24 @@ class Linearised:
         self._pulled: dict[tuple[range, float], tuple[Tensor, Tensor]] = {}
 
     def transposed(self, cotangents: Tensor, layers: range, step_size: float) -> Tensor:
-        """Return `(dPhi_n/du)^T w_n` of the layers (k, b, ...)."""
+        """Return `(dPhi_n/du)^T w_n` of k layers n.
+
+        Args:
+            cotangents: w, (k, b, ...).
+            layers: the numbers of the k layers.
+            step_size: of each of these layers.
+        """
         at, moved = self._trace(layers, step_size)
         return torch.autograd.grad(moved, at, cotangents, retain_graph=True, materialize_grads=True)[0]
 
     def plain(self, tangents: Tensor, layers: range, step_size: float) -> Tensor:
-        """Return `(dPhi_n/du) v_n` of the layers (k, b, ...): the transpose of what is linear in the cotangent."""
+        """Return `(dPhi_n/du) v_n` of k layers n: the product is linear in its cotangent, and this is its transpose.
+
+        Args:
+            tangents: v, (k, b, ...).
+            layers: the numbers of the k layers.
+            step_size: of each of these layers.
+        """
         key = (layers, step_size)
         if key not in self._pulled:
             at, moved = self._trace(layers, step_size)

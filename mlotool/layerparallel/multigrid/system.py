@@ -50,7 +50,7 @@ class BatchSystem:
         self._precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
 
     def evaluate(self, theta: Sequence[Tensor]) -> Evaluate:
-        """Return the layers with these parameters, and with buffers that stay."""
+        """Return what evaluates the layers with these parameters; their buffers stay as they are."""
         layers, places = self.part.layers, self.part._places
         many = batched(layers)
         parameters = dict(zip(self.names, theta, strict=True))
@@ -67,7 +67,7 @@ class BatchSystem:
         return evaluate
 
     def solve_states(self, u0: Tensor, theta: Sequence[Tensor]) -> Tensor:
-        """Return the states, from a warm start where there is one."""
+        """Return the states (N + 1, b, ...) of u0 (b, ...); the solve starts from a warm start where there is one."""
         evaluate = self.evaluate([tensor.detach() for tensor in theta])
 
         def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
@@ -82,7 +82,15 @@ class BatchSystem:
     def solve_adjoints(
         self, states: Tensor, sources: Tensor | None, last: Tensor | None, theta: Sequence[Tensor], *, is_first: bool
     ) -> Tensor:
-        """Return the adjoints with these right-hand sides; those of a first derivative are kept."""
+        """Return the adjoints `A^-T g`, (N + 1, b, ...); those of a first derivative are kept for the next warm start.
+
+        Args:
+            states: (N + 1, b, ...), at which the layers are linearised.
+            sources: g at all points, (N + 1, b, ...); None is zero.
+            last: (b, ...), added to g at the last point; None is zero. One of the two is given.
+            theta: the layers' parameters.
+            is_first: whether this is a first derivative, as every training step has one.
+        """
         advance = transposed(self._jacobians(states, theta), self.h)
         initial = self.recall("adjoints", tuple(states.shape)) if is_first else None
         given = [each.detach() for each in (None if sources is None else sources[-1], last) if each is not None]
@@ -96,7 +104,13 @@ class BatchSystem:
         return adjoints
 
     def solve_tangents(self, states: Tensor, sources: Tensor, theta: Sequence[Tensor]) -> Tensor:
-        """Return the tangents with these right-hand sides at all points."""
+        """Return the tangents `A^-1 g`, (N + 1, b, ...).
+
+        Args:
+            states: (N + 1, b, ...), at which the layers are linearised.
+            sources: g at all points, (N + 1, b, ...).
+            theta: the layers' parameters.
+        """
         jacobians = self._jacobians(states, theta)
 
         def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
@@ -106,7 +120,14 @@ class BatchSystem:
         return solve(advance, sources[0].detach(), values, sources, self.methods()[1])[0]
 
     def inspect(self, states: Tensor, last: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
-        """Compare with plain backpropagation when that is due, and hand its gradient on then."""
+        """Return the gradient to hand on: plain backpropagation's where the guard compares the two, else the given one.
+
+        Args:
+            states: (N + 1, b, ...), that were found.
+            last: (b, ...), the cotangent of the last state.
+            theta: the layers' parameters.
+            gradient: multigrid's, with respect to u0 and each of theta; None where it is not needed.
+        """
         # A gradient that will be differentiated again stays what its graph says.
         if torch.is_grad_enabled() or not self.part.guard.is_due():
             return gradient
@@ -130,7 +151,7 @@ class BatchSystem:
         return Linearised(self.evaluate([tensor.detach() for tensor in theta]), partial(states_at, states))
 
     def methods(self) -> tuple[Method, Method]:
-        """Return those of the forward and of the backward solve, with the cycles that the guard has added."""
+        """Return the methods of the forward and of the backward solve, with the cycles that the guard has added."""
         extra, set_ones = self.part.guard.extra_cycles, (self.part.method, self.part.backward_method)
         forward, backward = (replace(each, cycles=each.cycles + extra) if extra else each for each in set_ones)
         return forward, backward
@@ -143,7 +164,13 @@ class BatchSystem:
         return None if found is None else found.to(self._device)
 
     def keep(self, kind: str, values: Tensor, residuals: Tensor) -> None:
-        """Take what was found, for the next warm start and for the statistics."""
+        """Keep what a solve has found, for the next warm start and for the statistics.
+
+        Args:
+            kind: "states" or "adjoints".
+            values: (N + 1, b, ...).
+            residuals: norms, (cycles + 1,).
+        """
         self.part.residuals["forward" if kind == "states" else "backward"] = residuals
         if self.part.warm_start is not None:
             self.part.warm_start.remember(self.index, kind, values)

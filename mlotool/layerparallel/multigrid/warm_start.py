@@ -31,7 +31,13 @@ class WarmStart:
         self._values: dict[str, Tensor] = {}
 
     def recall(self, index: Tensor | None, kind: str, shape: tuple[int, ...]) -> Tensor | None:
-        """Return the values (N + 1, b, ...) of that kind, if there are any for all samples of the batch."""
+        """Return the values (N + 1, b, ...) of earlier solves; None unless all samples of the batch have some.
+
+        Args:
+            index: (b,), positions of the samples in their data set; None: the only batch there is.
+            kind: "states" or "adjoints".
+            shape: (N + 1, b, ...), that the values must have.
+        """
         if index is None:
             whole = self._values.get(f"{kind} of all")
             return whole if whole is not None and whole.shape == shape else None
@@ -60,7 +66,7 @@ class WarmStart:
         return dict(self._values)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them back."""
+        """Go on from what `state_dict` has returned."""
         self._values = {kind: tensor.clone() for kind, tensor in state.items()}
 
 

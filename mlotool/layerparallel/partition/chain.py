@@ -52,7 +52,7 @@ class Chain:
         self.names = [str(self._nodes[position].target) for position in self._positions]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
-        """Return what the module is called with in the order of its forward's arguments."""
+        """Return what the module is called with, in the order of its forward's arguments, defaults included."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return tuple(bound.arguments.values())
@@ -102,7 +102,11 @@ class Chain:
         return balanced([self.costs(inputs)[name] for name in ("", *self.names)], self.names, num_stages)
 
     def costs(self, inputs: Inputs) -> dict[str, int]:
-        """Return the operations from each possible cut to the next one; those before the first are of ''."""
+        """Return the floating-point operations from each possible cut to the next; '' has those before the first cut.
+
+        Args:
+            inputs: an example, of which the first sample is run.
+        """
         found, state = {}, None
         with at_rest(self._module):
             for name, part in zip(("", *self.names), self.stages(self.names), strict=True):
@@ -112,7 +116,11 @@ class Chain:
         return found
 
     def check(self, num_stages: int, cut: Sequence[str] | None) -> None:
-        """Raise ConfigError where the module cannot be cut into so many stages."""
+        """Refuse numbers of stages and cuts that do not fit the module or each other.
+
+        Raises:
+            ConfigError: the module has fewer places to cut than needed, or there is not one cut less than stages.
+        """
         if num_stages > len(self.names) + 1:
             raise ConfigError(
                 f"{self._key}: found {num_stages} stages; expected at most {len(self.names) + 1}, since "

@@ -78,7 +78,7 @@ class Stage:
                 norm.momentum = momentum
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return its buffers as they are, by their names in the module."""
+        """Return the stage's buffers themselves, by their names in the module."""
         prefixes = tuple(f"{layer}." for layer in self.layers)
         return {name: each for name, each in self._module.named_buffers() if name.startswith(prefixes)}
 
