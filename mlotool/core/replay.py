@@ -4,7 +4,7 @@ A finite difference evaluates a loss at perturbed parameters. Whatever is drawn 
 loss treats as a constant, must then be the same in every evaluation, or the difference measures that instead.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
@@ -121,14 +121,25 @@ class RandomState:
     """
 
     def __init__(self, devices: tuple[torch.device, ...] = ()) -> None:
-        self._cpu = torch.get_rng_state()
+        self._cpu = torch.default_generator.get_state()
         self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices]
 
-    def restore(self) -> None:
-        """Set the generators back."""
-        torch.set_rng_state(self._cpu)
+    def restore(self, devices: Container[torch.device] | None = None) -> None:
+        """Set the generators back.
+
+        Args:
+            devices: CUDA devices whose generators are set; None sets all that it has.
+        """
+        torch.default_generator.set_state(self._cpu)
         for device, state in self._cuda:
-            torch.cuda.set_rng_state(state, device)
+            if devices is None or device in devices:
+                torch.cuda.set_rng_state(state, device)
+
+    def with_devices(self, devices: Iterable[torch.device]) -> "RandomState":
+        """Return it with the states that the generators of more CUDA devices have now."""
+        found = RandomState()
+        found._cpu, found._cuda = self._cpu, [*self._cuda, *RandomState(tuple(devices))._cuda]
+        return found
 
     def equals(self, other: "RandomState") -> bool:
         """Return whether nothing was drawn between the two."""
@@ -154,8 +165,8 @@ class RandomState:
     def from_state_dict(cls, state: Mapping[str, Any]) -> "RandomState":
         """Return the states that were saved."""
         found = cls()
-        found._cpu = state["cpu"]
-        found._cuda = [(torch.device(device), each) for device, each in state["cuda"]]
+        found._cpu = state["cpu"].cpu()
+        found._cuda = [(torch.device(device), each.cpu()) for device, each in state["cuda"]]
         return found
 
 

@@ -92,12 +92,13 @@ class LinearSolve(torch.autograd.Function):
         cotangent = pullback.view.problem.reduce(cotangent)
         solution, theta, inputs = _split(ctx.saved_tensors, count)
         is_differentiable = torch.is_grad_enabled()
-        if is_differentiable:
-            adjoint = list(LinearSolve.apply(pullback, count, *cotangent, *theta, *inputs))
-        else:
-            adjoint = pullback.solve(theta, inputs, cotangent)
+        with pullback.view.problem.random:
+            if is_differentiable:
+                adjoint = list(LinearSolve.apply(pullback, count, *cotangent, *theta, *inputs))
+            else:
+                adjoint = pullback.solve(theta, inputs, cotangent)
         wanted = ctx.needs_input_grad[2 + count :]
-        with torch.enable_grad():
+        with pullback.view.problem.random, torch.enable_grad():
             if not is_differentiable:
                 solution = [tensor.detach() for tensor in solution]
                 theta = [tensor.detach().requires_grad_() for tensor in theta]

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -59,6 +60,7 @@ class LowerProblem:
             a mean over the tasks, else 1.
         traits: what was found out about the problem's loss.
         memory: what its algorithm keeps from one pullback to the next, for all readers.
+        random: a context in which the program's random numbers are drawn, for what autograd calls later.
     """
 
     name: str
@@ -72,6 +74,7 @@ class LowerProblem:
     cotangent_scale: float = 1.0
     traits: LossTraits = field(default_factory=LossTraits, compare=False)
     memory: Memory = field(default_factory=Memory, compare=False)
+    random: AbstractContextManager[None] = field(default_factory=nullcontext, compare=False)
 
 
 @dataclass(slots=True)

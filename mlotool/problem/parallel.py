@@ -42,6 +42,9 @@ class AbstractParallel(ABC):
             ConfigError: it cannot.
         """
 
+    def seed(self, seed: int) -> None:
+        """Take the seed of the program's random numbers; called before the first step, by each program it is in."""
+
     def default_hypergradient(self) -> AbstractHypergradient | None:
         """Return how gradients pass through the problem's solution where nothing else is set."""
         return None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import LossTraits
 from mlotool.problem.interface import Reduce
 from mlotool.problem.memory import Memory
@@ -23,6 +24,7 @@ class Engine:
         problems: in order; a problem's position is its number.
         reduce: a mean over ranks of a list of tensors.
         memories: by number, what the problem's algorithm keeps.
+        random: the program's random numbers.
 
     Attributes:
         losses: by number, the problem's loss.
@@ -30,10 +32,13 @@ class Engine:
         traits: by number, what was found out about the problem's loss.
     """
 
-    def __init__(self, problems: Sequence[Problem], reduce: Reduce, memories: Sequence[Memory]) -> None:
+    def __init__(
+        self, problems: Sequence[Problem], reduce: Reduce, memories: Sequence[Memory], random: RandomStream
+    ) -> None:
         self.problems = list(problems)
         self.reduce = reduce
         self.memories = list(memories)
+        self.random = random
         self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}
         self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
         self.traits = [LossTraits() for _ in self.problems]

@@ -9,6 +9,7 @@ from torch import Tensor
 from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.random_stream import RandomStream
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call
 from mlotool.problem.interface import Reduce, identity_reduce
@@ -52,6 +53,9 @@ class Program:
 
     Attributes:
         recorder: keeps the steps that problems take, for hypergradients that differentiate them.
+        random: its random numbers, which begin where torch's generators are when it is made: a `torch.manual_seed`
+            after that changes nothing in it, `program.random.manual_seed(0)` does. What it draws changes nothing
+            outside. `random.state_dict()` belongs into a checkpoint, beside the program's.
 
     Raises:
         ConfigError: the graph does not fit the problems, or an algorithm cannot do what the graph asks of it.
@@ -86,6 +90,10 @@ class Program:
         self._solved = {step.problem for steps in self._steps.values() for step in steps}
         check_algorithms(self.problems, self._steps)
         self._memories = Memories(self.problems)
+        self.random = RandomStream(self.devices)
+        for problem in problems:
+            if problem.parallel is not None:
+                problem.parallel.seed(self.random.initial_seed)
         # Those that make their problem's own steps of other directions than its gradient.
         self._directing = {
             name: (each.hypergradient, self._memories.by_name[name])
@@ -100,8 +108,9 @@ class Program:
             if problem.hypergradient is not None:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         self.trace, self.trace_from = trace, trace_from
+        memories = list(self._memories.by_name.values())
         self._engine = engine = Engine(
-            list(self.problems.values()), reduce or identity_reduce, list(self._memories.by_name.values())
+            list(self.problems.values()), reduce or identity_reduce, memories, self.random
         )
         self.recorder = StepRecorder(self.problems, self._order, engine)
         for name, steps in self._steps.items():
@@ -116,6 +125,11 @@ class Program:
         return self._engine
 
     @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The CUDA devices of its problems."""
+        return tuple({device for problem in self.problems.values() for device in problem.devices})
+
+    @property
     def reduce(self) -> Reduce:
         """The mean over ranks."""
         return self._engine.reduce
@@ -128,7 +142,7 @@ class Program:
             batch: its batch; None takes its stream's last one.
         """
         number = self._number(name)
-        with torch.no_grad():
+        with torch.no_grad(), self.random:
             return self._engine.losses[number](self._engine.nothing(), self._batch(name, batch))
 
     def unrolled_loss(self, name: str, batches: Mapping[str, Any]) -> Tensor:
@@ -140,7 +154,7 @@ class Program:
         """
         engine, number = self._engine, self._number(name)
         batch, values = self._batch(name, batches.get(name)), engine.nothing()
-        with torch.no_grad():
+        with torch.no_grad(), self.random:
             return engine.loss_with(engine.losses[number], engine.solutions[number], values, batch, Moment(batches))
 
     def direct_loss(self, name: str, batch: Any = None) -> LossOutput:
@@ -151,7 +165,8 @@ class Program:
             batch: its batch; None takes its stream's last one.
         """
         number = self._number(name)
-        return self._engine.losses[number](self._engine.own(number), self._batch(name, batch))
+        with self.random:
+            return self._engine.losses[number](self._engine.own(number), self._batch(name, batch))
 
     def rehearse(self, name: str, batch: Any) -> LossOutput:
         """Return the loss of problem `name` as its next step will meet it, with a graph; nothing is updated.
@@ -167,7 +182,8 @@ class Program:
         solved = {each.number for each in self._engine.solutions[number]}
         algorithm = self.problems[name].hypergradient
         is_repeated = name in self._solved and algorithm is not None and not algorithm.is_constant
-        return rehearsed_loss(self._engine, number, solved, batch, is_repeated=is_repeated)
+        with self.random:
+            return rehearsed_loss(self._engine, number, solved, batch, is_repeated=is_repeated)
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.
@@ -197,7 +213,8 @@ class Program:
         given = dict(batches or {})
         for other in given:
             self._problem(other)
-        gradient = self._gradients[name].pure(self._batch(name, given.get(name)), Moment(given))
+        with self.random:
+            gradient = self._gradients[name].pure(self._batch(name, given.get(name)), Moment(given))
         return {
             key: torch.zeros_like(tensor) if value is None else problem.as_parameter(value, tensor)
             for (key, tensor), value in zip(problem.theta.items(), gradient, strict=True)
@@ -216,8 +233,9 @@ class Program:
         algorithm_of(self.problems[name])
         self.sync()
         values: Values = [problem.own for problem in self.problems.values()]
-        for step in self._order.steps_to(name):
-            SolutionPlan(step, name, self._engine).add(values, NOW)
+        with self.random:
+            for step in self._order.steps_to(name):
+                SolutionPlan(step, name, self._engine).add(values, NOW)
         solution = values[number]
         assert solution is not None
         return dict(zip(self.problems[name].theta, solution, strict=True))
@@ -234,16 +252,17 @@ class Program:
         problem = self.problems[name]
         if not problem.settings.optimizer_roles:
             return None
-        return learned_hyperparameters(
-            problem, self._engine, problem.optimizer_step.hyperparameters(), self._engine.nothing()
-        )
+        with self.random:
+            hyperparameters = problem.optimizer_step.hyperparameters()
+            return learned_hyperparameters(problem, self._engine, hyperparameters, self._engine.nothing())
 
     def start(self, name: str) -> tuple[Tensor, ...] | None:
         """Return the parameters that `name` is reset to; None is where it began itself."""
         source = self.problems[name].settings.reset_to
         if source in (None, "initial"):
             return None
-        return start_of(self.problems[name], self._engine, self._engine.nothing())
+        with self.random:
+            return start_of(self.problems[name], self._engine, self._engine.nothing())
 
     def is_zeroth_order(self, name: str) -> bool:
         """Return whether the gradient of `name` is estimated from values of its loss."""

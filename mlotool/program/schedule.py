@@ -72,6 +72,8 @@ class Schedule:
         # Problems whose next step begins an unroll.
         self._at_start = set(program.problems)
         self._parts = TickParts(program, self._planned, with_norms=with_norms)
+        # Modules may have been moved since the program was made.
+        program.random.cover(program.devices)
 
     def tick(self) -> dict[str, StepResult]:
         """Step every leaf problem and all that this completes.
@@ -79,6 +81,10 @@ class Schedule:
         Returns:
             By name, the result of each problem that has stepped.
         """
+        with self.program.random:
+            return self._tick()
+
+    def _tick(self) -> dict[str, StepResult]:
         results: dict[str, StepResult] = {}
         warming_up = [each.name for each in self._warming_up if each.num_steps < each.settings.warmup_steps]
         order = self._order(self._waited, frozenset(warming_up))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.random_stream import RandomStream
 from mlotool.problem.interface import Pullback, Reduce
 
 
@@ -17,10 +18,12 @@ class Solution(torch.autograd.Function):
     """theta*_l of the inputs x."""
 
     @staticmethod
-    def forward(ctx: Any, reduce: Reduce, pullback: Pullback, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Hand on the current parameters."""
+    def forward(
+        ctx: Any, reduce: Reduce, random: RandomStream, pullback: Pullback, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Hand on the current parameters; the pullback will draw the random numbers of `random`."""
         outputs = tuple(tensor.view_as(tensor) for tensor in pullback.outputs)
-        ctx.reduce, ctx.pullback = reduce, pullback
+        ctx.reduce, ctx.random, ctx.pullback = reduce, random, pullback
         ctx.num_inputs = len(inputs)
         ctx.save_for_backward(*inputs, *outputs)
         return outputs
@@ -29,10 +32,11 @@ class Solution(torch.autograd.Function):
     def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
         """Pull a cotangent of theta*_l back to the inputs."""
         inputs, theta = ctx.saved_tensors[: ctx.num_inputs], ctx.saved_tensors[ctx.num_inputs :]
-        wanted, cotangent = ctx.needs_input_grad[2:], ctx.reduce(cotangent)
-        if torch.is_grad_enabled():
-            found = ctx.pullback.differentiable(theta, inputs, wanted, cotangent)
-        else:
-            found = ctx.pullback.first_order(theta, inputs, wanted, cotangent)
+        wanted, cotangent = ctx.needs_input_grad[3:], ctx.reduce(cotangent)
+        with ctx.random:
+            if torch.is_grad_enabled():
+                found = ctx.pullback.differentiable(theta, inputs, wanted, cotangent)
+            else:
+                found = ctx.pullback.first_order(theta, inputs, wanted, cotangent)
         values = iter(found)
-        return (None, None, *(next(values) if flag else None for flag in wanted))
+        return (None, None, None, *(next(values) if flag else None for flag in wanted))

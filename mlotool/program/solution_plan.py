@@ -70,6 +70,7 @@ class SolutionPlan:
             cotangent_scale=float(lower.settings.tasks or 1) if is_mean else 1.0,
             traits=engine.traits[self.number],
             memory=engine.memories[self.number],
+            random=engine.random,
         )
         # By input: its number, whether it is a constant, and where its tensors stand among those of all inputs.
         self.inputs: list[tuple[int, bool, slice]] = []
@@ -118,7 +119,7 @@ class SolutionPlan:
         elif isinstance(pullback, Connected):
             values[self.number] = pullback.outputs
         else:
-            values[self.number] = Solution.apply(self._engine.reduce, pullback, *inputs)
+            values[self.number] = Solution.apply(self._engine.reduce, self._engine.random, pullback, *inputs)
 
     def roll_out(self, values: Values, moment: Moment, particle: Particle | None) -> None:
         """Put into `values` what theta*_l would have been for the values of its inputs."""

@@ -71,3 +71,4 @@ def place(program: Program, device: torch.device) -> None:
             problem.stream.to(device)
         if problem.parallel is not None:
             problem.parallel.to(device)
+    program.random.cover(program.devices)

@@ -79,6 +79,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             warnings.warn(text, stacklevel=2)
     else:
         seed_everything(derived_seed(seed, "rank", str(ranks.rank)) % 2**32, workers=True, verbose=False)
+        program.random.restart()
 
 
 def differences(program: Program, whole: Collection[str] = ()) -> Iterator[str]:

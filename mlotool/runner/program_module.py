@@ -127,7 +127,7 @@ class ProgramModule(LightningModule):
         self._began = time.perf_counter()
         self.display.start(self.schedule.num_ticks)
         if self._random_states is not None:
-            restore_random_states(self._random_states, self.ranks)
+            restore_random_states(self._random_states, self.program, self.ranks)
             self._random_states = None
 
     def on_train_epoch_end(self) -> None:

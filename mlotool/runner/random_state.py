@@ -32,8 +32,9 @@ def random_state() -> dict[str, Any]:
 def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return the states of all ranks, by rank; for a checkpoint, which rank 0 writes.
 
-    Recorded steps hold random states as well, the buffers of modules follow a rank's own samples until they are
-    averaged, and so may what layer-parallel steps keep; all else in a program's state is the same on all ranks.
+    Beside those of the global generators there is the program's own. Recorded steps hold random states as well, the
+    buffers of modules follow a rank's own samples until they are averaged, and so may what layer-parallel steps keep;
+    all else in a program's state is the same on all ranks.
 
     Args:
         program: as it is on this rank.
@@ -41,7 +42,8 @@ def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] |
         snapshots: the schedule's look-ahead, by problem.
     """
     recorded = {name: problem.trajectory.state_dict()["steps"] for name, problem in program.problems.items()}
-    own = {**random_state(), "steps": {name: list(_randoms(steps)) for name, steps in recorded.items()}}
+    own = {**random_state(), "program": program.random.state_dict()}
+    own["steps"] = {name: list(_randoms(steps)) for name, steps in recorded.items()}
     if not ranks.is_first:
         modules = {name: problem.module.state_dict() for name, problem in program.problems.items()}
         own["buffers"] = _buffers(program, modules)
@@ -54,10 +56,23 @@ def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] |
     return ranks.gather(own)
 
 
-def restore_random_states(states: list[dict[str, Any]], ranks: Ranks) -> None:
-    """Take this rank's state back; a rank that had none goes on as it was seeded."""
-    if ranks.rank < len(states):
-        restore_random_state(states[ranks.rank])
+def restore_random_states(states: list[dict[str, Any]], program: Program, ranks: Ranks) -> None:
+    """Take this rank's state back; a rank that had none goes on as it was seeded.
+
+    Args:
+        states: what `random_states` returned.
+        program: as it is on this rank; it gets its own random numbers back.
+        ranks: those of the resumed run.
+    """
+    if ranks.rank >= len(states):
+        return
+    state = states[ranks.rank]
+    restore_random_state(state)
+    if "program" in state:
+        program.random.load_state_dict(state["program"])
+    else:
+        # Older checkpoints: programs drew from the global generators.
+        program.random.restart()
 
 
 def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], ranks: Ranks) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str
     with user_code(ConfigError):
         batches = {name: None if each.stream is None else each.stream.peek() for name, each in problems.items()}
         # What the samples have drawn stays drawn: the batches will be used.
-        with _traceless(problems.values()):
+        with _traceless(program):
             for name, batch in batches.items():
                 players = {name, *(role.problem for role in problems[name].roles.values())}
                 if all(_can_rehearse(problems[player]) for player in players):
@@ -138,10 +138,10 @@ def _check_objective(objective: Objective, split: str, keys: list[str]) -> None:
 
 
 @contextmanager
-def _traceless(problems: Iterable[Problem]) -> Iterator[None]:
+def _traceless(program: Program) -> Iterator[None]:
     """Draw random numbers again afterwards, give no warning twice, leave compiling and parallel solves to the run."""
-    problems = list(problems)
-    random, compiled = random_state(), [problem.compiled for problem in problems]
+    problems = list(program.problems.values())
+    random, own, compiled = random_state(), program.random.state_dict(), [problem.compiled for problem in problems]
     parallel = [
         each for problem in problems for each in problem.module.modules() if isinstance(each, MultigridResidual)
     ]
@@ -162,3 +162,4 @@ def _traceless(problems: Iterable[Problem]) -> Iterator[None]:
         for each, flag in zip(parallel, was_serial, strict=True):
             each.serial(flag)
         restore_random_state(random)
+        program.random.load_state_dict(own)

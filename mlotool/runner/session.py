@@ -287,7 +287,7 @@ def _restore(
     advance_clock(trainer, state["tick"])
     if not (is_stopped or module.is_done):
         return False
-    restore_random_states(state["random_states"], ranks)
+    restore_random_states(state["random_states"], module.program, ranks)
     return True
 
 

@@ -25,7 +25,7 @@ def placed(program: Program, device: torch.device, dtype: torch.dtype | None = N
 
 def follow(program: Program, num_ticks: int, seed: int = 0) -> Program:
     """Take ticks; the random numbers begin at the seed."""
-    torch.manual_seed(seed)
+    program.random.manual_seed(seed)
     schedule = Schedule(program)
     for _ in range(num_ticks):
         schedule.tick()

@@ -41,7 +41,7 @@ def draws(device: torch.device) -> Tensor:
 
 
 def seeded_gradient(program: Program) -> dict[str, Tensor]:
-    torch.manual_seed(1)
+    program.random.manual_seed(1)
     return program.gradient("weigher")
 
 
@@ -73,7 +73,8 @@ def drawn_after(make: Callable[[], Any], device: torch.device) -> Tensor:
     program = follow(decayed(make, device), 3)
     for _ in range(2):
         seeded_gradient(program)
-    return draws(device)
+    with program.random:
+        return draws(device)
 
 
 def test_steps_that_are_taken_again_leave_the_generator_as_it_was(device: torch.device) -> None:
@@ -101,3 +102,22 @@ def test_a_state_is_replayed(device: torch.device) -> None:
 def test_the_devices_of_a_problem_are_those_whose_generators_are_kept(device: torch.device) -> None:
     problem = noisy(FirstOrder, device).problems["model"]
     assert problem.devices == ((device,) if device.type == "cuda" else ())
+
+
+def test_the_devices_generator_belongs_to_the_program(device: torch.device) -> None:
+    """In the turn of another one, and beside what is drawn outside."""
+    alone = seeded_gradient(noisy(ALGORITHMS["identity"], device))
+    made, other = (noisy(ALGORITHMS["identity"], device) for _ in range(2))
+    made.random.manual_seed(1)
+    torch.manual_seed(0)
+    first = draws(device)
+    other.gradient("weigher")
+    torch.manual_seed(0)
+    found = made.gradient("weigher")
+    assert torch.equal(draws(device), first)
+    assert all(torch.equal(found[key], alone[key]) for key in alone)
+    state = made.random.state_dict()
+    expected = made.gradient("weigher")
+    made.random.load_state_dict(state)
+    found = made.gradient("weigher")
+    assert all(torch.equal(found[key], expected[key]) for key in expected)

@@ -198,11 +198,11 @@ def test_looking_changes_nothing(constant: Constant) -> None:
     traits_of(made[1], "model").has_measured_radius = True
     results, states, buffers = [], [], []
     for built in made:
-        torch.manual_seed(0)
+        built.random.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             results.append(built.gradient("weigher"))
-        states.append({"state": torch.get_rng_state()})
+        states.append({"state": built.random.state_dict()["cpu"]})
         buffers.append(dict(built.problems["model"].module.named_buffers()))
     assert_identical(results[0], results[1])
     assert_identical(states[0], states[1])

@@ -281,7 +281,7 @@ def test_finite_differences_with_random_numbers_and_constants_in_a_nested_progra
         # Reverse products draw for the lower problem once, finite differences also for the way that it moves.
         for name, amount in (("low", 0.0), ("mid", 1.0)):
             program.problems[name].loss = noisy(case.losses[name], amount)
-        torch.manual_seed(0)
+        program.random.manual_seed(0)
         found.append(program.gradient("top")["x"])
     assert relative_error(found[1], found[0]) < ACCURACY["finite_difference"]
     assert relative_error(found[0], case.reference()) > 1e-3

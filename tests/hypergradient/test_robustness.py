@@ -105,7 +105,7 @@ def _with_dropout(make: Callable[[], AbstractHypergradient]) -> Program:
 
 
 def _draws(program: Program, count: int) -> Tensor:
-    torch.manual_seed(0)
+    program.random.manual_seed(0)
     return torch.stack([flat(program.gradient("weigher")) for _ in range(count)])
 
 

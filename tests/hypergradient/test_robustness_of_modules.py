@@ -263,8 +263,8 @@ def test_a_gradient_changes_no_bit(name: str, ticks: int) -> None:
 
 
 def _bits(built: Program) -> dict[str, Tensor]:
-    """Return copies of parameters, buffers, optimizer states, positions and the global generator."""
-    found = {"generator": torch.get_rng_state()}
+    """Return copies of parameters, buffers, optimizer states, positions and the states of generators."""
+    found = {"generator": torch.get_rng_state(), "own": built.random.state_dict()["cpu"]}
     for name, problem in built.problems.items():
         found |= {f"{name}.{key}": tensor.clone() for key, tensor in problem.module.state_dict().items()}
         for index, state in enumerate(problem.optimizer_state()):
@@ -281,7 +281,7 @@ def test_dropout_turns_a_finite_difference_no_more_than_double_backward(solver: 
 
     def noise(product: Any) -> float:
         built = program(lambda: Implicit(solver, product), Mlp(nn.Dropout(0.1)), upper=_clean)
-        torch.manual_seed(0)
+        built.random.manual_seed(0)
         rows = torch.stack([flat(built.gradient("weigher")) for _ in range(25)])
         rows = rows / rows.norm(dim=1, keepdim=True)
         return float(rows.std(0).norm())

@@ -124,7 +124,7 @@ def restored(ranks: Ranks) -> dict[str, Any]:
     drawn = torch.rand(1).item()
     resumed = made()
     resumed.load_state_dict(with_own_steps(state, states, ranks))
-    restore_random_states(states, ranks)
+    restore_random_states(states, resumed, ranks)
     programs = saved.state_dict(), state, resumed.state_dict()
     schedules = moment, shared, with_own_snapshots(shared, states, ranks)
     return {

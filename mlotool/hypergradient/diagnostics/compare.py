@@ -243,8 +243,7 @@ def same_numbers(program: Program) -> Iterator[None]:
         ...     bool(torch.rand(1) == first)
         True
     """
-    devices = tuple({device for problem in program.problems.values() for device in problem.devices})
-    with RandomState(devices).replayed():
+    with program.random, RandomState(program.devices).replayed():
         torch.manual_seed(0)
         yield
 

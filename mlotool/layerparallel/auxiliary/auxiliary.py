@@ -132,8 +132,7 @@ class Auxiliary(AbstractParallel):
             self, beta=Beta.of(self.beta, "parallel.beta"), lambda_rate=self._lambda_rate(self.variables)
         )
         self.settings.check()
-        # The seed of the run, the same in all processes; drawing a number would change what the run draws.
-        self._run = StageRun(self.settings, Timeline(self.record), torch.initial_seed() % 2**62)
+        self._run = StageRun(self.settings, Timeline(self.record))
 
     @property
     def num_stages(self) -> int:
@@ -151,6 +150,10 @@ class Auxiliary(AbstractParallel):
         chain = Chain(module, self.key)
         chain.check(self.stages, self.cut)
         self._run.attach(self.key, module, chain, None if self.cut is None else chain.resolve(self.cut))
+
+    def seed(self, seed: int) -> None:
+        """Take the seed of the program, the same in all processes; drawing one would change what the run draws."""
+        self._run.seed(seed)
 
     def check_data(self, dataset: Any) -> None:
         """Refuse stored variables of samples that come in another form each time."""

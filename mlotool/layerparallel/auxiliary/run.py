@@ -36,9 +36,14 @@ class StageRun:
     at the first step, when the shapes of the inputs are known.
 
     Args:
+<<<<<<< HEAD
         settings: how the stages are trained.
         timeline: records what takes how long.
         seed: of the noise on auxiliary variables.
+=======
+        settings: of the method.
+        timeline: takes the times.
+>>>>>>> b05d8e9 (A program's random numbers are its own)
 
     Attributes:
         exchange: between the stages.
@@ -61,12 +66,12 @@ class StageRun:
         ['beta', 'relative_violation_1', 'violation_1']
     """
 
-    def __init__(self, settings: Settings, timeline: Timeline, seed: int) -> None:
+    def __init__(self, settings: Settings, timeline: Timeline) -> None:
         self.settings = settings
         self.exchange: AbstractExchange = LocalExchange()
         self.num_steps = 0
         self._timeline = timeline
-        self._seed = seed
+        self._seed: int | None = None
         self._team: Team | None = None
         self._pending: Mapping[str, Any] | None = None
         self._samples = Samples(settings.copies)
@@ -76,6 +81,11 @@ class StageRun:
         self._is_open = False
         self._report: Report | None = None
         self._is_moved = self._is_optimizer_moved = False
+
+    def seed(self, seed: int) -> None:
+        """Take the seed of the noise, the first time, unless a checkpoint has one."""
+        if self._seed is None:
+            self._seed = seed % 2**62
 
     def attach(self, key: str, module: nn.Module, chain: Chain, cut: list[str] | None) -> None:
         """Take the module.
@@ -237,6 +247,7 @@ class StageRun:
                 f"{self.key}: the checkpoint has the cuts {list(self._pending['cut'])}, this run {list(cut)}; expected "
                 f"the same. Set {self.key}.cut to those of the checkpoint."
             )
+        assert self._seed is not None, "A program has a seed for it."
         plan = StagePlan(self.key, self._module, self._chain.stages(cut), cut, inputs, self._places)
         self._team = Team(plan, self.settings, self.exchange, self._timeline, self._seed)
         if self._pending is not None:

