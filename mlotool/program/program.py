@@ -53,9 +53,8 @@ class Program:
 
     Attributes:
         recorder: keeps the steps that problems take, for hypergradients that differentiate them.
-        random: its random numbers, which begin where torch's generators are when it is made: a `torch.manual_seed`
-            after that changes nothing in it, `program.random.manual_seed(0)` does. What it draws changes nothing
-            outside. `random.state_dict()` belongs into a checkpoint, beside the program's.
+        random: its random numbers, from where torch's generators are when it is made; `program.random.manual_seed(0)`
+            seeds them anew. `random.state_dict()` belongs into a checkpoint, beside the program's.
 
     Raises:
         ConfigError: the graph does not fit the problems, or an algorithm cannot do what the graph asks of it.
@@ -109,9 +108,7 @@ class Program:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         self.trace, self.trace_from = trace, trace_from
         memories = list(self._memories.by_name.values())
-        self._engine = engine = Engine(
-            list(self.problems.values()), reduce or identity_reduce, memories, self.random
-        )
+        self._engine = engine = Engine(list(self.problems.values()), reduce or identity_reduce, memories, self.random)
         self.recorder = StepRecorder(self.problems, self._order, engine)
         for name, steps in self._steps.items():
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
