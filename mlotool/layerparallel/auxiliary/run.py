@@ -32,38 +32,33 @@ class _LastStageElsewhere(BaseException):
 class StageRun:
     """The stages of one module at work, and what is kept from step to step. `Auxiliary` is the setting that has one.
 
-        A step is `begin`, the loss, in which the run is called in place of the module, and `gradient`. The stages are built
-        at the first step, when the shapes of the inputs are known.
+    A step is `begin`, the loss, in which the run is called in place of the module, and `gradient`. The stages are built
+    at the first step, when the shapes of the inputs are known.
 
-        Args:
-    <<<<<<< HEAD
-            settings: how the stages are trained.
-            timeline: records what takes how long.
-            seed: of the noise on auxiliary variables.
-    =======
-            settings: of the method.
-            timeline: takes the times.
-    >>>>>>> b05d8e9 (A program's random numbers are its own)
+    Args:
+        settings: how the stages are trained.
+        timeline: records what takes how long.
 
-        Attributes:
-            exchange: between the stages.
-            num_steps: taken so far.
+    Attributes:
+        exchange: between the stages.
+        num_steps: taken so far.
 
-        Raises:
-            ConfigError: `__call__`: the loss calls the module twice; `gradient`: it has not called it.
-            RunError: the stages have parted so far that training goes nowhere.
+    Raises:
+        ConfigError: `__call__`: the loss calls the module twice; `gradient`: it has not called it.
+        RunError: the stages have parted so far that training goes nowhere.
 
-        Example:
-            >>> from mlotool.layerparallel import Auxiliary
-            >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-            >>> run = StageRun(Auxiliary(stages=2).settings, Timeline(0), seed=0)
-            >>> run.attach("problems.net.parallel", net, Chain(net), cut=["2"])
-            >>> run.begin({"index": torch.arange(3)}, weight=1.0)
-            >>> loss = run(torch.ones(3, 2)).square().mean()
-            >>> [tuple(each.shape) for each in run.gradient(loss, list(net.parameters()))]
-            [(4, 2), (4,), (1, 4), (1,)]
-            >>> sorted(run.statistics())
-            ['beta', 'relative_violation_1', 'violation_1']
+    Example:
+        >>> from mlotool.layerparallel import Auxiliary
+        >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        >>> run = StageRun(Auxiliary(stages=2).settings, Timeline(0))
+        >>> run.seed(0)
+        >>> run.attach("problems.net.parallel", net, Chain(net), cut=["2"])
+        >>> run.begin({"index": torch.arange(3)}, weight=1.0)
+        >>> loss = run(torch.ones(3, 2)).square().mean()
+        >>> [tuple(each.shape) for each in run.gradient(loss, list(net.parameters()))]
+        [(4, 2), (4,), (1, 4), (1,)]
+        >>> sorted(run.statistics())
+        ['beta', 'relative_violation_1', 'violation_1']
     """
 
     def __init__(self, settings: Settings, timeline: Timeline) -> None:
@@ -83,7 +78,7 @@ class StageRun:
         self._is_moved = self._is_optimizer_moved = False
 
     def seed(self, seed: int) -> None:
-        """Take the seed of the noise, the first time, unless a checkpoint has one."""
+        """Take the seed of the noise on auxiliary variables, the first time, unless a checkpoint has one."""
         if self._seed is None:
             self._seed = seed % 2**62
 
