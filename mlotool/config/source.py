@@ -160,9 +160,14 @@ def _signature(definition: Definition, module: str) -> Signature:
     if init is not None:
         return _of_function(init, skip_self=True)
     inherited = [_base(base, definition, module) for base in node.bases]
-    if any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+    decorators = [ast.unparse(each) for each in node.decorator_list]
+    if any("dataclass" in each for each in decorators):
+        is_keyword_only = any("kw_only=True" in each for each in decorators)
+        found = [each for base in inherited if base for each in base.parameters]
+        found += _fields(node, is_keyword_only=is_keyword_only)
         return Signature(
-            (*(each for base in inherited if base for each in base.parameters), *_fields(node)),
+            # As in the constructor that the decorator makes: keyword-only ones come last.
+            tuple(sorted(found, key=lambda each: each.is_keyword_only)),
             # A base whose source is not found may have fields of its own.
             is_open=any(base is None for base in inherited),
         )
@@ -197,11 +202,13 @@ def _parameter(node: ast.arg, *, is_required: bool, is_keyword_only: bool) -> Pa
     return Parameter(node.arg, annotation, is_required, is_keyword_only)
 
 
-def _fields(node: ast.ClassDef) -> Iterator[Parameter]:
+def _fields(node: ast.ClassDef, *, is_keyword_only: bool) -> Iterator[Parameter]:
     for each in node.body:
         if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
             continue
         annotation, default = ast.unparse(each.annotation), each.value
         if "ClassVar" in annotation or (default is not None and "init=False" in ast.unparse(default)):
             continue
-        yield Parameter(each.target.id, annotation, default is None, is_keyword_only=False)
+        value = "" if default is None else ast.unparse(default)
+        is_named = "kw_only=False" not in value if is_keyword_only else "kw_only=True" in value
+        yield Parameter(each.target.id, annotation, default is None, is_keyword_only=is_named)
