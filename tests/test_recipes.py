@@ -16,15 +16,17 @@ from mlotool.models import MLP, WeightNet
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
 CELLS = ["problems.classifier.module.num_cells=3", "problems.classifier.module.width=4"]
+# All operations on all edges of a cell take a tenth of a second a step; two ticks have every problem step.
+SEARCH = ["debug.limit_ticks=2", "debug.limit_samples=20"]
 # A penalty for states of the paper's size.
 PARALLEL = ["problems.classifier.parallel.beta=1"]
 # On CIFAR-10 at the size of their paper; what of it is too much for a test is made smaller.
 SMALLER = {
     "data_poisoning_paper": ["problems.classifier.module.depth=8", "problems.poison.module.num_samples=50"],
     "darts_evaluate_paper": CELLS,
-    "darts_paper": CELLS,
+    "darts_paper": [*CELLS, *SEARCH],
     "label_correction_paper": [],
-    "layerparallel_imagenet_paper": [*PARALLEL, "problems.classifier.stream.num_workers=0"],
+    "layerparallel_imagenet_paper": [*PARALLEL, "debug.limit_ticks=2", "problems.classifier.stream.num_workers=0"],
     "layerparallel_resnet_paper": [
         *("problems.classifier.module.depth=14", "problems.classifier.parallel.auxnet.depth=8", *PARALLEL)
     ],
@@ -35,6 +37,7 @@ SMALLER = {
 }
 # On data that has to be downloaded; on the embedded one here, with a model for it.
 ELSEWHERE = {
+    "darts": SEARCH,
     "domain_adaptation_paper": [
         *("data=two_domains", "data.sizes={pretrain: 80, finetune: 20, meta: 0, val: 20, test: 20}"),
         *(f"model@problems.{name}.module=resnet8" for name in ("reweight", "finetune", "pretrain.module")),

@@ -20,6 +20,8 @@ class Ranks:
 
     Every process of the group must call each method, in the same order. Properties are each process's own affair.
 
+    Each of them raises a `RunError` where another process is gone.
+
     Args:
         rank: number of this process in the group.
         size: number of processes; with 1 there is nobody to exchange with, and no process group is needed, except by
@@ -75,7 +77,8 @@ class Ranks:
         """Return the sum over ranks of a tensor, which has one shape on all; it has no gradient."""
         tensor = tensor.detach().clone()
         if self.size > 1:
-            dist.all_reduce(tensor, group=self.group)
+            with self._naming_the_lost():
+                dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def largest(self, values: Sequence[float]) -> list[float]:
@@ -83,7 +86,8 @@ class Ranks:
         if self.size == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        with self._naming_the_lost():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
         return tensor.tolist()
 
     def any(self, flag: bool) -> bool:
@@ -95,7 +99,8 @@ class Ranks:
         if self.size == 1:
             return value
         box = [value if self.is_first else None]
-        dist.broadcast_object_list(box, group=self.group, group_src=0)
+        with self._naming_the_lost():
+            dist.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]  # type: ignore[return-value]
 
     def of_first(self, compute: Callable[[], T]) -> T:
@@ -107,7 +112,8 @@ class Ranks:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.group)
+        with self._naming_the_lost():
+            dist.all_gather_object(found, value, group=self.group)
         return found
 
     def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
@@ -115,7 +121,8 @@ class Ranks:
         if self.size == 1:
             return [tensor.detach()]
         parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(parts, tensor.detach().contiguous(), group=self.group)
+        with self._naming_the_lost():
+            dist.all_gather(parts, tensor.detach().contiguous(), group=self.group)
         return parts
 
     def gather_rows(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -138,7 +145,8 @@ class Ranks:
     def gather_flat(self, flat: Tensor) -> Tensor:
         """Return the tensors (n,) of all ranks as rows of one tensor (size, n), without a copy of each."""
         whole = flat.new_empty(self.size * len(flat))
-        dist.all_gather_into_tensor(whole, flat, group=self.group)
+        with self._naming_the_lost():
+            dist.all_gather_into_tensor(whole, flat, group=self.group)
         return whole.view(self.size, -1)
 
     def broadcast(self, tensors: Sequence[Sequence[Tensor]]) -> None:
@@ -146,9 +154,6 @@ class Ranks:
 
         Args:
             tensors: by rank, of the same shapes everywhere; filled in place where they are another rank's.
-
-        Raises:
-            RunError: a rank is gone.
         """
         waiting = [begin_exchange(own, self._begin_broadcast(source)) for source, own in enumerate(tensors)]
         for source, finish in enumerate(waiting):
@@ -167,7 +172,8 @@ class Ranks:
         """
         tensor = tensor.detach().clone()
         if self.size > 1:
-            dist.broadcast(tensor, group=self.group, group_src=source)
+            with naming_the_lost(self.word, self.rank, source):
+                dist.broadcast(tensor, group=self.group, group_src=source)
         return tensor
 
     def _begin_broadcast(self, source: int) -> Callable[[Tensor], Callable[[], object]]:
@@ -187,7 +193,11 @@ class Ranks:
 
             return wait
 
-        return begin_exchange(tensors, begin)()
+        with self._naming_the_lost():
+            return begin_exchange(tensors, begin)()
+
+    def _naming_the_lost(self) -> naming_the_lost:
+        return naming_the_lost(self.word, self.rank)
 
 
 class _Mean(torch.autograd.Function):

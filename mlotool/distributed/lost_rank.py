@@ -1,8 +1,12 @@
 """What is said of a process that is gone."""
 
+import re
 from typing import Any
 
-from mlotool.core.errors import RunError
+from mlotool.core.errors import MlotoolError, RunError
+
+_SIGNS = re.compile(r"connect|peer|socket|broken pipe|remote process|timed? ?out", re.IGNORECASE)
+"""What gloo, NCCL and the store of torch.distributed say of a process that no longer answers."""
 
 
 class naming_the_lost:  # noqa: N801 - a context; one of `contextlib` costs more than what it watches
@@ -11,7 +15,8 @@ class naming_the_lost:  # noqa: N801 - a context; one of `contextlib` costs more
     Args:
         word: what the processes have: "rank" or "stage".
         own: the number of this one.
-        other: of the one that it waits for.
+        other: of the one that it waits for; None where it waits for all. Then only an error that speaks of a
+            connection is taken for a lost process.
 
     Example:
         >>> with naming_the_lost("stage", 0, 1):
@@ -21,15 +26,19 @@ class naming_the_lost:  # noqa: N801 - a context; one of `contextlib` costs more
         mlotool.core.errors.RunError: Stage 0 has lost the process of stage 1 (Connection closed by peer); expected ...
     """
 
-    def __init__(self, word: str, own: int, other: int) -> None:
+    def __init__(self, word: str, own: int, other: int | None = None) -> None:
         self._word, self._own, self._other = word, own, other
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RuntimeError):
-            raise RunError(
-                f"{self._word.capitalize()} {self._own} has lost the process of {self._word} {self._other} "
-                f"({str(error).split('. ')[0]}); expected it to stay until the run ends. Look at what that process "
-                "has said, and go on with resume=auto."
-            ) from error
+        if not isinstance(error, RuntimeError) or isinstance(error, MlotoolError):
+            return
+        if self._other is None and not _SIGNS.search(str(error)):
+            return
+        other = f"another {self._word}" if self._other is None else f"{self._word} {self._other}"
+        raise RunError(
+            f"{self._word.capitalize()} {self._own} has lost the process of {other} "
+            f"({str(error).split('. ')[0]}); expected it to stay until the run ends. Look at what that process "
+            "has said, and go on with resume=auto."
+        ) from error

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import mlotool.distributed
 from mlotool.core.errors import RunError
+from mlotool.core.user_code import Call, UserCodeError, noted, user_code
 from mlotool.distributed import buckets as home
 from mlotool.distributed.buckets import begin_exchange, buckets
 from mlotool.distributed.collectives import Ranks
@@ -94,6 +95,39 @@ def test_a_lost_process_is_named() -> None:
         fail(RuntimeError("Connection closed. At some line"))
     with pytest.raises(KeyError):
         fail(KeyError("another error stays"))
+
+
+RESET = "[/pair.cc:561] Connection reset by peer [127.0.0.1]:1. This is typically caused by a remote worker"
+COLLECTIVES: dict[str, tuple[str, Callable[[Ranks], object]]] = {
+    "mean": ("all_reduce", lambda ranks: ranks.mean([torch.ones(2)])),
+    "differentiable mean": ("all_reduce", lambda ranks: ranks.mean([torch.ones(2, requires_grad=True)])),
+    "total": ("all_reduce", lambda ranks: ranks.total(torch.ones(2))),
+    "largest": ("all_reduce", lambda ranks: ranks.largest([1.0])),
+    "first": ("broadcast_object_list", lambda ranks: ranks.first("text")),
+    "gather": ("all_gather_object", lambda ranks: ranks.gather("text")),
+    "gather_tensors": ("all_gather", lambda ranks: ranks.gather_tensors(torch.ones(2))),
+    "gather_flat": ("all_gather_into_tensor", lambda ranks: ranks.gather_flat(torch.ones(2))),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_lost_rank_is_no_fault_of_the_code_that_waited_for_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The mean of a gradient is taken within a call that is noted as the user's."""
+    function, call = COLLECTIVES[name]
+
+    def fail_with(text: str) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(torch.distributed, function, fail)
+        with user_code(), noted(lambda: Call("problems.weights", "its gradient")):
+            call(Ranks(1, 2))
+
+    with pytest.raises(RunError, match=r"^Rank 1 has lost the process of another rank \(.*Connection reset by pe") as at:
+        fail_with(RESET)
+    assert not isinstance(at.value, UserCodeError)
+    with pytest.raises(UserCodeError, match=r"its gradient failed .*RuntimeError: sizes differ"):
+        fail_with("sizes differ")
 
 
 def test_one_rank_talks_to_nobody() -> None:
