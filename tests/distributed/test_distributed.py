@@ -123,9 +123,11 @@ def test_a_lost_rank_is_no_fault_of_the_code_that_waited_for_it(monkeypatch: pyt
         with user_code(), noted(lambda: Call("problems.weights", "its gradient")):
             call(Ranks(1, 2))
 
-    with pytest.raises(RunError, match=r"^Rank 1 has lost the process of another rank \(.*Connection reset by pe") as at:
+    with pytest.raises(
+        RunError, match=r"^Rank 1 has lost the process of another rank \(.*Connection reset by"
+    ) as found:
         fail_with(RESET)
-    assert not isinstance(at.value, UserCodeError)
+    assert not isinstance(found.value, UserCodeError)
     with pytest.raises(UserCodeError, match=r"its gradient failed .*RuntimeError: sizes differ"):
         fail_with("sizes differ")
 

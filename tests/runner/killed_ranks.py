@@ -38,11 +38,7 @@ def unrolled() -> Built:
 
 def normalised() -> Built:
     """The running statistics follow each rank's own samples between two evaluations."""
-    built = make_built(_slow_loss, unroll_steps=2, roll_back=True)
-    module: Any = built.program.problems["classifier"].module
-    # No parameters: the optimizer has its own already.
-    module.insert(1, nn.BatchNorm1d(16, affine=False))
-    return built
+    return make_built(_slow_loss, between=[nn.BatchNorm1d(16, affine=False)], unroll_steps=2, roll_back=True)
 
 
 VARIANTS: dict[str, Callable[[], Built]] = {"unrolled": unrolled, "normalised": normalised}

@@ -1,6 +1,6 @@
 """A two-level program of a few hundred parameters, and the config that goes with it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -91,12 +91,14 @@ def make_built(
     *,
     hypergradient: Any = None,
     shuffle: bool = True,
+    between: Sequence[nn.Module] = (),
     **settings: Any,
 ) -> Built:
-    """Build the program; `settings` go to the lower problem."""
+    """Build the program; `between` comes after the first layer, and `settings` go to the lower problem."""
     data = Data()
     torch.manual_seed(0)
-    classifier = nn.Sequential(nn.Linear(NUM_FEATURES, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, NUM_CLASSES))
+    layers = [nn.Linear(NUM_FEATURES, 16), *between, nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, NUM_CLASSES)]
+    classifier = nn.Sequential(*layers)
     lower = Problem(
         "classifier",
         classifier,
