@@ -1,7 +1,6 @@
 """Run folders of a stranger: whichever verb reads one, nothing outside is read or written, and it ends soon."""
 
 import os
-import shutil
 import signal
 import time
 import warnings
@@ -14,11 +13,11 @@ import pytest
 import torch
 
 import mlotool
-from mlotool.cli.main import main
 from mlotool.core.errors import MlotoolError
 from tests.cli import hostile_checkpoints, hostile_configs, hostile_links
 from tests.cli.conftest import Result
 from tests.cli.hostile_folders import FOLDERS, SECRET
+from tests.cli.spoiled import Spoil, made_by, spoiling
 
 Call = Callable[..., Result]
 SECONDS, SECONDS_OF_WAITING = 10, 60
@@ -59,39 +58,14 @@ WORDS = (
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of two ticks, below work/outputs/plain."""
-    work = tmp_path_factory.mktemp("whole") / "work"
-    work.mkdir()
-    here = Path.cwd()
-    os.chdir(work)
-    try:
-        assert main([*WORDS, "runner.max_ticks=2"]) == 0
-    finally:
-        os.chdir(here)
-    return work
+    return made_by([*WORDS, "runner.max_ticks=2"], tmp_path_factory)
 
 
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+def folder(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoil]:
     """Spoil a copy of the run by a builder's name; in the end nothing outside has changed."""
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "secret.txt").write_text(SECRET)
-    states: list[dict[Path, bytes]] = []
-
-    def spoil(name: str) -> Path:
-        shutil.copytree(whole, tmp_path / "work", symlinks=True, dirs_exist_ok=True)
-        monkeypatch.chdir(tmp_path / "work")
-        [run] = (tmp_path / "work" / "outputs" / "plain").iterdir()
-        FOLDERS[name](run, outside)
-        states.append(contents(outside))
-        return run
-
-    yield spoil
-    assert contents(outside) == states[0]
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+    with spoiling(FOLDERS, whole, "outputs/plain", tmp_path, monkeypatch) as spoil:
+        yield spoil
 
 
 @contextmanager
@@ -116,7 +90,7 @@ def test_there_are_many() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_nothing_outside_is_read_or_written(name: str, folder: Callable[[str], Path], call: Call) -> None:
+def test_nothing_outside_is_read_or_written(name: str, folder: Spoil, call: Call) -> None:
     run = folder(name)
     os.chdir(run.parents[2])
     for words in (
@@ -140,7 +114,7 @@ def test_nothing_outside_is_read_or_written(name: str, folder: Callable[[str], P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
-def test_load_and_auto(name: str, folder: Callable[[str], Path], call: Call) -> None:
+def test_load_and_auto(name: str, folder: Spoil, call: Call) -> None:
     run = folder(name)
     os.chdir(run.parents[2])
     with in_time("load"):
@@ -159,7 +133,7 @@ def test_load_and_auto(name: str, folder: Callable[[str], Path], call: Call) -> 
     assert all(each.isprintable() or each in "\n\t" for each in out + err)
 
 
-def test_the_users_own_folder_says_more_when_the_user_does(folder: Callable[[str], Path], call: Call) -> None:
+def test_the_users_own_folder_says_more_when_the_user_does(folder: Spoil, call: Call) -> None:
     run = folder("a_config_that_downloads")
     os.chdir(run.parents[2])
     words = ("evaluate", str(run), "--split", "test")

@@ -1,17 +1,16 @@
 """Sweep folders of a stranger: whichever verb reads one, nothing outside is read or written, and it ends soon."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from mlotool.cli.main import main
 from tests.cli.conftest import Result
 from tests.cli.hostile_folders import SECRET
 from tests.cli.hostile_sweeps import SWEEPS
-from tests.cli.test_hostile_folders import WORDS, contents, in_time
+from tests.cli.spoiled import Spoil, made_by, spoiling
+from tests.cli.test_hostile_folders import WORDS, in_time
 
 Call = Callable[..., Result]
 SWEEP = (*WORDS[:1], "-m", *WORDS[1:], "seed=1,2", "runner.max_ticks=2")
@@ -39,35 +38,14 @@ EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep of two jobs, below work/outputs/plain/multirun."""
-    work = tmp_path_factory.mktemp("whole") / "work"
-    work.mkdir()
-    here = Path.cwd()
-    os.chdir(work)
-    try:
-        assert main([*SWEEP]) == 0
-    finally:
-        os.chdir(here)
-    return work
+    return made_by(SWEEP, tmp_path_factory)
 
 
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+def folder(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spoil]:
     """Spoil a copy of the sweep by a builder's name; in the end nothing outside has changed."""
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (outside / "secret.txt").write_text(SECRET)
-    states: list[dict[Path, bytes]] = []
-
-    def spoil(name: str) -> Path:
-        shutil.copytree(whole, tmp_path / "work", symlinks=True, dirs_exist_ok=True)
-        monkeypatch.chdir(tmp_path / "work")
-        [sweep] = (tmp_path / "work" / "outputs" / "plain" / "multirun").iterdir()
-        SWEEPS[name](sweep, outside)
-        states.append(contents(outside))
-        return sweep
-
-    yield spoil
-    assert contents(outside) == states[0]
+    with spoiling(SWEEPS, whole, "outputs/plain/multirun", tmp_path, monkeypatch) as spoil:
+        yield spoil
 
 
 def _check(sweep: Path, result: Result) -> None:
@@ -88,7 +66,7 @@ def test_there_are_forty() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_report_reads_and_writes_nothing_outside(name: str, folder: Callable[[str], Path], call: Call) -> None:
+def test_a_report_reads_and_writes_nothing_outside(name: str, folder: Spoil, call: Call) -> None:
     sweep = folder(name)
     os.chdir(sweep.parents[3])
     words = ("report", str(sweep.relative_to(Path.cwd())))
@@ -106,9 +84,7 @@ def test_a_report_reads_and_writes_nothing_outside(name: str, folder: Callable[[
 @pytest.mark.slow
 @pytest.mark.parametrize("resume", ["auto", "folder"])
 @pytest.mark.parametrize("name", SWEEPS)
-def test_going_on_reads_and_writes_nothing_outside(
-    name: str, resume: str, folder: Callable[[str], Path], call: Call
-) -> None:
+def test_going_on_reads_and_writes_nothing_outside(name: str, resume: str, folder: Spoil, call: Call) -> None:
     sweep = folder(name)
     os.chdir(sweep.parents[3])
     words = (*SWEEP, "resume=auto" if resume == "auto" else f"resume={sweep.relative_to(Path.cwd())}")
