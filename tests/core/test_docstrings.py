@@ -10,7 +10,7 @@ import pytest
 import mlotool
 
 ROOT = Path(mlotool.__file__).parent
-PACKAGES = ("distributed", "layerparallel")
+PACKAGES = ("distributed", "hypergradient", "layerparallel")
 """Of which all public names have examples; each package runs them in a test of its own."""
 
 
