@@ -89,7 +89,7 @@ def only(folder: Path, pattern: str) -> Path:
     [
         ("raise", 1, ["Rank 1 of 2 failed: After tick", "ValueError: nothing to see in this batch"]),
         pytest.param("kill", 137, ["Rank 1 of 2 ended with signal 9 (SIGKILL)"], marks=pytest.mark.slow),
-        ("infinite", 1, ["The loss of problem 'classifier' became inf at tick"]),
+        pytest.param("infinite", 1, ["The loss of problem 'classifier' became inf at tick"], marks=pytest.mark.slow),
     ],
 )
 def test_a_failing_rank_ends_the_run_with_its_message(tmp_path: Path, mode: str, code: int, words: list[str]) -> None:
