@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from mlotool.core.gradient import Recording
+
 _DEVICES = ("cpu", "cuda")
 
 
@@ -75,9 +77,9 @@ class FusedStep:
         given = [value for value in gradient if value is not None and not value.is_sparse]
         if len(given) < len(self._parameters):
             return False
-        if not (self._is_contiguous and all(value.is_contiguous() for value in given)):
+        if not (self._is_contiguous and all(map(Tensor.is_contiguous, given))):
             given = [_aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
-        with torch.no_grad():
+        with Recording(False):
             for group in self._groups:
                 self._step(group, [given[position] for position in group.positions])
         return True

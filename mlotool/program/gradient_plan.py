@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import gradient_of
+from mlotool.core.gradient import Recording, gradient_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.problem.interface import Connected, Pullback
 from mlotool.problem.problem import Problem
@@ -142,7 +142,7 @@ class GradientPlan:
             end = begin + len(each.leaves)
             cotangents[each.step.solution.number] = found[begin:end]
             begin = end
-        with torch.no_grad():
+        with Recording(False):
             for each in reversed(taken):
                 self._pull_back(each, cotangents)
         return cotangents[self._number]

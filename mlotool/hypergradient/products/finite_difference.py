@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import gradient_of_difference
+from mlotool.core.gradient import Recording, gradient_of_difference
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products.base import AbstractProduct
@@ -172,7 +172,7 @@ class FiniteDifferenceProduct(AbstractProduct):
         self, side: _MakeSide, scale: Factor, factor: Factor, replay: Replay, losses: tuple[Loss, Loss]
     ) -> list[Tensor]:
         here = side(losses[0], scale)
-        with torch.enable_grad():
+        with Recording(True):
             if not self._is_joint:
                 above = replay(here.gradient)
                 return scaled(add(above, replay(side(losses[1], -scale).gradient), -1.0), factor)
