@@ -16,6 +16,7 @@ from benchmarks.harness.rounds import Cycle, interleave, summarize
 from mlotool.runner.process_settings import torch_settings
 
 ALGORITHMS = ("fd", "neumann", "cg")
+TRACES = ("eager", "inductor", "cuda_graph")
 SECONDS_OF_A_TURN = 0.15
 Build = Callable[[], Rival]
 
@@ -30,6 +31,11 @@ def _run(job: Job, model: str) -> None:
         for algorithm in ALGORITHMS:
             task = Task(model, algorithm, job.device.type, precision=precision, is_small=job.is_small)
             job.row(f"{algorithm}, {precision}", partial(compared, job, task, rivals_of(job, task)), seconds=20.0)
+            # By themselves, as inductor takes its time: against the plan of the same run.
+            for trace in () if job.is_small else TRACES:
+                title = f"{algorithm}, {precision}, trace: {trace}"
+                seconds = 120.0 if trace == "inductor" else 30.0
+                job.row(title, partial(compared, job, task, traced_rivals(task, trace)), seconds=seconds)
     # Last, for compiling takes long; with finite differences alone, as a compiled module has no second derivatives.
     for precision in () if job.is_small else ("fp32", "bf16"):
         task = Task(model, "fd", job.device.type, precision=precision)
@@ -51,6 +57,11 @@ def rivals_of(job: Job, task: Task) -> dict[str, Build]:
 
         rivals["Betty"] = partial(peer.build, task)
     return rivals | {"a loop by hand": partial(bare.build, task), "mlotool": partial(ours.build, task)}
+
+
+def traced_rivals(task: Task, trace: str) -> dict[str, Build]:
+    """Return mlotool by its plans, and with traced ticks."""
+    return {"mlotool": partial(ours.build, task), f"mlotool, {trace}": partial(ours.build, task, trace=trace)}
 
 
 def compared(job: Job, task: Task, rivals: dict[str, Build], *, is_timed: bool = True) -> dict[str, Any]:

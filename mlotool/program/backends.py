@@ -73,7 +73,7 @@ def _cuda_graph(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int)
         raise LookupError("a CUDA graph reads no tensors on the CPU, and some parameters, states or batches are there")
     run = GraphedRun(_eager(graph, arguments, num_fixed), num_fixed, captured)
     # On examples: what cannot be recorded says so before anything depends on it.
-    run(*arguments)
+    run(*[tensor.clone() for tensor in arguments])
     return run
 
 

@@ -98,6 +98,24 @@ class Tracer:
         Raises:
             UntraceableError: the steps cannot be traced; nothing has moved.
         """
+        arguments, traces = self._found(batches)
+        for trace in traces:
+            if (results := self._run(trace, arguments)) is not None:
+                return results
+        self._add(traces, batches, arguments)
+        found = self._run(traces[-1], arguments)
+        if found is None:
+            raise UntraceableError("a solver decides by a number that rounding alone sets apart")
+        return found
+
+    def prepare(self, batches: Sequence[Sequence[Batches]]) -> None:
+        """Trace the steps on batches of such a kind, if they are not yet; nothing moves. Arguments as for the call."""
+        arguments, traces = self._found(batches)
+        if not traces:
+            self._add(traces, batches, arguments)
+
+    def _found(self, batches: Sequence[Sequence[Batches]]) -> tuple[list[Tensor], list[Trace]]:
+        """Return what a trace takes, and the traces for arguments of that kind."""
         for each in self._stepping:
             if not each.is_current():
                 self._bind()
@@ -106,20 +124,13 @@ class Tracer:
         # What a trace holds for: kinds of tensors, other values in the batches, modes of modules, optimizers' settings.
         kinds = self._kinds(batches, tensors)
         key = kinds, tuple([module.training for module in self._modules]), *[each.refresh() for each in self._stepping]
-        arguments = self._arguments() + tensors
-        traces = self._traces.setdefault(key, [])
-        for trace in traces:
-            if (results := self._run(trace, arguments)) is not None:
-                return results
+        return self._arguments() + tensors, self._traces.setdefault(key, [])
+
+    def _add(self, traces: list[Trace], batches: Sequence[Sequence[Batches]], arguments: Sequence[Tensor]) -> None:
         if self._num_traces == MOST_TRACES:
             raise UntraceableError(f"batches, settings of optimizers or ends of solves are of over {MOST_TRACES} kinds")
-        trace = self._traced(batches, arguments)
+        traces.append(self._traced(batches, arguments))
         self._num_traces += 1
-        traces.append(trace)
-        found = self._run(trace, arguments)
-        if found is None:
-            raise UntraceableError("a solver decides by a number that rounding alone sets apart")
-        return found
 
     def places(self) -> list[Place]:
         """Return what the steps change."""
@@ -172,9 +183,11 @@ class Tracer:
         found = iter(outputs)
         return [StepResult(next(found), {name: next(found) for name in names}) for names in trace.names]
 
-    def _traced(self, batches: Sequence[Sequence[Batches]], arguments: list[Tensor]) -> Trace:
-        # Tracing runs the operations, and nothing is to move yet.
-        arguments = [tensor.detach().clone() for tensor in arguments]
+    def _traced(self, batches: Sequence[Sequence[Batches]], arguments: Sequence[Tensor]) -> Trace:
+        # Tracing runs the operations, and nothing is to move yet: modules may change batches and buffers in place.
+        num_fixed = len(self._fixed)
+        arguments = [tensor.detach() for tensor in arguments]
+        arguments[num_fixed:] = [tensor.clone() for tensor in arguments[num_fixed:]]
         devices = tuple({device for each in self._engine.problems for device in each.devices})
         before = RandomState(devices)
         kept = [memory.value for memory in self._engine.memories]

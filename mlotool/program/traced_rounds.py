@@ -93,6 +93,8 @@ class TracedRounds:
     def _compared(self, drawn: Drawn) -> dict[str, StepResult]:
         if self._num_steps == self._next_comparison:
             self._next_comparison *= 10
+        # First, so that tracing has no copies of all that moves beside it.
+        self._tracer.prepare([*drawn.values()])
         places = self._tracer.places()
         state = [place.tensor for place in places]
         before = [tensor.clone() for tensor in state]
