@@ -27,19 +27,28 @@ def broken(case: Case) -> Iterator[Row]:
     return (row for row in ROWS if held[row.first] and held[row.second])
 
 
+def reason(row: Row, case: Case) -> str:
+    """Return why a row that holds for a case does."""
+    return row.reason.format(**_words(case))
+
+
 def message(row: Row, case: Case) -> str:
     """Return what to tell of a row that holds: what was found, what was expected, what to do."""
-    words = {
+    words = _words(case)
+    key = f"problems.{case.name}.{row.key}"
+    advice = row.advice.format(**words) or f"Correct {key}."
+    expected = row.expected.format(**words)
+    return f"{key}: found {_found(row.key, case)}; expected {expected}, since {reason(row, case)}. {advice}"
+
+
+def _words(case: Case) -> dict[str, str]:
+    return {
         "name": case.name,
         "solution": case.solution or case.name,
         "reader": case.reader,
         "read": case.read,
         "algorithm": type(case.algorithm).__name__,
     }
-    key = f"problems.{case.name}.{row.key}"
-    expected, reason = row.expected.format(**words), row.reason.format(**words)
-    advice = row.advice.format(**words) or f"Correct {key}."
-    return f"{key}: found {_found(row.key, case)}; expected {expected}, since {reason}. {advice}"
 
 
 def _found(key: str, case: Case) -> str:

@@ -120,6 +120,7 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "ranks": Feature("several ranks", lambda case: case.num_ranks > 1),
     "trace": Feature("`runner.trace`", lambda case: case.is_traced),
+    "graphs": Feature("`remat: false`", _algorithm("keeps_graphs")),
     "remembering": Feature(
         "a hypergradient that keeps something from pullback to pullback",
         lambda case: case.algorithm is not None and not case.algorithm.is_traceable,
@@ -133,7 +134,6 @@ _USE_CG = (
     "and reads."
 )
 _ABOVE = "a problem above both shapes and reads '{name}', so its pullback is differentiated"
-_BY_PLAN = "the gradient is taken without a trace"
 
 ROWS: tuple[Row, ...] = (
     Row("tasks", "compile", "compile", "false", "tasks run through torch.vmap"),
@@ -319,15 +319,23 @@ ROWS: tuple[Row, ...] = (
         )
     ),
     *(
-        Row(each, "trace", "", "", f"{_BY_PLAN}: {reason}", is_refused=False)
+        Row(each, "trace", "", "", reason, is_refused=False)
         for each, reason in (
-            ("fp16", "its loss scale changes by what overflows"),
-            ("compile", "the module is compiled already"),
-            ("shard", "FSDP2 gathers by hooks"),
-            ("parallel", "layer-parallel steps order their own work"),
-            ("line_search", "it decides by values"),
-            ("ranks", "collectives are not traced"),
-            ("remembering", "its state changes from one to the next"),
+            ("ranks", "its gradient is a mean over ranks"),
+            ("parallel", "its training is layer-parallel"),
+            ("fp16", "in fp16 a step decides by its gradient whether it is taken"),
+            ("impure", "its optimizer is none of SGD, Adam and AdamW"),
+            ("optimizer_roles", "another problem gives hyperparameters of its optimizer"),
+            ("reset_to", "each of its unrolls begins anew (reset_to)"),
+            ("roll_back", "its steps are a look-ahead (roll_back)"),
+            ("directing", "the hypergradient of '{solution}' makes the steps of '{solution}'"),
+            ("graphs", "the hypergradient of '{solution}' keeps the graphs of the steps of '{solution}'"),
+            ("compile", "the module of '{name}' is compiled by itself"),
+            ("shard", "the parameters of '{name}' are divided among ranks"),
+            (
+                "remembering",
+                "the hypergradient of '{solution}' keeps something from one use to the next, or decides by values",
+            ),
         )
     ),
 )

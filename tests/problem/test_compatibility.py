@@ -88,6 +88,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ranks": {"num_ranks": 2},
     "trace": {"is_traced": True},
     "remembering": {"algorithm": SABA(0.1)},
+    "graphs": {"algorithm": Unrolled(remat=False)},
 }
 
 
