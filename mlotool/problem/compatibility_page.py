@@ -7,9 +7,10 @@ from mlotool.problem.compatibility_table import FEATURES, ROWS, Row
 
 _HEAD = """# What goes together
 
-Everything that is not in these tables goes together. The tables are those that the program itself checks
-(`mlotool/problem/compatibility_table.py`): `mlotool validate` and `mlotool run` refuse a pair with the setting that was
-found, what is expected and what to do. This page is made of them by `python -m mlotool.problem.compatibility_page`.
+Features that exclude each other. These tables are those that the program itself looks up
+(`mlotool/problem/compatibility_table.py`): `mlotool validate --targets` and `mlotool run` refuse a pair with the
+setting that was found, what is expected and what to do. What is in no row goes together, within the ranges that each setting's
+own message tells. This page is made by `python -m mlotool.problem.compatibility_page`.
 
 ## Refused
 | this | with | change | to | because |

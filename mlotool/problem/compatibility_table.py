@@ -101,7 +101,7 @@ FEATURES: Mapping[str, Feature] = {
     "warmup": Feature("`warmup_steps`", lambda case: case.settings.warmup_steps > 0),
     "clip": Feature("`gradient_clip_norm`", lambda case: case.settings.gradient_clip_norm is not None),
     "same_batch": Feature("`same_batch_as`", lambda case: type(case.stream).__name__ == "SameBatch"),
-    "reads": Feature("a gradient through solutions", lambda case: case.read != ""),
+    "reads": Feature("a gradient that passes through solutions of other problems", lambda case: case.read != ""),
     "hypergradient": Feature(
         "a solution that is differentiated", lambda case: case.algorithm is not None and not case.algorithm.is_constant
     ),
@@ -116,7 +116,8 @@ FEATURES: Mapping[str, Feature] = {
     "evolution": Feature("EvolutionStrategies", _is_algorithm("EvolutionStrategies")),
     "nested": Feature("a problem that shapes and reads a lower one", lambda case: case.is_nested),
     "differentiated": Feature(
-        "a problem below one that shapes and reads it, and is read itself", lambda case: case.is_differentiated
+        "a problem whose pullback is differentiated, by one above that both shapes and reads it",
+        lambda case: case.is_differentiated,
     ),
     "ranks": Feature("several ranks", lambda case: case.num_ranks > 1),
     "trace": Feature("`runner.trace`", lambda case: case.is_traced),
@@ -127,7 +128,7 @@ FEATURES: Mapping[str, Feature] = {
     ),
 }
 
-_LAYER_PARALLEL = "its training is layer-parallel"
+_LAYER_PARALLEL = "layer-parallel stages run the module in parts, in fp32 or bf16, for one set of parameters"
 _IMPLICIT = "Write hypergradient: finite_difference, or remove parallel."
 _USE_CG = (
     "Write +hypergradient@problems.{name}.hypergradient=cg, or set curvature: partial on the problem that both shapes "
