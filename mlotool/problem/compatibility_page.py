@@ -9,8 +9,8 @@ _HEAD = """# What goes together
 
 Features that exclude each other. These tables are those that the program itself looks up
 (`mlotool/problem/compatibility_table.py`): `mlotool validate --targets` and `mlotool run` refuse a pair with the
-setting that was found, what is expected and what to do. What is in no row goes together, within the ranges that each setting's
-own message tells. This page is made by `python -m mlotool.problem.compatibility_page`.
+setting that was found, what is expected and what to do. What is in no row goes together, within the ranges that each
+setting's own message tells. This page is made by `python -m mlotool.problem.compatibility_page`.
 
 ## Refused
 | this | with | change | to | because |
