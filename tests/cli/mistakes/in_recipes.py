@@ -283,7 +283,7 @@ MISTAKES = {
         "mwn_layerparallel", "hypergradient=unrolled", says=("takes the steps of 'classifier' again", "remove parallel")
     ),
     "shards below a hypergradient": _builtin(
-        "mwn", f"{CLASSIFIER}shard=true", says=(f"{CLASSIFIER}shard: found true", "expected first_order")
+        "mwn", f"{CLASSIFIER}shard=true", says=(f"{CLASSIFIER}shard: found true", "or first_order as the hypergradient")
     ),
     "a hypergradient at the upper problem": _changed(
         "  reweight:\n    loss",
