@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from mlotool.problem.compatibility_table import FEATURES, ROWS, Row
+from mlotool.problem.compatibility_table import FEATURES, ROWS
 
 _HEAD = """# What goes together
 
@@ -51,11 +51,6 @@ def _plain(text: str) -> str:
 
 def _lines(rows: Iterable[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
-
-
-def used(rows: Iterable[Row] = ROWS) -> set[str]:
-    """Return the features that rows name."""
-    return {feature for row in rows for feature in (row.first, row.second)}
 
 
 if __name__ == "__main__":

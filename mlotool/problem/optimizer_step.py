@@ -14,8 +14,6 @@ from torch.optim import Optimizer
 from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import Call, note
 from mlotool.problem.arguments import check_scheduler, made
-from mlotool.problem.compatibility import check
-from mlotool.problem.compatibility_case import Case
 from mlotool.problem.fused_step import FusedStep, prefer_fused_kernels
 from mlotool.problem.loss_scale import LossScale
 from mlotool.problem.settings import ProblemSettings
@@ -303,15 +301,14 @@ def optimizer_step(
     if optimizer is None or isinstance(optimizer, Optimizer):
         built = optimizer
     else:
-        is_right = lambda each: isinstance(each, Optimizer)  # noqa: E731
-        built = made(f"{key}.optimizer", optimizer, theta.values(), is_right, "a torch optimizer")
+        parameters, expected = theta.values(), "a torch optimizer"
+        built = made(f"{key}.optimizer", optimizer, parameters, lambda each: isinstance(each, Optimizer), expected)
     _check_held(name, built, theta)
     found = None
     if scheduler is not None:
-        is_right = lambda each: each is None or hasattr(each, "step")  # noqa: E731
-        found = made(f"{key}.scheduler", scheduler, built, is_right, "a scheduler")
+        expected = "a scheduler"
+        found = made(f"{key}.scheduler", scheduler, built, lambda each: each is None or hasattr(each, "step"), expected)
     check_scheduler(name, found, built, settings.scheduler_interval)
-    check(Case(name, settings, optimizer=built, scheduler=found))
     if settings.optimizer_roles:
         assert built is not None
         group = built.param_groups[0].items()

@@ -30,7 +30,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.layerparallel import Auxiliary
 from mlotool.problem.compatibility import broken, check, message
 from mlotool.problem.compatibility_case import Case
-from mlotool.problem.compatibility_page import page, used
+from mlotool.problem.compatibility_page import page
 from mlotool.problem.compatibility_table import FEATURES, ROWS, Row
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.settings import ProblemSettings
@@ -118,7 +118,7 @@ def test_each_row_holds_for_its_two_features_and_not_for_one(row: Row) -> None:
 
 
 def test_every_feature_is_in_a_row() -> None:
-    assert used() == set(FEATURES) == set(CASES)
+    assert {name for row in ROWS for name in (row.first, row.second)} == set(FEATURES) == set(CASES)
 
 
 def test_the_page_is_that_of_the_table() -> None:

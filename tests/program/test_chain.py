@@ -47,8 +47,8 @@ def chain(length: int, curvature: Any, calls: list[str]) -> Schedule:
 @pytest.mark.parametrize("length", [2, 3, 5, 8])
 @pytest.mark.parametrize("curvature", ["total", "partial"])
 def test_a_tick_of_a_chain_evaluates_each_loss_once_a_gradient(length: int, curvature: str) -> None:
-    """Exact, `n (n + 1) / 2`: the gradient of a problem needs the derivatives of all below it, in a direction of its
-    own; with partial curvature `2 n - 1`, since it stops at the next."""
+    """Exact, `n (n + 1) / 2`: the gradient of a problem needs products with the derivatives of all below it, and each
+    product evaluates its loss; with partial curvature `2 n - 1`, since a gradient stops at the next."""
     calls: list[str] = []
     schedule = chain(length, curvature, calls)
     schedule.tick()
