@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from mlotool.problem.interface import Reduce
+    from mlotool.problem.parallel import AbstractParallel
     from mlotool.program import Problem, Program, Stream
 
 Values = Mapping[str, Any]
@@ -184,7 +185,7 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
         scheduler=None if scheduler is None else scheduler_factory(f"{key}.scheduler", scheduler),
         hypergradient=_hypergradient(f"{key}.hypergradient", node, values) if is_read else None,
         precision=node["precision"] or values["runner"]["precision"],
-        parallel=None if node["parallel"] is None else _seeded(f"{key}.parallel", node["parallel"], values["seed"]),
+        parallel=_parallel(name, node["parallel"], values["seed"]),
         **settings,
     )
 
@@ -201,6 +202,19 @@ def _module(name: str, node: Values, seed: int, *, channels_last: bool) -> "nn.M
     module: nn.Module = _seeded(f"problems.{name}.module", node, seed)
     require_kind(f"problems.{name}.module", node, module, torch.nn.Module)
     return module.to(memory_format=torch.channels_last) if channels_last else module
+
+
+def _parallel(name: str, node: Values | None, seed: int) -> "AbstractParallel | None":
+    from mlotool.problem.parallel import AbstractParallel
+
+    if node is None:
+        return None
+    key = f"problems.{name}.parallel"
+    parallel: AbstractParallel = _seeded(key, node, seed)
+    require_kind(key, node, parallel, AbstractParallel)
+    # A seed of the recipe's for each problem; the program's, which is for scripts, is one for all its problems.
+    parallel.seed(derived_seed(seed, "parallel", name))
+    return parallel
 
 
 def _seeded(key: str, node: Values, seed: int) -> Any:

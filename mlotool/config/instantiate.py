@@ -105,6 +105,7 @@ def scheduler_factory(key: str, node: Node) -> Callable[[Any], Any]:
 
 _KINDS = {
     "AbstractHypergradient": "a hypergradient, a subclass of mlotool.program.AbstractHypergradient",
+    "AbstractParallel": "layer-parallel training, a subclass of mlotool.problem.parallel.AbstractParallel",
 }
 
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import mlotool
+from mlotool.config import build
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.program import Schedule
 from mlotool.runner.checkpoint import read_checkpoint
 from tests.runner.test_launcher import FAULTY, RECIPE
 from tests.runner.test_launcher import QUIET as QUIET_RUN
@@ -40,6 +42,22 @@ def test_a_recipe_in_one_process_logs_violations_and_goes_on_bit_by_bit(tmp_path
     mlotool.run(half, output_dir=tmp_path / "halves", resume=tmp_path / "halves")
     resumed = read_checkpoint(tmp_path / "halves" / "checkpoints" / "last.ckpt")["program"]
     assert_equal(resumed, state, 0.0)
+
+
+def test_the_noise_of_a_recipe_has_a_seed_of_its_own_and_no_script_changes_it() -> None:
+    """As `mlotool.load` and `build` give it; the first step makes the stages, and the second one draws."""
+
+    def parameters(global_seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(global_seed)
+        program = build(mlotool.compose("plain", [*QUIET, f"{STAGES}, noise: 0.5}}"])).program
+        program.random.manual_seed(0)
+        schedule = Schedule(program)
+        schedule.tick()
+        schedule.tick()
+        return [tensor.detach().clone() for tensor in program.problems["classifier"].module.parameters()]
+
+    first, second = parameters(1), parameters(2)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
 @pytest.mark.slow
