@@ -26,7 +26,7 @@ from mlotool.data import InMemoryDataset, Normalization
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import ConjugateGradient, Identity, Implicit, Neumann
 from mlotool.models import ResNet
-from mlotool.problem.interface import Reduce
+from mlotool.problem.rank_mean import Reduce
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.distributed import distribute
 

@@ -20,8 +20,8 @@ from mlotool.core.user_code import is_of_user
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mlotool.problem.interface import Reduce
     from mlotool.problem.parallel import AbstractParallel
+    from mlotool.problem.rank_mean import Reduce
     from mlotool.program import Problem, Program, Stream
 
 Values = Mapping[str, Any]

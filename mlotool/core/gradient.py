@@ -43,6 +43,14 @@ def gradient_of(loss: Tensor, sources: Sequence[Tensor], *, create_graph: bool =
     return pulled_back([loss], sources, [_one(loss)], retain=create_graph, create_graph=create_graph)
 
 
+def slopes_of(loss: Tensor, sources: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
+    """Return the gradient of a loss, zeros where it does not depend on a source. Arguments as for `gradient_of`."""
+    if not loss.requires_grad or not sources:
+        return [torch.zeros_like(source) for source in sources]
+    found = gradient_of(loss, sources, create_graph=create_graph)
+    return [torch.zeros_like(x) if each is None else each for x, each in zip(sources, found, strict=True)]
+
+
 def gradient_of_difference(
     ahead: Tensor, behind: Tensor, sources: Sequence[Tensor], factor: float = 1.0
 ) -> list[Tensor | None]:

@@ -57,7 +57,7 @@ class Ranks:
         return self.mean if self.size > 1 else None
 
     def mean(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the means over ranks, the same bits on all; differentiable, and the backward is the same mean.
+        """Return the means over ranks, the same bits on all; without a gradient (`problem/rank_mean.py` gives it one).
 
         This is the one function for gradients, cotangents, second-order products and hypergradients.
 
@@ -68,10 +68,18 @@ class Ranks:
         """
         if self.size == 1 or not tensors:
             return tensors
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            found: tuple[Tensor, ...] = _Mean.apply(self, *tensors)
-            return found
-        return self._means(tensors)
+
+        def begin(flat: Tensor) -> Callable[[], object]:
+            work: Any = dist.all_reduce(flat, group=self.group, async_op=True)
+
+            def wait() -> None:
+                work.wait()
+                flat.div_(self.size)
+
+            return wait
+
+        with self._naming_the_lost():
+            return begin_exchange([tensor.detach() for tensor in tensors], begin)()
 
     def total(self, tensor: Tensor) -> Tensor:
         """Return the sum over ranks of a tensor, which has one shape on all; it has no gradient."""
@@ -183,35 +191,5 @@ class Ranks:
 
         return begin
 
-    def _means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        def begin(flat: Tensor) -> Callable[[], object]:
-            work: Any = dist.all_reduce(flat, group=self.group, async_op=True)
-
-            def wait() -> None:
-                work.wait()
-                flat.div_(self.size)
-
-            return wait
-
-        with self._naming_the_lost():
-            return begin_exchange(tensors, begin)()
-
     def _naming_the_lost(self) -> naming_the_lost:
         return naming_the_lost(self.word, self.rank)
-
-
-class _Mean(torch.autograd.Function):
-    """The mean over ranks; its transpose is the mean over ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, ranks: Ranks, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Exchange."""
-        ctx.ranks = ranks
-        return tuple(ranks._means(tensors))
-
-    @staticmethod
-    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Any, ...]:
-        """Exchange the cotangents, in a way that can be differentiated again."""
-        if torch.is_grad_enabled():
-            return None, *_Mean.apply(ctx.ranks, *cotangent)
-        return None, *ctx.ranks._means(cotangent)

@@ -88,8 +88,6 @@ class LinearSolve(torch.autograd.Function):
     def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
         """Return the cotangents of v, theta and x."""
         pullback, count = ctx.pullback, ctx.num_parameters
-        # What comes after differs by rank, and all solve for the same.
-        cotangent = pullback.view.problem.reduce(cotangent)
         solution, theta, inputs = _split(ctx.saved_tensors, count)
         is_differentiable = torch.is_grad_enabled()
         with pullback.view.problem.random:
@@ -107,9 +105,11 @@ class LinearSolve(torch.autograd.Function):
                 ]
             theta, inputs = aliases(theta), aliases(inputs)
             gradient = stationarity(pullback.view, theta, inputs)
-            product = vector_jacobian(gradient, theta, solution, create_graph=True)
+            # Both solutions are the same on all ranks; what is found for theta and x is this rank's part.
+            shared = pullback.view.problem.rank_mean.shared
+            product = vector_jacobian(gradient, theta, shared(solution), create_graph=True)
             points = [point for point, flag in zip((*theta, *inputs), wanted, strict=True) if flag]
-            found = vector_jacobian(product, points, adjoint, create_graph=is_differentiable)
+            found = vector_jacobian(product, points, shared(adjoint), create_graph=is_differentiable)
         values = iter(found)
         return (None, None, *adjoint, *(-next(values) if flag else None for flag in wanted))
 
@@ -136,22 +136,19 @@ def differentiable_pullback(
     points, values = aliases(theta), aliases(inputs)
     gradient = stationarity(pullback.view, points, values)
     if pullback.solver.is_polynomial:
-        reduce = pullback.view.problem.reduce
-
-        def matvec(vector: Vector) -> Vector:
-            return reduce(vector_jacobian(gradient, points, vector, create_graph=True))
-
+        matvec = pullback.view.mean_of(lambda vector: vector_jacobian(gradient, points, vector, create_graph=True))
         result = pullback.solver.solve(matvec, cotangent, view=pullback.view)
         pullback.record(result)
         solution: Vector = result.solution
     else:
         solution = LinearSolve.apply(pullback, len(theta), *cotangent, *theta, *inputs)
     sources = [value for value, flag in zip(values, wanted, strict=True) if flag]
+    solution = pullback.view.problem.rank_mean.shared(solution)
     return [-found for found in vector_jacobian(gradient, sources, solution, create_graph=True)]
 
 
 def stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
-    """Return `F = dC_l/dtheta` with its graph, one tensor a parameter.
+    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor a parameter.
 
     Example:
         >>> import torch
@@ -162,7 +159,7 @@ def stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]
         >>> [each.tolist() for each in stationarity(view, theta, inputs)]
         [[2.0]]
     """
-    loss = view(theta, inputs)
+    loss = view.own_loss(theta, inputs)
     check_twice_differentiable(view, loss)
     return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)
 

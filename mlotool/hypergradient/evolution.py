@@ -158,7 +158,7 @@ class EvolutionStrategies(AbstractZerothOrder):
         for record in unroll.records:
             # A recorded snapshot would hide what the inputs do to the solutions that this problem reads.
             present = replace(record, lower_snapshots={})
-            _, gradient = step_gradients(unroll, present, leaves(theta), inputs, view, create_graph=False)
+            gradient = step_gradients(unroll, present, leaves(theta), inputs, view, create_graph=False)
             with torch.no_grad():
                 theta, state = unroll.step(theta, gradient, state, record.hyperparameters, inputs)
         return tuple(theta), tuple(state)

@@ -9,9 +9,10 @@ from torch import Tensor
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.diagnostics.twice_differentiable import check_twice_differentiable
 from mlotool.hypergradient.vector import leaves
-from mlotool.problem.interface import LowerView, Unroll, Vector
+from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
+from mlotool.problem.unroll import Unroll
 from mlotool.problem.update import State
 
 
@@ -33,7 +34,7 @@ def simulate(
         >>> view = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss)
         >>> unroll = Unroll(
         ...     records=(), has_all=True, batches=((None,),),
-        ...     loss=lambda theta, inputs, batch, lower: loss(theta, inputs),
+        ...     own_loss=lambda theta, inputs, batch, lower: loss(theta, inputs),
         ...     step=lambda theta, gradient, state, rates, inputs: ([theta[0] - rates[0]["lr"] * gradient[0]], state),
         ...     step_pullback=None, start=None, begin=lambda: ((torch.tensor([2.0]),), ({},)),
         ...     hyperparameters=lambda count: [({"lr": 0.1},)] * count,
@@ -53,7 +54,7 @@ def simulate(
             draws.append((batch, RandomState(view.devices)))
             slopes.append(batch_gradient(view, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
         records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}))
-        _, gradient = mean_gradient(slopes, theta, view.problem.reduce)
+        gradient = mean_gradient(slopes, theta, view.problem.rank_mean)
         with torch.no_grad():
             theta, state = unroll.step(theta, gradient, state, hyperparameters, inputs)
     return tuple(records), tuple(theta), tuple(state)
@@ -67,10 +68,10 @@ def step_gradients(
     view: LowerView,
     *,
     create_graph: bool,
-) -> tuple[list[list[Tensor]], list[Tensor | None]]:
-    """Return the gradient on each batch of a step (zeros where unused), and their mean over batches and ranks.
+) -> list[Tensor | None]:
+    """Return the gradient of a step, the mean over its batches and over ranks, as are all derivatives of it.
 
-    They are those of the step: its random numbers are drawn again.
+    It is that of the step: its random numbers are drawn again.
 
     A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
 
@@ -82,15 +83,17 @@ def step_gradients(
         >>> unroll, theta = Unroll((), True, (), loss, *[None] * 5), [torch.tensor([2.0], requires_grad=True)]
         >>> record = StepRecord((), (), (), ((None, RandomState(())),), {})
         >>> step_gradients(unroll, record, theta, [torch.tensor([1.0])], view, create_graph=False)
-        ([[tensor([2.])]], [tensor([2.])])
+        [tensor([2.])]
     """
-    found = []
-    for batch, random in record.draws:
-        with random.replayed():
-            found.append(
-                batch_gradient(view, unroll, batch, record.lower_snapshots, theta, inputs, create_graph=create_graph)
-            )
-    return mean_gradient(found, theta, view.problem.reduce)
+    ranks, found = view.problem.rank_mean, []
+    with torch.enable_grad():
+        at = ranks.shared(theta) if create_graph else theta
+        for batch, random in record.draws:
+            with random.replayed():
+                found.append(
+                    batch_gradient(view, unroll, batch, record.lower_snapshots, at, inputs, create_graph=create_graph)
+                )
+        return mean_gradient(found, theta, ranks)
 
 
 def batch_gradient(
@@ -103,7 +106,7 @@ def batch_gradient(
     *,
     create_graph: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradient on one batch, one tensor a parameter of its shape; None where it is unused.
+    """Return the gradient on this rank's part of one batch, one tensor a parameter; None where it is unused.
 
     Arguments as for `step_gradients`, with the batch and the lower problems as the step read them.
 
@@ -117,7 +120,7 @@ def batch_gradient(
         (tensor([2.]),)
     """
     with torch.enable_grad():
-        loss = unroll.loss(theta, inputs, batch, lower_snapshots)
+        loss = unroll.own_loss(theta, inputs, batch, lower_snapshots)
         if create_graph:
             check_twice_differentiable(view, loss)
         return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)

@@ -170,7 +170,7 @@ class _ImplicitPullback:
     @cached_property
     def view(self) -> LowerView:
         """The loss, with the same random numbers in all evaluations."""
-        return replace(self._unpaired, function=self._paired)
+        return replace(self._unpaired, own_loss=self._paired)
 
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return `-M^T H^-1 v` for the wanted inputs."""
@@ -257,7 +257,7 @@ class _ImplicitPullback:
         if self.solver.uses_loss:
             paired, constants = self.view, [tensor.detach() for tensor in inputs]
             point = tuple(tensor.detach() for tensor in theta)
-            loss = replace(paired, theta=point, function=lambda moved, _: paired(moved, constants))
+            loss = replace(paired, theta=point, own_loss=lambda moved, _: paired.own_loss(moved, constants))
         memory = loss.problem.memory
         kept = memory.value.solver
         result, state = self.solver.solve_from(kept, product.hessian, vector, start=start, view=loss)
@@ -289,4 +289,4 @@ class _Paired:
             self._random = RandomState(self._loss.devices)
         else:
             self._random.restore()
-        return self._loss(theta, inputs)
+        return self._loss.own_loss(theta, inputs)

@@ -1,6 +1,6 @@
 """Value-function methods: a penalty on the lower problem's suboptimality, by gradients alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -9,9 +9,10 @@ from torch import Tensor
 
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
+from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
-from mlotool.hypergradient.vector import add, copies, dot, leaves, scaled, slopes, zeros
+from mlotool.hypergradient.vector import add, copies, dot, leaves, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
@@ -213,7 +214,8 @@ class _PenaltyPullback:
         pull = scaled(vector, scale / multiplier)
         for _ in range(self.settings.num_steps):
             point = add(point, add(pull, slopes.lower(point)), -self.settings.step_size)
-        return scaled(add(slopes.upper(point), slopes.upper(theta), -1.0), multiplier / scale), point
+        found = add(slopes.own_upper(point), slopes.own_upper(theta), -1.0)
+        return scaled(found, multiplier / scale), point
 
     def _barrier(self, slopes: "_Slopes", point: Vector, vector: Vector) -> tuple[list[Tensor], Vector, Tensor]:
         assert self.settings.barrier is not None
@@ -224,9 +226,8 @@ class _PenaltyPullback:
         for _ in range(self.settings.num_steps - 1):
             solved = add(solved, slopes.lower(solved), -step_size)
         shift = scaled(add(upper, slopes.upper(solved), -1.0), 1 / scale)
-        mean_shift = self.view.problem.reduce(shift)
-        product = dot(vector, slope) + dot(slopes.direct(), mean_shift)
-        square = dot(slope, slope) / scale + dot(mean_shift, mean_shift)
+        product = dot(vector, slope) + dot(slopes.direct(), shift)
+        square = dot(slope, slope) / scale + dot(shift, shift)
         # Where q is stationary the rule has no value, and nothing to penalise.
         ratio = product / torch.where(square > 0, square, 1.0)
         multiplier = torch.where(square > 0, (self.settings.barrier - ratio).clamp_min(0.0), 0.0)
@@ -243,23 +244,28 @@ class _Slopes:
         self._inputs = [tensor.detach() for tensor in inputs]
         self._wanted = tuple(wanted)
         base, values = [tensor.detach() for tensor in theta], self._inputs
-        self._replay = Replay(lambda: [view(base, values)], view.devices, view.problem.traits)
+        self._replay = Replay(lambda: [view.own_loss(base, values)], view.devices, view.problem.traits)
 
     def lower(self, point: Vector) -> list[Tensor]:
-        """Return dg/dtheta, the mean over ranks."""
-
-        def evaluate() -> Sequence[Tensor]:
-            at = leaves(point)
-            return self._slopes(at, self._inputs, at)
-
-        return self._mean(evaluate)
+        """Return dg/dtheta."""
+        return list(self._replay(lambda: self._loss.gradient(point, self._inputs)))
 
     def upper(self, point: Vector) -> list[Tensor]:
-        """Return dg/dx, one tensor a wanted input; this rank's."""
+        """Return dg/dx, one tensor a wanted input."""
 
         def evaluate() -> Sequence[Tensor]:
             values, sources = self._sources()
-            return self._slopes([tensor.detach() for tensor in point], values, sources)
+            return self._loss.slopes(point, values, sources)
+
+        return list(self._replay(evaluate))
+
+    def own_upper(self, point: Vector) -> list[Tensor]:
+        """Return dg/dx on this rank's part of the batch, to be handed on as a part of a gradient."""
+
+        def evaluate() -> Sequence[Tensor]:
+            values, sources = self._sources()
+            with torch.enable_grad():
+                return slopes_of(self._loss.own_loss(point, values), sources)
 
         return list(self._replay(evaluate))
 
@@ -269,31 +275,20 @@ class _Slopes:
         def evaluate() -> Sequence[Tensor]:
             at = leaves(point)
             values, sources = self._sources()
-            return self._slopes(at, values, [*at, *sources])
+            return self._loss.slopes(at, values, [*at, *sources])
 
         found = self._replay(evaluate)
-        return list(self._loss.problem.reduce(found[: len(point)])), list(found[len(point) :])
+        return list(found[: len(point)]), list(found[len(point) :])
 
     def direct(self) -> list[Tensor]:
         """Return the derivative of the reader's loss with respect to the wanted inputs, all solutions fixed."""
-        read = self._loss.reader_loss
         values, sources = self._sources()
-        if read is None:
-            return zeros(sources)
-        with torch.enable_grad(), RandomState(self._loss.devices).replayed():
-            found = slopes(read(values), sources)
-        return list(self._loss.problem.reduce(found))
-
-    def _mean(self, evaluate: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
-        return list(self._loss.problem.reduce(self._replay(evaluate)))
+        with RandomState(self._loss.devices).replayed():
+            return self._loss.reader_slopes(values, sources)
 
     def _sources(self) -> tuple[list[Tensor], list[Tensor]]:
         values = leaves(self._inputs, self._wanted)
         return values, [value for value, flag in zip(values, self._wanted, strict=True) if flag]
-
-    def _slopes(self, point: Vector, values: Vector, sources: Vector) -> list[Tensor]:
-        with torch.enable_grad():
-            return slopes(self._loss(point, values), sources)
 
 
 _GROWTH = {"fixed": "a number of at least 0", "barrier": "0 with rule: barrier, which sets its own multiplier"}

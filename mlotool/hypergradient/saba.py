@@ -236,7 +236,7 @@ class _AveragedPullback:
     def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the averaged `-M^T q` for the wanted inputs, and move q."""
         loss, problem = self.view, self.view.problem
-        number = number_of(problem.name, loss.batch, loss.batch_number, self.settings.key)
+        number = number_of(problem.name, loss.own_batch, loss.batch_number, self.settings.key)
         state: SABAState = problem.memory.value
         averages = state.readers.get(problem.reader) or Averages()
         product = ReverseProduct(loss, theta, inputs, wanted)

@@ -10,16 +10,11 @@ from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.functional_steps import batch_gradient, simulate, step_gradients
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
-from mlotool.problem.interface import (
-    AbstractHypergradient,
-    Connected,
-    LowerView,
-    Unroll,
-    Vector,
-    identity_reduce,
-)
+from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
+from mlotool.problem.pullback import Connected
 from mlotool.problem.trajectory import StepRecord
+from mlotool.problem.unroll import Unroll
 from mlotool.problem.update import State
 from mlotool.problem.update_derivative import COUNTER, StepCotangents
 
@@ -88,7 +83,7 @@ class Unrolled(AbstractHypergradient):
         assert unroll is not None
         if unroll.records:
             records, theta = unroll.records, view.theta
-        elif not self.remat and view.problem.reduce is identity_reduce and torch.is_grad_enabled():
+        elif not self.remat and view.problem.rank_mean.is_alone and torch.is_grad_enabled():
             return Connected(_connected(self, unroll, inputs, view))
         else:
             records, theta, _ = simulate(unroll, [each.detach() for each in inputs], view)
@@ -113,7 +108,7 @@ def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerV
         at = [tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_() for tensor in theta]
         create_graph = is_connected and algorithm.second_order
         slopes = [batch_gradient(view, unroll, batch, {}, at, inputs, create_graph=create_graph) for batch in batches]
-        _, gradient = mean_gradient(slopes, at, view.problem.reduce)
+        gradient = mean_gradient(slopes, at, view.problem.rank_mean)
         with torch.set_grad_enabled(is_connected):
             theta, state = unroll.step(at, gradient, state, hyperparameters, inputs)
     return tuple(theta)
@@ -172,7 +167,7 @@ class _ReversePass:
         for record in steps:
             # A gradient is taken at an alias: the start may be a view that several parameters share.
             at = [tensor.view_as(tensor) for tensor in point]
-            _, gradient = step_gradients(
+            gradient = step_gradients(
                 self.unroll, record, at, aliases, self.view, create_graph=self.algorithm.second_order
             )
             point, state = self.unroll.step(at, gradient, state, record.hyperparameters, aliases)
@@ -191,11 +186,11 @@ class _ReversePass:
         """Return the cotangents of theta, of the state (none of both where `is_last`) and of the sources."""
         theta, origins = leaves(record.theta), sources
         if record.graph is None:
-            graphs, mean = step_gradients(
+            mean = step_gradients(
                 self.unroll, record, theta, points, self.view, create_graph=self.algorithm.second_order
             )
         else:
-            theta, graphs, mean = record.graph.theta, record.graph.slopes, record.graph.mean
+            theta, mean = record.graph.theta, record.graph.mean
             origins = [each for each, point in zip(record.graph.inputs, points, strict=True) if point.requires_grad]
         if self.unroll.step_pullback is None:
             found, source_adjoint = self._by_autograd(record, mean, points, sources, adjoint, state_adjoint)
@@ -209,14 +204,10 @@ class _ReversePass:
         theta_adjoint, held_adjoint = found.theta, found.state
         if self.algorithm.second_order:
             targets = [*origins] if is_last else [*theta, *origins]
-            through = [torch.zeros_like(target) for target in targets]
-            for graph in graphs:
-                present = [each for each, whole in zip(graph, mean, strict=True) if whole is not None]
-                scaled = [value / len(graphs) for value in slope_adjoint]
-                through = add(through, vector_jacobian(present, targets, scaled, retain=record.graph is not None))
+            present = [each for each in mean if each is not None]
+            through = vector_jacobian(present, targets, slope_adjoint, retain=record.graph is not None)
             if not is_last:
-                reduced = self.view.problem.reduce(through[: len(theta)])
-                theta_adjoint = add(theta_adjoint, reduced)
+                theta_adjoint = add(theta_adjoint, through[: len(theta)])
                 through = through[len(theta) :]
             source_adjoint = add(source_adjoint, through)
         return theta_adjoint, held_adjoint, source_adjoint

@@ -7,7 +7,7 @@ value a task, and factors and conditions may have.
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import gradient_of, pulled_back
+from mlotool.core.gradient import pulled_back
 from mlotool.core.tracing import decided, is_tracing
 from mlotool.problem.interface import Vector
 
@@ -204,21 +204,6 @@ def vector_jacobian(
         create_graph=create_graph,
     )
     return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
-
-
-def slopes(loss: Tensor, sources: Vector) -> list[Tensor]:
-    """Return the gradient of a loss, zeros where it does not depend on a source; the graph is freed.
-
-    Example:
-        >>> import torch
-        >>> x, y = torch.ones(2, requires_grad=True), torch.ones(1, requires_grad=True)
-        >>> slopes((3 * x).sum(), [x, y])
-        [tensor([3., 3.]), tensor([0.])]
-    """
-    if not loss.requires_grad or not sources:
-        return zeros(sources)
-    found = gradient_of(loss, sources)
-    return [torch.zeros_like(x) if g is None else g for x, g in zip(sources, found, strict=True)]
 
 
 def _on_axis(values: Tensor, like: Tensor) -> Tensor:

@@ -4,27 +4,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import LossTraits
 from mlotool.problem.memory import Memory
-from mlotool.problem.trajectory import LowerSnapshots, StepRecord
-from mlotool.problem.update import Hyperparameters, State
-from mlotool.problem.update_derivative import StepCotangents
+from mlotool.problem.pullback import Connected, Pullback
+from mlotool.problem.rank_mean import RankMean
+from mlotool.problem.unroll import Unroll
 
 Vector = Sequence[Tensor]
 """One tensor a parameter: a point or a direction in a problem's parameter space."""
-
-Reduce = Callable[[Vector], Vector]
-"""A mean over ranks; the identity in one process."""
-
-
-def identity_reduce(vector: Vector) -> Vector:
-    """Return `vector`: the mean over one process."""
-    return vector
 
 
 @dataclass(frozen=True)
@@ -51,8 +44,8 @@ class LowerProblem:
         num_tasks: length of the parameters' leading task axis; the loss is a sum over tasks that share none of their
             parameters. None without one.
         module: the problem's module.
-        reduce: mean over ranks, for derivatives that an algorithm takes itself; the cotangents that a pullback gets and
-            the products of `hypergradient/products` are means already.
+        rank_mean: the mean over ranks, by which views, products and recorded steps make theirs; an algorithm that keeps
+            to these needs none.
         precision: in which the loss is evaluated, "fp32", "bf16" or "fp16".
         is_nested: whether solutions of still lower problems are eliminated inside the loss.
         has_linear_step: whether the optimizer's next step is linear in the gradient.
@@ -67,7 +60,7 @@ class LowerProblem:
     reader: str = ""
     num_tasks: int | None = None
     module: nn.Module | None = None
-    reduce: Reduce = identity_reduce
+    rank_mean: RankMean = field(default_factory=RankMean)
     precision: str = "fp32"
     is_nested: bool = False
     has_linear_step: bool = False
@@ -81,39 +74,108 @@ class LowerProblem:
 class LowerView:
     """A lower problem at one moment: its loss as a pure function, on one batch.
 
+    Where several ranks train together, each has a part of the batch. `view(theta, inputs)`, `gradient` and `slopes` are
+    means over them, and so is every derivative that autograd takes of these: an algorithm that uses nothing else is
+    right on any number of ranks. What is this rank's alone is called `own_`.
+
     Args:
         problem: what stays the same.
         theta: its current parameters, detached, one tensor each.
-        function: `(theta, inputs) -> loss`, a 0-D tensor; `inputs` are the tensors of all problems that theta*_l
-            depends on, in the order in which `AbstractHypergradient.pullback` gets them.
-        batch: on which the loss is evaluated.
+        own_loss: `(theta, inputs) -> loss` on this rank's part of the batch, a 0-D tensor; `inputs` are the tensors of
+            all problems that theta*_l depends on, in the order in which `AbstractHypergradient.pullback` gets them.
+        own_batch: this rank's part of the batch.
         batch_number: the batch's position in the stream, where every epoch has the same batches; else None.
-        weight: of this rank's batch in the mean over ranks; the loss has it already.
+        own_weight: of this rank's part in the mean over ranks; the loss has it already.
         unroll: the optimizer steps that led to theta, for algorithms that see steps; else None.
         step_pullback: `(theta, gradient, cotangent) -> cotangent`: the derivative, transposed, of the step that the
             problem's optimizer would take next, with respect to the gradient; raises ConfigError for an optimizer
             without a pure form.
-        reader_loss: `inputs -> loss` of the reader with this solution and all else held fixed; its derivative is the
-            part of the reader's gradient that no pullback sees. None where the solution is not read by a loss.
+        own_reader_loss: `inputs -> loss` of the reader with this solution and all else held fixed, on this rank's part
+            of its batch. None where no loss reads the solution.
         particle: which rollout it is for; None where none is kept.
         eliminated: what moves the solutions inside the loss along; None where there are none.
     """
 
     problem: LowerProblem
     theta: tuple[Tensor, ...]
-    function: Callable[[Vector, Vector], Tensor]
-    batch: Any = None
+    own_loss: Callable[[Vector, Vector], Tensor]
+    own_batch: Any = None
     batch_number: int | None = None
-    weight: float = 1.0
-    unroll: "Unroll | None" = None
+    own_weight: float = 1.0
+    unroll: Unroll | None = None
     step_pullback: Callable[[Vector, Vector, Vector], list[Tensor]] | None = None
-    reader_loss: Callable[[Vector], Tensor] | None = None
+    own_reader_loss: Callable[[Vector], Tensor] | None = None
     particle: Particle | None = None
     eliminated: "Eliminated | None" = None
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
-        """Return the loss at `theta`."""
-        return self.function(theta, inputs)
+        """Return the loss, which can be differentiated to any order.
+
+        Args:
+            theta: one tensor a parameter.
+            inputs: as `AbstractHypergradient.pullback` gets them, or others of these shapes.
+        """
+        return self.problem.rank_mean.value(self.own_loss, theta, inputs)
+
+    def gradient(self, theta: Vector, inputs: Vector, *, create_graph: bool = False) -> list[Tensor]:
+        """Return `dC/dtheta`, one tensor a parameter; zeros where the loss does not depend on it.
+
+        Cheaper on several ranks than autograd's gradient of the view, which exchanges the loss as well.
+
+        Args:
+            theta: one tensor a parameter.
+            inputs: as for the loss.
+            create_graph: make the result differentiable with respect to theta and the inputs.
+        """
+        ranks = self.problem.rank_mean
+        with torch.enable_grad():
+            if create_graph:
+                # Partial derivatives: an input may be a function of theta.
+                at = ranks.shared([x.view_as(x) if x.requires_grad else x.detach().requires_grad_() for x in theta])
+                loss = self.own_loss(at, ranks.shared(inputs))
+            else:
+                at = [tensor.detach().requires_grad_() for tensor in theta]
+                loss = self.own_loss(at, [tensor.detach() for tensor in inputs])
+            return ranks.mean(slopes_of(loss, at, create_graph=create_graph))
+
+    def slopes(self, theta: Vector, inputs: Vector, sources: Vector) -> list[Tensor]:
+        """Return the derivatives of the loss with respect to some of its arguments, from one evaluation.
+
+        Args:
+            theta: one tensor a parameter.
+            inputs: as for the loss.
+            sources: tensors among theta and the inputs that require a gradient; all others are constants.
+
+        Returns:
+            A tensor a source, without a graph; zeros where the loss does not depend on it.
+        """
+        with torch.enable_grad():
+            return self.problem.rank_mean.mean(slopes_of(self.own_loss(theta, inputs), sources))
+
+    def reader_slopes(self, inputs: Vector, sources: Vector) -> list[Tensor]:
+        """Return the derivatives of the reader's loss, with all solutions held fixed: what no pullback sees of them.
+
+        Args:
+            inputs: as for the loss.
+            sources: tensors among these that require a gradient.
+
+        Returns:
+            A tensor a source, without a graph; zeros where no loss reads the solution.
+        """
+        if self.own_reader_loss is None:
+            return [torch.zeros_like(source) for source in sources]
+        with torch.enable_grad():
+            return self.problem.rank_mean.mean(slopes_of(self.own_reader_loss(inputs), sources))
+
+    def mean_of(self, own: Callable[[Vector], Vector]) -> Callable[[Vector], list[Tensor]]:
+        """Return a function of a vector as its mean over ranks.
+
+        Args:
+            own: makes a vector from a vector that is the same on all ranks, on this rank's part of the batch
+                (`own_batch`); of the same shapes on all ranks.
+        """
+        ranks = self.problem.rank_mean
+        return lambda vector: ranks.mean(own(ranks.shared(vector)))
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -127,102 +189,42 @@ class Eliminated:
 
     Args:
         push: `(theta, inputs, direction) -> directions`: how they move, by problem, when theta moves along direction.
-        function: `(theta, inputs, moves) -> loss` with the solutions moved from where they are.
+        own_loss: `(theta, inputs, moves) -> loss` with the solutions moved from where they are.
     """
 
     push: Callable[[Vector, Vector, Vector], Mapping[int, Vector]]
-    function: Callable[[Vector, Vector, Mapping[int, Vector]], Tensor]
-
-
-@dataclass(frozen=True)
-class Unroll:
-    """Optimizer steps of a lower problem as functions of what shapes them.
-
-    Args:
-        records: the steps that were taken, oldest first; empty where they are to be simulated.
-        has_all: whether the first of the records is the first step of the unroll.
-        batches: by step to simulate, those that its gradient is averaged over.
-        loss: `(theta, inputs, batch, lower_snapshots) -> loss`; the snapshots replace lower problems that have moved
-            on.
-        step: `(theta, gradient, state, hyperparameters, inputs) -> (theta, state)`: a pure step of the problem's
-            optimizer, differentiable in all but the hyperparameters; gradients of unused parameters are None.
-        step_pullback: `(theta, gradient, state, hyperparameters, cotangent, cotangents of the state) -> cotangents`:
-            the derivative of a step, transposed; None where hyperparameters are learned, whose cotangents autograd
-            finds.
-        start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
-        begin: `() -> (theta, state)`: where a simulation begins otherwise.
-        hyperparameters: `count -> those of the next count steps`, schedules included; one mapping a parameter.
-    """
-
-    records: tuple[StepRecord, ...]
-    has_all: bool
-    batches: tuple[tuple[Any, ...], ...]
-    loss: Callable[[Vector, Vector, Any, LowerSnapshots], Tensor]
-    step: Callable[
-        [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Hyperparameters], Vector],
-        tuple[list[Tensor], list[State]],
-    ]
-    step_pullback: (
-        Callable[
-            [
-                Vector,
-                Sequence[Tensor | None],
-                Sequence[State],
-                Sequence[Hyperparameters],
-                Vector,
-                Sequence[dict[str, Tensor]],
-            ],
-            StepCotangents,
-        ]
-        | None
-    )
-    start: Callable[[Vector], Vector] | None
-    begin: Callable[[], tuple[Vector, Sequence[State]]]
-    hyperparameters: Callable[[int], list[tuple[Hyperparameters, ...]]]
-
-
-class Pullback(Protocol):
-    """The derivative of one solution at one moment, transposed."""
-
-    outputs: tuple[Tensor, ...]
-    """The values of theta*_l."""
-
-    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the cotangents of the wanted inputs, without a graph.
-
-        Args:
-            theta: the values of theta*_l.
-            inputs: what it depends on.
-            wanted: which of the inputs want a cotangent.
-            cotangent: of theta*_l, one tensor a parameter; the mean over ranks already. What is returned is this
-                rank's: it is added to a gradient that is averaged as a whole.
-        """
-
-    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the same as functions of theta, the inputs and the cotangent."""
-
-
-@dataclass(frozen=True)
-class Connected:
-    """A solution that autograd itself connects to its inputs.
-
-    Args:
-        outputs: theta*_l, with its graph.
-    """
-
-    outputs: tuple[Tensor, ...]
-
-    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the cotangents of the wanted inputs, by autograd. Arguments as for `Pullback`."""
-        points = [tensor for tensor, flag in zip(inputs, wanted, strict=True) if flag]
-        found = torch.autograd.grad(self.outputs, points, list(cotangent), allow_unused=True)
-        return [torch.zeros_like(x) if each is None else each for x, each in zip(points, found, strict=True)]
+    own_loss: Callable[[Vector, Vector, Mapping[int, Vector]], Tensor]
 
 
 class AbstractHypergradient(ABC):
     """How gradients pass through a problem's solution: settings, which never change.
 
     What an algorithm keeps from one pullback to the next is a value in the program's `Memory` of the problem.
+
+    Example:
+        One step of gradient descent, differentiated with respect to what shapes its loss:
+        `theta*_l = theta - lr dC_l(theta, x)/dtheta`, so the cotangent v is pulled back to `-lr M^T v`.
+
+        >>> @dataclass(frozen=True)
+        ... class OneStep(AbstractHypergradient):
+        ...     lr: float = 0.1
+        ...     def pullback(self, view, inputs):
+        ...         return OneStepPullback(self, view, view.theta)
+        >>> @dataclass
+        ... class OneStepPullback:
+        ...     settings: OneStep
+        ...     view: LowerView
+        ...     outputs: tuple
+        ...     def first_order(self, theta, inputs, wanted, cotangent):
+        ...         x = [tensor.detach().requires_grad_(flag) for tensor, flag in zip(inputs, wanted)]
+        ...         gradient = self.view.gradient(theta, x, create_graph=True)
+        ...         sources = [tensor for tensor, flag in zip(x, wanted) if flag]
+        ...         found = torch.autograd.grad(gradient, sources, cotangent)
+        ...         return [-self.settings.lr * each for each in found]
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()  # M = -2
+        >>> x, view = [torch.tensor([1.0])], LowerView(LowerProblem("w"), (torch.tensor([3.0]),), loss)
+        >>> OneStep().pullback(view, x).first_order(view.theta, x, [True], [torch.ones(1)])
+        [tensor([0.2000])]
 
     Attributes:
         curvature: whether the stationarity is that of the "total" or the "partial" gradient.
@@ -253,7 +255,7 @@ class AbstractHypergradient(ABC):
     can_push: bool = False
 
     @abstractmethod
-    def pullback(self, view: LowerView, inputs: Vector) -> "Pullback | Connected | None":
+    def pullback(self, view: LowerView, inputs: Vector) -> Pullback | Connected | None:
         """Return how a cotangent of theta*_l is pulled back; None takes theta*_l for a constant.
 
         Args:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.loss_output import LossOutput
-from mlotool.problem.interface import Reduce, Vector
+from mlotool.problem.rank_mean import RankMean
 
 
 def averaged(
@@ -28,29 +28,24 @@ def averaged(
 
 
 def mean_gradient(
-    slopes: Sequence[Sequence[Tensor | None]], theta: Vector, reduce: Reduce
-) -> tuple[list[list[Tensor]], list[Tensor | None]]:
-    """Return the gradient on each batch with zeros where it is unused, and their mean over batches and ranks.
-
-    For hypergradients that differentiate the step later.
+    slopes: Sequence[Sequence[Tensor | None]], theta: Sequence[Tensor], ranks: RankMean
+) -> list[Tensor | None]:
+    """Return the mean over batches and ranks, as a function of what the gradients on the batches depend on.
 
     A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
 
     Args:
-        slopes: by batch, one tensor a parameter; None where it is unused.
+        slopes: by batch, this rank's: one tensor a parameter; None where it is unused.
         theta: the parameters.
-        reduce: mean over ranks.
+        ranks: their mean.
     """
     used = [any(each[index] is not None for each in slopes) for index in range(len(theta))]
-    found = [
-        [torch.zeros_like(x) if each is None else each for x, each in zip(theta, batch, strict=True)]
-        for batch in slopes
-    ]
-    total = found[0]
-    for more in found[1:]:
-        total = list(torch._foreach_add(total, more))
-    mean = reduce([each / len(found) for each in total] if len(found) > 1 else total)
-    return found, [value if flag else None for value, flag in zip(mean, used, strict=True)]
+    total: list[Tensor] = []
+    for batch in slopes:
+        found = [torch.zeros_like(x) if each is None else each for x, each in zip(theta, batch, strict=True)]
+        total = list(torch._foreach_add(total, found)) if total else found
+    mean = ranks.mean([each / len(slopes) for each in total] if len(slopes) > 1 else total)
+    return [value if flag else None for value, flag in zip(mean, used, strict=True)]
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:

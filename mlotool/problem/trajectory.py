@@ -24,13 +24,11 @@ class StepGraph:
     Args:
         theta: the parameters before the step, leaves.
         inputs: what shapes the problem, leaves in the order of `LowerView`.
-        slopes: by batch, the gradient; zeros where a parameter is unused.
-        mean: over batches and ranks; None where a parameter is unused.
+        mean: the gradient, over batches and ranks; None where a parameter is unused.
     """
 
     theta: list[Tensor]
     inputs: list[Tensor]
-    slopes: list[list[Tensor]]
     mean: list[Tensor | None]
 
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import LossTraits
-from mlotool.problem.interface import Reduce
 from mlotool.problem.memory import Memory
 from mlotool.problem.problem import Problem
+from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.program.loss_plan import LossPlan, Values
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Engine:
 
     Args:
         problems: in order; a problem's position is its number.
-        reduce: a mean over ranks of a list of tensors.
+        reduce: a mean over ranks of a list of tensors; None in one process.
         memories: by number, what the problem's algorithm keeps.
         random: the program's random numbers.
 
@@ -33,10 +33,10 @@ class Engine:
     """
 
     def __init__(
-        self, problems: Sequence[Problem], reduce: Reduce, memories: Sequence[Memory], random: RandomStream
+        self, problems: Sequence[Problem], reduce: Reduce | None, memories: Sequence[Memory], random: RandomStream
     ) -> None:
         self.problems = list(problems)
-        self.reduce = reduce
+        self.rank_mean = RankMean() if reduce is None else RankMean(reduce)
         self.memories = list(memories)
         self.random = random
         self.numbers = {problem.name: number for number, problem in enumerate(self.problems)}

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mlotool.core.gradient import Recording, gradient_of
 from mlotool.core.loss_output import LossOutput
-from mlotool.problem.interface import Connected, Pullback
 from mlotool.problem.problem import Problem
+from mlotool.problem.pullback import Connected, Pullback
 from mlotool.problem.usable import without_gradient
 from mlotool.program.engine import Engine
 from mlotool.program.loss_plan import Tensors, Values
@@ -154,7 +154,7 @@ class GradientPlan:
             return
         theta = taken.pullback.outputs
         whole = [torch.zeros_like(x) if v is None else v for x, v in zip(theta, cotangent, strict=True)]
-        found = taken.pullback.first_order(theta, taken.inputs, step.wanted, self._engine.reduce(whole))
+        found = taken.pullback.first_order(theta, taken.inputs, step.wanted, self._engine.rank_mean.mean(whole))
         begin = 0
         for number, count in step.targets:
             before = cotangents[number]

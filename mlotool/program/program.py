@@ -12,8 +12,8 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call
-from mlotool.problem.interface import Reduce, identity_reduce
 from mlotool.problem.problem import Problem
+from mlotool.problem.rank_mean import RankMean, Reduce
 from mlotool.problem.trajectory import Trajectory
 from mlotool.problem.update import Hyperparameters
 from mlotool.program.algorithms import algorithm_of, check_algorithms, find_order, find_zeroth_order
@@ -44,7 +44,7 @@ class Program:
     Args:
         problems: the problems, in the order in which they are reported.
         graph: the edges between them.
-        reduce: a mean over ranks of a list of tensors, differentiable (`Ranks.reduce`); None in one process.
+        reduce: a mean over ranks of a list of tensors (`Ranks.reduce`); None in one process.
         trace: run the steps of a tick as one flat program, traced once, without autograd: "eager", operation by
             operation, "inductor", compiled, or "cuda_graph", recorded and launched at once. A trace fixes what losses
             and modules keep in Python (counters, rates that change); it is compared with the plans from time to time.
@@ -108,7 +108,7 @@ class Program:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         self.trace, self.trace_from = trace, trace_from
         memories = list(self._memories.by_name.values())
-        self._engine = engine = Engine(list(self.problems.values()), reduce or identity_reduce, memories, self.random)
+        self._engine = engine = Engine(list(self.problems.values()), reduce, memories, self.random)
         self.recorder = StepRecorder(self.problems, self._order, engine)
         for name, steps in self._steps.items():
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
@@ -127,9 +127,9 @@ class Program:
         return tuple({device for problem in self.problems.values() for device in problem.devices})
 
     @property
-    def reduce(self) -> Reduce:
+    def rank_mean(self) -> RankMean:
         """The mean over ranks."""
-        return self._engine.reduce
+        return self._engine.rank_mean
 
     def loss(self, name: str, batch: Any = None) -> LossOutput:
         """Return the loss of problem `name` at the current parameters, without a graph; nothing is updated.

@@ -198,7 +198,7 @@ class Schedule:
                 with random.replayed():
                     output, gradient = self._gradient(problem, _recent_batches(problem))
             # All ranks search alike, since they decide on means.
-            return self.program.reduce([output.loss.detach()])[0], gradient
+            return self.program.rank_mean.mean([output.loss.detach()])[0], gradient
 
         return evaluate
 
@@ -246,8 +246,8 @@ class Schedule:
             outputs.append(output)
             slopes.append(slope)
         theta, *inputs = leaves.values()
-        found, mean = mean_gradient(slopes, theta, self.program.reduce)
-        graph = StepGraph(theta, [tensor for tensors in inputs for tensor in tensors], found, mean)
+        mean = mean_gradient(slopes, theta, self.program.rank_mean)
+        graph = StepGraph(theta, [tensor for tensors in inputs for tensor in tensors], mean)
         self.program.recorder.record(name, drawn, randoms, graph)
         output = outputs[0] if len(outputs) == 1 else LossOutput.mean(outputs)
         return output, [None if each is None else each.detach() for each in mean]

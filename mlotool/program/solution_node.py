@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from mlotool.core.random_stream import RandomStream
-from mlotool.problem.interface import Pullback, Reduce
+from mlotool.problem.pullback import Pullback
+from mlotool.problem.rank_mean import RankMean
 
 
 class Solution(torch.autograd.Function):
@@ -19,11 +20,11 @@ class Solution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, reduce: Reduce, random: RandomStream, pullback: Pullback, *inputs: Tensor
+        ctx: Any, ranks: RankMean, random: RandomStream, pullback: Pullback, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         """Hand on the current parameters; the pullback will draw the random numbers of `random`."""
         outputs = tuple(tensor.view_as(tensor) for tensor in pullback.outputs)
-        ctx.reduce, ctx.random, ctx.pullback = reduce, random, pullback
+        ctx.ranks, ctx.random, ctx.pullback = ranks, random, pullback
         ctx.num_inputs = len(inputs)
         ctx.save_for_backward(*inputs, *outputs)
         return outputs
@@ -32,7 +33,7 @@ class Solution(torch.autograd.Function):
     def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
         """Pull a cotangent of theta*_l back to the inputs."""
         inputs, theta = ctx.saved_tensors[: ctx.num_inputs], ctx.saved_tensors[ctx.num_inputs :]
-        wanted, cotangent = ctx.needs_input_grad[3:], ctx.reduce(cotangent)
+        wanted, cotangent = ctx.needs_input_grad[3:], ctx.ranks.mean(cotangent)
         with ctx.random:
             if torch.is_grad_enabled():
                 found = ctx.pullback.differentiable(theta, inputs, wanted, cotangent)

@@ -12,18 +12,18 @@ from mlotool.core.precision import full_precision
 from mlotool.problem.batch_share import Share
 from mlotool.problem.interface import (
     AbstractHypergradient,
-    Connected,
     Eliminated,
     LowerProblem,
     LowerView,
     Particle,
-    Unroll,
     Vector,
 )
 from mlotool.problem.problem import Problem
+from mlotool.problem.pullback import Connected
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.stream import Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
+from mlotool.problem.unroll import Unroll
 from mlotool.problem.update import Hyperparameters, State, find_update
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
@@ -63,7 +63,7 @@ class SolutionPlan:
             reader,
             lower.settings.tasks,
             lower.module,
-            engine.reduce,
+            engine.rank_mean,
             lower.settings.precision,
             is_nested=bool(step.inner),
             has_linear_step=type(lower.optimizer) is SGD and lower.settings.gradient_clip_norm is None,
@@ -119,7 +119,7 @@ class SolutionPlan:
         elif isinstance(pullback, Connected):
             values[self.number] = pullback.outputs
         else:
-            values[self.number] = Solution.apply(self._engine.reduce, self._engine.random, pullback, *inputs)
+            values[self.number] = Solution.apply(self._engine.rank_mean, self._engine.random, pullback, *inputs)
 
     def roll_out(self, values: Values, moment: Moment, particle: Particle | None) -> None:
         """Put into `values` what theta*_l would have been for the values of its inputs."""
@@ -143,13 +143,13 @@ class SolutionPlan:
         batch = None if is_unrolled else self.pullback_batch(moment)
         samples, weight = Share.opened(batch)
 
-        def function(theta: Vector, flat: Vector) -> Tensor:
+        def own_loss(theta: Vector, flat: Vector) -> Tensor:
             return self._at(theta, self._placed(flat, moment), batch, moment)
 
         return LowerView(
             self._lower,
             self._theta(moment),
-            function,
+            own_loss,
             samples,
             None if stream is None and lower.stream is not None else _batch_number(lower, stream, batches),
             weight,
@@ -207,7 +207,7 @@ class SolutionPlan:
             del moves[self.number]
             return moves
 
-        def function(theta: Vector, flat: Vector, moves: Mapping[int, Vector]) -> Tensor:
+        def own_loss(theta: Vector, flat: Vector, moves: Mapping[int, Vector]) -> Tensor:
             problems = [engine.problems[number] for number in moves]
             after = {
                 each.name: moved(each, moment.lower_snapshots.get(each.name), move)
@@ -216,7 +216,7 @@ class SolutionPlan:
             there = replace(moment, lower_snapshots={**moment.lower_snapshots, **after})
             return self._at(theta, self._placed(flat, moment), batch, there)
 
-        return Eliminated(push_from, function)
+        return Eliminated(push_from, own_loss)
 
     def _step_pullback(self, theta: Vector, gradient: Vector, cotangent: Vector) -> list[Tensor]:
         lower = self.problem

@@ -1,7 +1,7 @@
 """What a problem's own training step follows: its loss, and the mean over ranks of its total gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import full_precision
 from mlotool.problem.batch_share import Share
-from mlotool.problem.interface import Particle, Vector, identity_reduce
+from mlotool.problem.interface import Particle, Vector
 from mlotool.problem.parallel import AbstractParallel
+from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
@@ -51,16 +52,16 @@ class Differentiated(AbstractGradient):
 
     def __init__(self, number: int, engine: Engine) -> None:
         self.plan = GradientPlan(number, engine)
-        self._reduce = engine.reduce
+        self._ranks = engine.rank_mean
 
     def live(self, batch: Any, moment: Moment = NOW) -> tuple[LossOutput, Gradient]:
         """Return loss and gradient."""
         output, gradient = self.plan.live(batch, moment)
-        return output, _reduced(gradient, self._reduce)
+        return output, _mean(gradient, self._ranks)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient."""
-        return _reduced(self.plan(batch, moment), self._reduce)
+        return _mean(self.plan(batch, moment), self._ranks)
 
 
 class Estimated(AbstractGradient):
@@ -100,7 +101,7 @@ class Estimated(AbstractGradient):
                     each.roll_out(values, moment, particle)
                 value = self._loss(values, batch).loss if self._num_tasks is None else self._loss.by_task(values, batch)
             # Here and not of the result: the algorithm may rank the values.
-            return engine.reduce([value])[0]
+            return engine.rank_mean.mean([value])[0]
 
         devices = tuple({device for each in engine.problems for device in each.devices})
         theta, name = self._problem.current(), self._problem.name
@@ -139,7 +140,7 @@ class LayerParallel(AbstractGradient):
             each.add(values, moment, direct)
         output = parallel.evaluate(lambda: loss.live(values, batch))
         found = parallel.gradient(output.loss, problem.own)
-        return output, [*found] if parallel.is_divided else _reduced(found, engine.reduce)
+        return output, [*found] if parallel.is_divided else _mean(found, engine.rank_mean)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient of the serial pass."""
@@ -178,9 +179,9 @@ class Sharded(AbstractGradient):
         return shards.gradient(loss, self._problem.theta)
 
 
-def _reduced(gradient: Sequence[Tensor | None], reduce: Callable[[Vector], Vector]) -> Gradient:
-    if reduce is identity_reduce:
+def _mean(gradient: Sequence[Tensor | None], ranks: RankMean) -> Gradient:
+    if ranks.is_alone:
         return [*gradient]
     # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
-    reduced = iter(reduce([tensor for tensor in gradient if tensor is not None]))
-    return [None if tensor is None else next(reduced) for tensor in gradient]
+    mean = iter(ranks.mean([tensor for tensor in gradient if tensor is not None]))
+    return [None if tensor is None else next(mean) for tensor in gradient]

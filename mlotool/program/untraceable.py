@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from mlotool.problem.compatibility import broken, reason
 from mlotool.problem.compatibility_case import Case
-from mlotool.problem.interface import identity_reduce
 from mlotool.problem.settings import ProblemSettings
 from mlotool.program.engine import Engine
 from mlotool.program.solution_plan import all_plans
@@ -23,7 +22,7 @@ def why_untraceable(number: int, engine: Engine) -> str | None:
 
 def _cases(number: int, engine: Engine) -> Iterator[Case]:
     """Yield the problem itself, those that play a role in its loss, and the solutions that its gradient passes."""
-    problem, num_ranks = engine.problems[number], 1 if engine.reduce is identity_reduce else 2
+    problem, num_ranks = engine.problems[number], 1 if engine.rank_mean.is_alone else 2
     # Whether a module is compiled or divided concerns every loss in which it plays a role; see below.
     settings = replace(problem.settings, compile=False, shard=False)
     yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, is_traced=True)

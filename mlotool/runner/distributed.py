@@ -23,7 +23,6 @@ from mlotool.hypergradient import KFAC, Implicit
 from mlotool.problem.compatibility import check
 from mlotool.problem.compatibility_case import Case
 from mlotool.problem.division import divide, merge
-from mlotool.problem.interface import identity_reduce
 from mlotool.program import Problem, Program
 from mlotool.runner.process_settings import Interrupt
 
@@ -58,7 +57,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
             if problem.parallel is not None:
                 problem.parallel.distribute(0, 1)
         return
-    assert program.reduce is not identity_reduce, "made without the mean over ranks"
+    assert not program.rank_mean.is_alone, "made without the mean over ranks"
     for name, problem in program.problems.items():
         check(Case(name, problem.settings, num_ranks=ranks.size))
     _check_same_start(program, ranks)

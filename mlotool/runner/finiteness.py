@@ -29,7 +29,7 @@ def check_parameters(program: Program, tick: int) -> None:
         is_finite = _are_finite(_local(tensor) for tensor in problem.constants().values())
         if problem.shards is not None:
             # Each rank sees its own part: all find what one of them has found.
-            [share] = program.reduce([torch.tensor(float(is_finite))])
+            [share] = program.rank_mean.mean([torch.tensor(float(is_finite))])
             is_finite = share.item() == 1.0
         if not is_finite:
             bad.append(name)

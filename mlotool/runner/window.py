@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import NonFiniteLossError
-from mlotool.problem.interface import Reduce, identity_reduce
+from mlotool.problem.rank_mean import Reduce, identity_reduce
 from mlotool.program import StepResult
 from mlotool.runner.blame import Traces
 

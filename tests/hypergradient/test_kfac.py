@@ -29,7 +29,7 @@ def batch(num_classes: int = 0) -> dict[str, Tensor]:
 
 def lower_loss(module: nn.Module, data: Any) -> LowerView:
     theta = tuple(each.detach() for each in module.parameters() if each.requires_grad)
-    return LowerView(LowerProblem("w", module=module), theta, lambda theta, inputs: torch.zeros(()), batch=data)
+    return LowerView(LowerProblem("w", module=module), theta, lambda theta, inputs: torch.zeros(()), own_batch=data)
 
 
 def solve(solver: KFAC, module: nn.Module, data: Any) -> tuple[SolveResult, Tensor]:

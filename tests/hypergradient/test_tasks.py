@@ -173,7 +173,7 @@ def test_a_small_task_has_a_finite_difference_of_its_own() -> None:
         return (theta[0].exp() * inputs[0]).sum() + (theta[0] ** 3).sum()
 
     theta, inputs = (rand(2, 3, seed=1),), [rand(3, seed=2)]
-    loss = replace(loss_of(2), theta=theta, function=function)
+    loss = replace(loss_of(2), theta=theta, own_loss=function)
     vector = [rand(2, 3, seed=3) * torch.tensor([[1.0], [1e-9]], dtype=torch.float64)]
     exact = ReverseProduct(loss, theta, inputs, [True])
     differences = FiniteDifferenceProduct(loss, theta, inputs, [True])

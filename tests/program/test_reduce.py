@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from mlotool.hypergradient import ConjugateGradient, Exact, Identity, Implicit, Neumann
-from mlotool.problem.interface import Reduce, Vector
+from mlotool.problem.interface import Vector
+from mlotool.problem.rank_mean import Reduce
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
+from tests.hypergradient.stranger import Stranger
 from tests.program.small import assert_identical, momentum, numbers, parameters, samples, sgd
 from tests.programs import Point
 
@@ -109,19 +111,6 @@ def test_an_ordinary_step_reduces_its_gradient_once() -> None:
     assert len(recording.seen) == 1
 
 
-class Mean(torch.autograd.Function):
-    """A mean over ranks, whose backward is the mean over ranks of the cotangents."""
-
-    @staticmethod
-    def forward(ctx: Any, exchange: Reduce, *vector: Tensor) -> tuple[Tensor, ...]:
-        ctx.exchange = exchange
-        return tuple(exchange(vector))
-
-    @staticmethod
-    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Any, ...]:
-        return None, *Mean.apply(ctx.exchange, *cotangent)
-
-
 class Ranks:
     """Two ranks as two threads; `reduce` waits for the other one's vector."""
 
@@ -139,7 +128,7 @@ class Ranks:
             self._barrier.wait()
             return mean
 
-        return lambda vector: Mean.apply(exchange, *vector)
+        return exchange
 
     def run(self, work: Callable[[int, Reduce], Any]) -> list[Any]:
         results: list[Any] = [None, None]
@@ -211,6 +200,44 @@ def test_two_ranks_equal_the_joined_batch_where_a_pullback_is_differentiated(nam
     assert torch.allclose(first["x"], joined["x"], rtol=1e-11, atol=1e-11)
     alone = [nested(make).gradient("u", work[rank])["x"] for rank in range(2)]
     assert not torch.allclose((alone[0] + alone[1]) / 2, joined["x"], rtol=1e-2)
+
+
+PROGRAMS: dict[str, Callable[[Callable[[], AbstractHypergradient], Reduce | None], Program]] = {
+    "bilevel": lambda make, reduce: program(BILEVEL, make, reduce),
+    "trilevel": lambda make, reduce: program(TRILEVEL, make, reduce),
+    "nested": nested,
+}
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_an_algorithm_that_knows_nothing_of_ranks_is_right_on_two(kind: str) -> None:
+    assert _error_of(kind, Stranger) < 1e-11
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_an_algorithm_that_reads_its_own_part_alone_is_wrong_on_two(kind: str) -> None:
+    """The test above has something to find."""
+    assert _error_of(kind, lambda: Stranger(is_careless=True)) > 1e-3
+
+
+def _error_of(kind: str, make: Callable[[], AbstractHypergradient]) -> float:
+    """Return how far the gradient of two ranks is from that of one process with both parts of the batch."""
+    graph, build = BILEVEL if kind == "bilevel" else TRILEVEL, PROGRAMS[kind]
+    found = Ranks().run(lambda rank, reduce: build(make, reduce).gradient("u", halves(rank, graph)))
+    assert_identical(*found)
+    joined = build(make, None).gradient("u", batches(graph))
+    return float((found[0]["x"] - joined["x"]).norm() / joined["x"].norm())
+
+
+def test_a_differentiated_solve_exchanges_its_adjoint_once() -> None:
+    recording = Recording()
+    nested(ALGORITHMS["exact"][0], recording).gradient("u", batches(TRILEVEL))
+    num_products = 3  # of an exact solve with three parameters
+    # The stationarity of v has the cotangent of w and a solve in it. A product with its derivative takes the adjoint's
+    # right side and its solve, the cotangent of w and a solve, and the mean of the product. Then v's own cotangent, and
+    # the gradient of u.
+    expected = (1 + num_products) + num_products * (1 + num_products + 1 + num_products + 1) + 2
+    assert len(recording.seen) == expected
 
 
 def test_unused_parameters_are_neither_reduced_nor_stepped() -> None:

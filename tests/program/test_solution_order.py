@@ -136,13 +136,13 @@ class Counting(Implicit):
         self.num_losses = 0
 
     def pullback(self, view: LowerView, inputs: Vector) -> Any:
-        function = view.function
+        function = view.own_loss
 
         def counted(theta: Vector, flat: Vector) -> Tensor:
             self.num_losses += 1
             return function(theta, flat)
 
-        return super().pullback(replace(view, function=counted), inputs)
+        return super().pullback(replace(view, own_loss=counted), inputs)
 
 
 def _ladder(num_diamonds: int) -> tuple[Program, list[Counting]]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from mlotool import Unrolled
 from mlotool.core.errors import Interrupted
-from mlotool.problem.interface import Reduce
+from mlotool.problem.rank_mean import Reduce
 from mlotool.program import Program
 from mlotool.runner import checkpoint, run, run_config
 from tests.runner.tiny import Built, lower_loss, make_built, make_config

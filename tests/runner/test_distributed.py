@@ -91,9 +91,8 @@ def test_ranks_exchange_means_values_and_flags(found: tuple[Found, Found, Found]
         assert one["many"] == [0.5, 2.0, 0.5]
         assert one["mixed"] == [(0.5, torch.float64), (1.0, torch.float32)]
         assert (one["first"], one["gather"], one["any"]) == (0, [0, 1], [True, False])
-    # The mean of 1 and 4; its backward is the mean of the cotangents 1 and 2.
-    assert first["derivatives"] == [2.5, 3.0, 3.0]
-    assert second["derivatives"] == [2.5, 6.0, 3.0]
+        # Of 1.5 x^3 at x = 2.
+        assert one["derivatives"] == [12.0, 18.0, 18.0, 9.0]
 
 
 def test_noise_differs_by_rank_and_buffers_are_averaged(found: tuple[Found, Found, Found]) -> None:

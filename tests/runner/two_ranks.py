@@ -24,10 +24,12 @@ from mlotool.hypergradient import (
     NormalEquationConjugateGradient,
     Unrolled,
 )
+from mlotool.problem.rank_mean import RankMean
 from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement, differences
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
 from tests.hypergradient.every_algorithm import EVERY, Batch, Rows, program, weighted
+from tests.hypergradient.stranger import Stranger
 from tests.over_ranks import over
 from tests.program.small import Mlp, parameters, web
 
@@ -45,7 +47,7 @@ def options() -> dict[str, Make]:
     """Return every option of conf/hypergradient, but kfac, which differs."""
     found = {f"conf/{name}": make for name, make in hypergradient_options(compose("mwn")).items()}
     del found["conf/kfac"]
-    return {**found, "kept": lambda: Unrolled(remat=False)}
+    return {**found, "kept": lambda: Unrolled(remat=False), "stranger": Stranger}
 
 
 def damped() -> dict[str, Make]:
@@ -177,9 +179,13 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
     many = [torch.full((BUCKET_BYTES // 4,), rank), torch.tensor(4.0 * rank), torch.full((3, 2), rank)]
     mixed = [torch.tensor([rank], dtype=torch.float64), torch.tensor([2.0 * rank])]
     x = torch.tensor([1.0 + rank], requires_grad=True)
-    [mean] = ranks.mean([x**2])
-    [slope] = torch.autograd.grad(mean * (1.0 + rank), x, create_graph=True)
-    [curvature] = torch.autograd.grad(slope, x)
+    # The loss of rank r is (r + 1) x^3 at x = 2.
+    shared = RankMean(ranks.mean)
+    x = torch.tensor(2.0, requires_grad=True)
+    mean = shared.value(lambda point: (1.0 + rank) * point[0] ** 3, [x])
+    [slope] = torch.autograd.grad(mean, x, create_graph=True)
+    [curvature] = torch.autograd.grad(slope, x, create_graph=True)
+    [third] = torch.autograd.grad(curvature, x)
     normed = Mlp(nn.BatchNorm1d(5).double(), nn.Dropout(0.5))
     other = over(ranks, program(EVERY["identity"], model=normed))
     texts = list(differences(other))
@@ -193,7 +199,7 @@ def exchanges(ranks: Ranks) -> dict[str, Any]:
     return {
         "many": [tensor.flatten()[-1].item() for tensor in ranks.mean(many)],
         "mixed": [(tensor.item(), tensor.dtype) for tensor in ranks.mean(mixed)],
-        "derivatives": [mean.item(), slope.item(), curvature.item()],
+        "derivatives": [each.item() for each in (mean, slope, curvature, third)],
         "first": ranks.first(ranks.rank),
         "gather": ranks.gather(ranks.rank),
         "any": [ranks.any(ranks.rank == 1), ranks.any(False)],

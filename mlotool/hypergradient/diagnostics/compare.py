@@ -83,7 +83,7 @@ def with_algorithms(
         if problem.hypergradient is not None:
             other.hypergradient = replace(problem.name, problem.hypergradient)
         problems.append(other)
-    return Program(problems, program.graph, program.reduce)
+    return Program(problems, program.graph, program.rank_mean.reduce)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _hidden_share(
     def products(function: Callable[[Vector, Vector], Tensor]) -> list[list[Tensor]]:
         random.restore()
         # What is found out about a loss with held values says nothing of the loss itself.
-        loss = replace(view, function=function, problem=replace(view.problem, traits=LossTraits()))
+        loss = replace(view, own_loss=function, problem=replace(view.problem, traits=LossTraits()))
         product = FiniteDifferenceProduct(loss, theta, inputs, wanted, radius)
         curved = [product.own_hessian(direction)] if with_hessian else []
         return [*curved, product.cross(direction)]
@@ -106,7 +106,7 @@ def _hidden_share(
         if not held.values:
             return 0.0
         try:
-            return max(map(apart, products(view.function), products(held)))
+            return max(map(apart, products(view.own_loss), products(held)))
         except _OtherValuesError:
             return 0.0
 
@@ -130,12 +130,12 @@ class _Held:
         """Take the values from an evaluation."""
         # Here a stop_gradient is a detach like any other.
         with torch.enable_grad(), outside_replay(), _Interception(None) as found:
-            self._loss(theta, inputs)
+            self._loss.own_loss(theta, inputs)
         self.values = found.values
 
     def __call__(self, theta: Vector, inputs: Vector) -> Tensor:
         with outside_replay(), _Interception(self.values):
-            return self._loss(theta, inputs)
+            return self._loss.own_loss(theta, inputs)
 
 
 class _Interception(TorchFunctionMode):

@@ -33,19 +33,19 @@ class AbstractProduct(ABC):
     """
 
     def __init__(self, view: LowerView) -> None:
-        self._reduce = view.problem.reduce
+        self._mean = view.problem.rank_mean.mean
 
     def hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`, one tensor a parameter."""
-        return list(self._reduce(self.own_hessian(vector)))
+        return self._mean(self.own_hessian(vector))
 
     def push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`, one tensor a parameter, for one direction a wanted input."""
-        return list(self._reduce(self.own_push(directions)))
+        return self._mean(self.own_push(directions))
 
     def mean_cross(self, vector: Vector) -> list[Tensor]:
         """Return `M^T q`, one tensor a wanted input, where it is kept and not handed on; the last call."""
-        return list(self._reduce(self.cross(vector)))
+        return self._mean(self.cross(vector))
 
     @abstractmethod
     def own_hessian(self, vector: Vector) -> list[Tensor]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import Recording, gradient_of_difference
+from mlotool.core.gradient import Recording, gradient_of_difference, slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products.base import AbstractProduct
-from mlotool.hypergradient.vector import add, constants, leaves, norm, scaled, slopes, zeros
+from mlotool.hypergradient.vector import add, constants, leaves, norm, scaled, zeros
 from mlotool.problem.interface import LowerView, Vector
 
 MOST_PARAMETERS_AT_ONCE = 100_000
@@ -49,7 +49,7 @@ class _Side:
         return [self.loss(self.theta, self.inputs)]
 
     def gradient(self) -> list[Tensor]:
-        return slopes(self.loss(self.theta, self.inputs), self.sources)
+        return slopes_of(self.loss(self.theta, self.inputs), self.sources)
 
 
 _MakeSide = Callable[[Loss, Factor], _Side]
@@ -119,7 +119,9 @@ class FiniteDifferenceProduct(AbstractProduct):
         self._inputs = constants(inputs)
         self._wanted = tuple(wanted)
         self._radius = radius
-        self._replay = Replay(_Side(view, self._theta, self._inputs, []).value, view.devices, view.problem.traits)
+        self._replay = Replay(
+            _Side(view.own_loss, self._theta, self._inputs, []).value, view.devices, view.problem.traits
+        )
         self._random = RandomState(view.devices) if view.eliminated else None
         # The pullbacks inside a loss evaluate losses in the backward pass, on random numbers of their own.
         self._is_joint = not view.problem.is_nested and _count(theta) + _count(inputs) <= MOST_PARAMETERS_AT_ONCE
@@ -149,7 +151,8 @@ class FiniteDifferenceProduct(AbstractProduct):
             point = leaves(self._theta)
             return _Side(loss, point, _moved(self._inputs, whole, factor), point)
 
-        return self._apart(side, scale, inverse, self._replay, (self._loss, self._loss))
+        own = self._loss.own_loss
+        return self._apart(side, scale, inverse, self._replay, (own, own))
 
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`."""
@@ -164,8 +167,9 @@ class FiniteDifferenceProduct(AbstractProduct):
 
     def _difference(self, side: _MakeSide, vector: Vector, scale: Factor, factor: Factor) -> list[Tensor]:
         """Return `factor` times a difference of gradients, with solutions inside the loss moved along."""
+        own = self._loss.own_loss
         if self._loss.eliminated is None:
-            return self._apart(side, scale, factor, self._replay, (self._loss, self._loss))
+            return self._apart(side, scale, factor, self._replay, (own, own))
         return self._apart(side, scale, factor, *self._with_solutions(side, scaled(vector, scale)))
 
     def _apart(
@@ -194,12 +198,12 @@ class FiniteDifferenceProduct(AbstractProduct):
 
         def unmoved() -> list[Tensor]:
             with torch.enable_grad():
-                return side(self._loss, 0.0).gradient()
+                return side(self._loss.own_loss, 0.0).gradient()
 
         # The pullbacks inside evaluate losses as well, more or fewer of them in either product.
         return Replay(unmoved, self._loss.devices), (
-            lambda theta, inputs: eliminated.function(theta, inputs, moves),
-            lambda theta, inputs: eliminated.function(theta, inputs, back),
+            lambda theta, inputs: eliminated.own_loss(theta, inputs, moves),
+            lambda theta, inputs: eliminated.own_loss(theta, inputs, back),
         )
 
     def _step(self, vector: Vector, point: Vector, num_tasks: int | None) -> tuple[Factor, Factor]:

@@ -38,7 +38,7 @@ class ReverseProduct(AbstractProduct):
         points = leaves(inputs, tuple(wanted))
         self._wanted = [point for point, flag in zip(points, wanted, strict=True) if flag]
         with torch.enable_grad():
-            loss = view(self._theta, points)
+            loss = view.own_loss(self._theta, points)
             check_twice_differentiable(view, loss)
             self._scale = FP16_LOSS_SCALE if view.problem.precision == "fp16" else None
             factor = torch.full_like(loss, self._scale or 1.0)

@@ -104,8 +104,6 @@ class KFAC(AbstractSolver):
             ) from error
         finally:
             random.restore()
-        # Of several ranks, each has the factors of its own batch, and none may go its own way.
-        solution = list(view.problem.reduce(solution))
         if not bool(norm(solution).isfinite()):
             return SolveResult(list(vector), Status.NON_FINITE, 0)
         return SolveResult(solution, *result)
@@ -123,10 +121,7 @@ class KFAC(AbstractSolver):
         loss = _LOSSES[self.loss]()
         if self.kind == "ggn":
             product = gauss_newton(module, loss, parameters, data)
-
-            def mean(direction: Vector) -> Vector:
-                return view.problem.reduce(scaled(product(direction), view.weight))
-
+            mean = view.mean_of(lambda direction: scaled(product(direction), view.own_weight))
             solver = ConjugateGradient(self.max_iterations, self.tolerance, self.damping)
             found = solver.solve(mean, vector, start=start)
             return found.solution, (found.status, 0, found.residual)
@@ -142,14 +137,18 @@ class KFAC(AbstractSolver):
             check_deterministic=False,
         )
         inverse = curvature.KFACInverseLinearOperator(operator, damping=self.damping, use_exact_damping=True)
-        solution = [found.detach().reshape(x.shape) for found, x in zip(inverse @ list(vector), vector, strict=True)]
-        return solution, (Status.FIXED, 0, None)
+
+        def own(target: Vector) -> Vector:
+            return [found.detach().reshape(x.shape) for found, x in zip(inverse @ list(target), target, strict=True)]
+
+        # Of several ranks, each has the factors of its own part of the batch, and none may go its own way.
+        return view.mean_of(own)(vector), (Status.FIXED, 0, None)
 
     def _problem(self, view: LowerView | None, vector: Vector) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
         """Return a copy of the module, and its inputs and targets."""
         if view is None or view.problem.module is None:
             raise ConfigError("KFAC: found no module; expected view.problem.module. Use it inside Implicit.")
-        key, batch = f"problems.{view.problem.name}", view.batch
+        key, batch = f"problems.{view.problem.name}", view.own_batch
         has_keys = isinstance(batch, dict) and isinstance(batch.get(self.input_key), Tensor)
         if not has_keys or not isinstance(batch.get(self.target_key), Tensor):
             found = f"the keys {sorted(batch)}" if isinstance(batch, dict) else type(batch).__name__

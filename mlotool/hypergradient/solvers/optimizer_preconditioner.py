@@ -10,7 +10,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.numbers import is_finite, measured, negated
 from mlotool.hypergradient.solvers.progress import Progress
-from mlotool.hypergradient.vector import choose, leaves, norm, slopes
+from mlotool.hypergradient.vector import choose, norm
 from mlotool.problem.interface import LowerView, Vector
 
 _NO_STEP = (
@@ -54,15 +54,9 @@ class OptimizerPreconditioner(AbstractSolver):
         if view is None or view.step_pullback is None:
             raise ConfigError(_NO_STEP)
         # The derivative of a step that is linear in the gradient is the same at any: theta stands for it.
-        gradient = view.theta if view.problem.has_linear_step else _gradient(view)
+        gradient = view.theta if view.problem.has_linear_step else view.gradient(view.theta, ())
         solution = list(torch._foreach_neg(view.step_pullback(view.theta, gradient, vector)))
         num_tasks = view.problem.num_tasks
         progress = Progress(tasks_of(view), Status.FIXED)
         failed = progress.end(negated(is_finite(measured(norm(solution, num_tasks)))), Status.NON_FINITE)
         return progress.result(choose(failed, vector, solution), 0)
-
-
-def _gradient(view: LowerView) -> Vector:
-    with torch.enable_grad():
-        point = leaves(view.theta)
-        return view.problem.reduce(slopes(view(point, ()), point))

@@ -14,10 +14,10 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.equations import Beta
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
 from mlotool.layerparallel.auxiliary.run import StageRun
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.timeline import Timeline
+from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
 from mlotool.layerparallel.partition.chain import Chain
 from mlotool.problem.parallel import AbstractParallel
 
@@ -140,9 +140,9 @@ class Auxiliary(AbstractParallel):
         return self.stages
 
     @property
-    def exchange(self) -> AbstractExchange:
+    def transport(self) -> AbstractTransport:
         """How the stages hand tensors to each other."""
-        return self._run.exchange
+        return self._run.transport
 
     def attach(self, name: str, module: nn.Module) -> None:
         """Trace the module, and find the layers before which it may be cut."""
@@ -179,7 +179,7 @@ class Auxiliary(AbstractParallel):
     @property
     def is_divided(self) -> bool:
         """Whether each stage is in a process of its own."""
-        return self.exchange.is_divided
+        return self.transport.is_divided
 
     def distribute(self, rank: int, num_ranks: int) -> tuple[int, int]:
         """Take a stage (with `processes`), or all of them, for a part of the batch."""
@@ -190,11 +190,11 @@ class Auxiliary(AbstractParallel):
                 stacklevel=2,
             )
         if not self.processes or num_ranks == 1:
-            self._run.join(LocalExchange(Ranks(rank, num_ranks)))
+            self._run.join(LocalTransport(Ranks(rank, num_ranks)))
             return rank, num_ranks
-        exchange = ProcessExchange.join(rank, num_ranks, self.stages, self.key)
-        self._run.join(exchange)
-        return exchange.replicas.rank, exchange.replicas.size
+        transport = ProcessTransport.join(rank, num_ranks, self.stages, self.key)
+        self._run.join(transport)
+        return transport.replicas.rank, transport.replicas.size
 
     def before_step(self) -> None:
         """Note that this stage's parameters are about to move: the other processes have old ones until `sync`."""

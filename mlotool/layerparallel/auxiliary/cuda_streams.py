@@ -10,7 +10,7 @@ class CudaStreams:
     """A CUDA stream for each stage but the last, which works on the current stream, where the loss is computed.
 
     Between `fork` and `join` no other stream may change what the stages read. Whoever receives a tensor from another
-    stage waits for it (`LocalExchange`).
+    stage waits for it (`LocalTransport`).
 
     Args:
         numbers: of the stages with a stream of their own; without any, all methods do nothing.

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import StageStep
+from mlotool.layerparallel.auxiliary.transport import AbstractTransport
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 
 # s: samples of a batch, ...: the shape of a state
@@ -32,11 +32,11 @@ class _AbstractNetworkVariables(AbstractVariables):
         number: int,
         num_stages: int,
         settings: Settings,
-        exchange: AbstractExchange,
+        transport: AbstractTransport,
         seed: int,
         network: AuxNet | None,
     ) -> None:
-        super().__init__(number, num_stages, settings, exchange, seed)
+        super().__init__(number, num_stages, settings, transport, seed)
         self.network = network
         self._optimizer: Optimizer | None = None
         if network is not None:
@@ -87,7 +87,7 @@ class _AbstractNetworkVariables(AbstractVariables):
                 found = self._run(step, self._given)
             loss = weight * (target - found).square().sum()
             for parameter, gradient in zip(
-                parameters, self.exchange.replicas.mean(_slopes(loss, parameters)), strict=True
+                parameters, self.transport.replicas.mean(_slopes(loss, parameters)), strict=True
             ):
                 parameter.grad = gradient
             self._optimizer.step()
@@ -104,7 +104,7 @@ class ChainVariables(_AbstractNetworkVariables):
         number: k, of the stage.
         num_stages: K.
         settings: how the stages are trained.
-        exchange: with the neighbours.
+        transport: to and from the neighbours.
         seed: of the noise on auxiliary variables.
         network: AuxNet_k; None for the last stage.
 
@@ -112,10 +112,10 @@ class ChainVariables(_AbstractNetworkVariables):
 
     Example:
         >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.auxiliary.exchange import LocalExchange
+        >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
         >>> settings = Auxiliary(stages=2, variables="auxnet").settings
         >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
-        >>> first = ChainVariables(0, 2, settings, LocalExchange(), seed=0, network=network)
+        >>> first = ChainVariables(0, 2, settings, LocalTransport(), seed=0, network=network)
         >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
         >>> first.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), 10.0, "mean"))
         >>> first.target()  # lambda_1 and kappa_1, which is zero
@@ -126,14 +126,14 @@ class ChainVariables(_AbstractNetworkVariables):
         """Receive lambda_k from the stage before."""
         number = self.number
         if not self.is_first:
-            self.exchange.expect("variable", number - 1, number, step.blank(number))
-            self.own = self.exchange.receive("variable", number - 1, number)
+            self.transport.expect("variable", number - 1, number, step.blank(number))
+            self.own = self.transport.receive("variable", number - 1, number)
 
     def prepare(self, step: StageStep) -> None:
         """Compute lambda_{k+1} by AuxNet_k, and send it to the next stage."""
         if not self.is_last:
             self._target = self._propose(step, self.own)
-            self.exchange.send("variable", self.number, self.number + 1, self._target)
+            self.transport.send("variable", self.number, self.number + 1, self._target)
 
     def target(self) -> tuple[Tensor, Tensor | None]:
         """Return the lambda_{k+1} that AuxNet_k has given."""
@@ -141,14 +141,14 @@ class ChainVariables(_AbstractNetworkVariables):
 
     def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
         """Send the derivative with respect to lambda_k to the stage before, whose network learns from it."""
-        self.exchange.send("slope", self.number, self.number - 1, slope)
+        self.transport.send("slope", self.number, self.number - 1, slope)
 
     def await_slope(self, step: StageStep) -> None:
         """Receive the derivative with respect to lambda_{k+1} from the next stage."""
         number = self.number
         if not self.is_last:
-            self.exchange.expect("slope", number + 1, number, step.blank(number + 1))
-            self._slope = self.exchange.receive("slope", number + 1, number)
+            self.transport.expect("slope", number + 1, number, step.blank(number + 1))
+            self._slope = self.transport.receive("slope", number + 1, number)
 
     def finish(self, step: StageStep) -> None:
         """Let AuxNet_k learn from that derivative."""
@@ -163,7 +163,7 @@ class RecursiveVariables(_AbstractNetworkVariables):
         number: k, of the stage.
         num_stages: K.
         settings: how the stages are trained.
-        exchange: with the neighbours.
+        transport: to and from the neighbours.
         seed: of the noise on auxiliary variables.
         network: ReAuxNet_k; None for the first stage.
 
@@ -171,10 +171,10 @@ class RecursiveVariables(_AbstractNetworkVariables):
 
     Example:
         >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.auxiliary.exchange import LocalExchange
+        >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
         >>> settings = Auxiliary(stages=2, variables="recursive").settings
         >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
-        >>> last = RecursiveVariables(1, 2, settings, LocalExchange(), seed=0, network=network)
+        >>> last = RecursiveVariables(1, 2, settings, LocalTransport(), seed=0, network=network)
         >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
         >>> last.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), 10.0, "mean"))
         >>> last.own
@@ -186,13 +186,13 @@ class RecursiveVariables(_AbstractNetworkVariables):
         number = self.number
         if not self.is_first:
             self.own = self._propose(step, None)
-            self.exchange.send("variable", number, number - 1, self.own)
+            self.transport.send("variable", number, number - 1, self.own)
         if not self.is_last:
-            self.exchange.expect("variable", number + 1, number, step.blank(number + 1))
+            self.transport.expect("variable", number + 1, number, step.blank(number + 1))
 
     def target(self) -> tuple[Tensor, Tensor | None]:
         """Return the lambda_{k+1} that the next stage's network has given."""
-        return self.exchange.receive("variable", self.number + 1, self.number), None
+        return self.transport.receive("variable", self.number + 1, self.number), None
 
     def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
         """Let this stage's network learn from the derivative with respect to lambda_k."""

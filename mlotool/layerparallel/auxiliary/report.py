@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.loss_output import LossOutput
-from mlotool.layerparallel.auxiliary.exchange import ProcessExchange
+from mlotool.layerparallel.auxiliary.transport import ProcessTransport
 
 
 class Report:
@@ -16,7 +16,7 @@ class Report:
     the others `expect` and, once their own stage is done, `receive`.
 
     Args:
-        exchange: between the stages.
+        transport: between the stages.
 
     Raises:
         RunError: another process is gone.
@@ -24,14 +24,14 @@ class Report:
     Example:
         With one stage there is nobody to send to:
 
-        >>> exchange = ProcessExchange.join(rank=0, num_ranks=1, num_stages=1, key="parallel")
+        >>> transport = ProcessTransport.join(rank=0, num_ranks=1, num_stages=1, key="parallel")
         >>> output = LossOutput(torch.tensor(0.5), {"accuracy": torch.tensor(0.9)})
-        >>> Report(exchange).send(output, torch.float32, torch.device("cpu"))
+        >>> Report(transport).send(output, torch.float32, torch.device("cpu"))
     """
 
-    def __init__(self, exchange: ProcessExchange) -> None:
-        self._exchange = exchange
-        self._last = exchange.stages.size - 1
+    def __init__(self, transport: ProcessTransport) -> None:
+        self._transport = transport
+        self._last = transport.stages.size - 1
         self._names: list[str] | None = None
 
     def send(self, output: LossOutput, dtype: torch.dtype, device: torch.device) -> None:
@@ -49,10 +49,10 @@ class Report:
             self._names = list(metrics)
             text = torch.frombuffer(bytearray(json.dumps(self._names).encode()), dtype=torch.uint8).to(device)
             for stage in range(self._last):
-                self._exchange.send("length", self._last, stage, torch.tensor([len(text)], device=device))
-                self._exchange.send("names", self._last, stage, text)
+                self._transport.send("length", self._last, stage, torch.tensor([len(text)], device=device))
+                self._transport.send("names", self._last, stage, text)
         for stage in range(self._last):
-            self._exchange.send("output", self._last, stage, packed)
+            self._transport.send("output", self._last, stage, packed)
 
     def expect(self, dtype: torch.dtype, device: torch.device) -> LossOutput:
         """Begin to receive, and return a loss and metrics that are zero until `receive` has filled them.
@@ -66,13 +66,13 @@ class Report:
             text = self._await("names", torch.zeros(length, dtype=torch.uint8, device=device))
             self._names = json.loads(bytes(text.tolist()).decode())
         values = torch.zeros(1 + len(self._names), dtype=dtype, device=device)
-        self._exchange.expect("output", self._last, self._exchange.stages.rank, values)
+        self._transport.expect("output", self._last, self._transport.stages.rank, values)
         return LossOutput(values[0], dict(zip(self._names, values[1:], strict=True)))
 
     def receive(self) -> None:
         """Wait until the tensors that `expect` has returned are filled."""
-        self._exchange.receive("output", self._last, self._exchange.stages.rank)
+        self._transport.receive("output", self._last, self._transport.stages.rank)
 
     def _await(self, kind: str, blank: Tensor) -> Tensor:
-        self._exchange.expect(kind, self._last, self._exchange.stages.rank, blank)
-        return self._exchange.receive(kind, self._last, self._exchange.stages.rank)
+        self._transport.expect(kind, self._last, self._transport.stages.rank, blank)
+        return self._transport.receive(kind, self._last, self._transport.stages.rank)

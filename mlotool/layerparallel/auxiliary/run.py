@@ -11,13 +11,13 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.divergence import Divergence
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
 from mlotool.layerparallel.auxiliary.report import Report
 from mlotool.layerparallel.auxiliary.samples import Samples
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import BufferMoves, StageStep
 from mlotool.layerparallel.auxiliary.team import StagePlan, Team
 from mlotool.layerparallel.auxiliary.timeline import Timeline
+from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
 from mlotool.layerparallel.partition.chain import Chain
 from mlotool.layerparallel.partition.stage import Inputs
 
@@ -40,7 +40,7 @@ class StageRun:
         timeline: records what takes how long.
 
     Attributes:
-        exchange: between the stages.
+        transport: between the stages.
         num_steps: taken so far.
 
     Raises:
@@ -63,7 +63,7 @@ class StageRun:
 
     def __init__(self, settings: Settings, timeline: Timeline) -> None:
         self.settings = settings
-        self.exchange: AbstractExchange = LocalExchange()
+        self.transport: AbstractTransport = LocalTransport()
         self.num_steps = 0
         self._timeline = timeline
         self._seed: int | None = None
@@ -95,10 +95,10 @@ class StageRun:
         self._places = Places(module)
         self._divergence = Divergence(key, self.settings.beta)
 
-    def join(self, exchange: AbstractExchange) -> None:
+    def join(self, transport: AbstractTransport) -> None:
         """Set how stages hand tensors to each other, and so which stages this process has; before the first step."""
-        self.exchange = exchange
-        self._report = Report(exchange) if isinstance(exchange, ProcessExchange) else None
+        self.transport = transport
+        self._report = Report(transport) if isinstance(transport, ProcessTransport) else None
 
     def to(self, device: torch.device) -> None:
         """Move the networks and tables of auxiliary variables to a device."""
@@ -113,19 +113,19 @@ class StageRun:
 
     def sync(self, optimizer: Optimizer | None) -> None:
         """Give each process the parameters, buffers and optimizer state of the stages that other processes move."""
-        if self._team is None or not isinstance(self.exchange, ProcessExchange):
+        if self._team is None or not isinstance(self.transport, ProcessTransport):
             return
         if self._is_moved:
-            self._team.sync(self.exchange)
+            self._team.sync(self.transport)
             self._is_moved = False
         if self._is_optimizer_moved and optimizer is not None:
-            self._team.sync_optimizer(self.exchange, optimizer)
+            self._team.sync_optimizer(self.transport, optimizer)
             self._is_optimizer_moved = False
 
     def agree_on_buffers(self) -> None:
         """Average the buffers of each stage over the parts of the batch, and give them to all processes."""
-        if self._team is not None and isinstance(self.exchange, ProcessExchange):
-            self._team.agree_on_buffers(self.exchange)
+        if self._team is not None and isinstance(self.transport, ProcessTransport):
+            self._team.agree_on_buffers(self.transport)
 
     def begin(self, batch: Any, weight: float) -> None:
         """Begin a step.
@@ -198,13 +198,13 @@ class StageRun:
 
     def timeline(self) -> dict[str, Any] | None:
         """Return the recorded spans of all stages, and the last violations."""
-        [first, *_] = self.exchange.own(self.settings.num_stages)
-        spans = Timeline.joined(list(self.exchange.gathered({str(first): self._timeline.state()}).values()))
+        [first, *_] = self.transport.own(self.settings.num_stages)
+        spans = Timeline.joined(list(self.transport.gathered({str(first): self._timeline.state()}).values()))
         if not spans:
             return None
         return {
             "stages": self.settings.num_stages,
-            "processes": self.settings.num_stages if self.exchange.is_divided else 1,
+            "processes": self.settings.num_stages if self.transport.is_divided else 1,
             "spans": spans,
             "violation": {key: value for key, value in self.statistics().items() if key.startswith("violation")},
         }
@@ -244,7 +244,7 @@ class StageRun:
             )
         assert self._seed is not None, "A program has a seed for it."
         plan = StagePlan(self.key, self._module, self._chain.stages(cut), cut, inputs, self._places)
-        self._team = Team(plan, self.settings, self.exchange, self._timeline, self._seed)
+        self._team = Team(plan, self.settings, self.transport, self._timeline, self._seed)
         if self._pending is not None:
             self._team.load_state_dict(self._pending["stages"])
             self._pending = None
@@ -254,7 +254,7 @@ class StageRun:
         size = next((len(each) for each in inputs if isinstance(each, Tensor) and each.ndim), 1)
         unseen = None
         if self._slots is not None:
-            [everybody] = self.exchange.replicas.gather_rows([self._slots])
+            [everybody] = self.transport.replicas.gather_rows([self._slots])
             unseen = self._samples.meet(self._slots, everybody)
         every = self.settings.recalibrate
         return StageStep(
@@ -266,7 +266,7 @@ class StageRun:
             self.settings.beta.at(self.num_steps),
             self.settings.reduction,
             self._share,
-            self.exchange.replicas.size,
+            self.transport.replicas.size,
             self._slots,
             unseen,
             BufferMoves.of(every, self.num_steps),

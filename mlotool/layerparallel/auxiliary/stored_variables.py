@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from mlotool.layerparallel.auxiliary.equations import next_multiplier
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import StageStep
 from mlotool.layerparallel.auxiliary.table import Table
+from mlotool.layerparallel.auxiliary.transport import AbstractTransport
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 
 # s: samples of a batch, ...: the shape of a state
@@ -24,7 +24,7 @@ class StoredVariables(AbstractVariables):
         number: k, of the stage.
         num_stages: K.
         settings: how the stages are trained.
-        exchange: with the neighbours.
+        transport: to and from the neighbours.
         seed: of the noise on auxiliary variables.
 
     Source: Sun et al. 2021, arXiv 2112.05387, eq. 23, 24.
@@ -33,8 +33,8 @@ class StoredVariables(AbstractVariables):
         A sample that is seen for the first time begins where a serial pass enters the stage, here with the state 1:
 
         >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.auxiliary.exchange import LocalExchange
-        >>> last = StoredVariables(1, 2, Auxiliary(stages=2).settings, LocalExchange(), seed=0)
+        >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
+        >>> last = StoredVariables(1, 2, Auxiliary(stages=2).settings, LocalTransport(), seed=0)
         >>> sample = {"slots": torch.tensor([5]), "unseen": torch.tensor([True])}
         >>> step = StageStep((), 1, [torch.Size([3])], torch.float32, torch.device("cpu"), 10.0, "sum", **sample)
         >>> last.start(step, torch.ones(1, 3))
@@ -48,10 +48,10 @@ class StoredVariables(AbstractVariables):
         number: int,
         num_stages: int,
         settings: Settings,
-        exchange: AbstractExchange,
+        transport: AbstractTransport,
         seed: int,
     ) -> None:
-        super().__init__(number, num_stages, settings, exchange, seed)
+        super().__init__(number, num_stages, settings, transport, seed)
         device = settings.device_of_tables
         self._variables, self._multipliers = Table(device), Table(device)
         self._clean: Tensor | None = None
@@ -64,7 +64,7 @@ class StoredVariables(AbstractVariables):
 
     def prepare(self, step: StageStep) -> None:
         """Look up lambda_k and kappa_k of the batch's samples, and send them to the stage before."""
-        number, send = self.number, self.exchange.send
+        number, send = self.number, self.transport.send
         if not self.is_first:
             assert step.slots is not None
             self._clean = self._variables.get(step.slots, step.blank(number))
@@ -74,13 +74,13 @@ class StoredVariables(AbstractVariables):
                 self._multiplier = self._multipliers.get(step.slots, step.blank(number))
                 send("multiplier", number, number - 1, self._multiplier)
         if not self.is_last:
-            self.exchange.expect("variable", number + 1, number, step.blank(number + 1))
+            self.transport.expect("variable", number + 1, number, step.blank(number + 1))
             if self.settings.has_multipliers:
-                self.exchange.expect("multiplier", number + 1, number, step.blank(number + 1))
+                self.transport.expect("multiplier", number + 1, number, step.blank(number + 1))
 
     def target(self) -> tuple[Tensor, Tensor | None]:
         """Return the lambda_{k+1} and kappa_{k+1} that the next stage has looked up."""
-        receive, number = self.exchange.receive, self.number
+        receive, number = self.transport.receive, self.number
         variable = receive("variable", number + 1, number)
         return variable, receive("multiplier", number + 1, number) if self.settings.has_multipliers else None
 
@@ -98,7 +98,7 @@ class StoredVariables(AbstractVariables):
             moved.append(next_multiplier(self._multiplier, moved[0], state, rate))
         # A part without samples of its own stands in with another part's.
         slots = step.slots if step.share else step.slots[:0]
-        slots, *moved = self.exchange.replicas.gather_rows([slots, *(each[: len(slots)] for each in moved)])
+        slots, *moved = self.transport.replicas.gather_rows([slots, *(each[: len(slots)] for each in moved)])
         for table, values in zip((self._variables, self._multipliers), moved, strict=False):
             table.put(slots, values)
         self._clean = self._multiplier = None

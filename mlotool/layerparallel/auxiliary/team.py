@@ -12,12 +12,12 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.cuda_streams import CudaStreams
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange, LocalExchange, ProcessExchange
 from mlotool.layerparallel.auxiliary.network_variables import ChainVariables, RecursiveVariables
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import StageStep
 from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
 from mlotool.layerparallel.auxiliary.timeline import Timeline
+from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 from mlotool.layerparallel.auxiliary.worker import Worker
 from mlotool.layerparallel.partition.stage import Inputs, Stage, at_rest, first_sample
@@ -62,7 +62,7 @@ class Team:
     Args:
         plan: the module and its stages.
         settings: how the stages are trained.
-        exchange: between the stages; it says which of them are this process's.
+        transport: between the stages; it says which of them are this process's.
         timeline: records what takes how long.
         seed: of the noise on auxiliary variables.
 
@@ -79,7 +79,7 @@ class Team:
         >>> from mlotool.layerparallel.partition.cut import partition
         >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
         >>> plan = StagePlan("parallel", net, partition(net, 2, ["2"]), ["2"], (torch.zeros(1, 2),), Places(net))
-        >>> team = Team(plan, Auxiliary(stages=2).settings, LocalExchange(), Timeline(0), seed=0)
+        >>> team = Team(plan, Auxiliary(stages=2).settings, LocalTransport(), Timeline(0), seed=0)
         >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
         ([0, 1], [torch.Size([4])])
     """
@@ -88,54 +88,54 @@ class Team:
         self,
         plan: StagePlan,
         settings: Settings,
-        exchange: AbstractExchange,
+        transport: AbstractTransport,
         timeline: Timeline,
         seed: int,
     ) -> None:
         self.cut = plan.cut
         self._plan = plan
-        self._exchange = exchange
+        self._transport = transport
         self._shapes: dict[tuple[torch.Size, ...], list[torch.Size]] = {}
         parameter = next(plan.module.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
         num_stages = len(plan.stages)
         parts = [] if settings.is_stored or num_stages == 1 else self._parts(settings)
-        has_lanes = settings.streams and self.device.type == "cuda" and isinstance(exchange, LocalExchange)
-        if isinstance(exchange, LocalExchange):
-            exchange.has_lanes = has_lanes
+        has_lanes = settings.streams and self.device.type == "cuda" and isinstance(transport, LocalTransport)
+        if isinstance(transport, LocalTransport):
+            transport.has_lanes = has_lanes
         self._lanes = CudaStreams(range(num_stages - 1) if has_lanes else (), self.device)
         self.workers: dict[int, Worker] = {}
-        for number in exchange.own(num_stages):
-            variables = _variables(number, num_stages, settings, exchange, seed + number, parts)
+        for number in transport.own(num_stages):
+            variables = _variables(number, num_stages, settings, transport, seed + number, parts)
             variables.to(self.device)
-            self.workers[number] = Worker(plan.stages[number], variables, exchange, timeline, plan.places)
+            self.workers[number] = Worker(plan.stages[number], variables, transport, timeline, plan.places)
 
     @property
     def has_last(self) -> bool:
         """Whether this process has the last stage."""
         return len(self._plan.stages) - 1 in self.workers
 
-    def sync(self, exchange: ProcessExchange) -> None:
+    def sync(self, transport: ProcessTransport) -> None:
         """Give all processes of this part of the batch the parameters and buffers of each stage."""
         stages = self._plan.stages
-        exchange.stages.broadcast([[*stage.parameters.values(), *stage.buffers().values()] for stage in stages])
+        transport.stages.broadcast([[*stage.parameters.values(), *stage.buffers().values()] for stage in stages])
 
-    def sync_optimizer(self, exchange: ProcessExchange, optimizer: Optimizer) -> None:
+    def sync_optimizer(self, transport: ProcessTransport, optimizer: Optimizer) -> None:
         """Give all processes of this part of the batch the optimizer's state of each stage."""
         [own], stages = self.workers, self._plan.stages
         state = {name: optimizer.state.get(each, {}) for name, each in stages[own].parameters.items()}
-        for number, found in exchange.gathered({str(own): state}).items():
+        for number, found in transport.gathered({str(own): state}).items():
             for name, each in stages[int(number)].parameters.items():
                 if int(number) != own and found[name]:
                     optimizer.state[each] = _on_device(found[name], each.device)
 
-    def agree_on_buffers(self, exchange: ProcessExchange) -> None:
+    def agree_on_buffers(self, transport: ProcessTransport) -> None:
         """Average the buffers of each stage over the parts of the batch, and give them to all processes."""
         [own] = self.workers
         buffers = [each for each in self._plan.stages[own].buffers().values() if each.is_floating_point()]
-        for buffer, mean in zip(buffers, exchange.replicas.mean(buffers), strict=True):
+        for buffer, mean in zip(buffers, transport.replicas.mean(buffers), strict=True):
             buffer.copy_(mean)
-        exchange.stages.broadcast([[*stage.buffers().values()] for stage in self._plan.stages])
+        transport.stages.broadcast([[*stage.buffers().values()] for stage in self._plan.stages])
 
     def shapes(self, inputs: Inputs) -> list[torch.Size]:
         """Return the shapes of one sample's state at the interfaces 1 .. K - 1, for inputs of these shapes."""
@@ -152,7 +152,7 @@ class Team:
     def forward(self, step: StageStep) -> Any:
         """Run this process's stages; return what the last stage returns where this process has it, and else None."""
         # Here, and not at the end of the last step: what was still leaving had all of the optimizer's step for it.
-        self._exchange.finish()
+        self._transport.finish()
         self._lanes.fork()
         if step.is_serial:
             self._each(lambda worker: worker.pass_serially(step))
@@ -178,7 +178,7 @@ class Team:
         for places, slopes in parts:
             for place, slope in zip(places, slopes, strict=True):
                 found[place] = _sum(found[place], slope)
-        if self._exchange.is_divided:
+        if self._transport.is_divided:
             return self._averaged(found)
         return found
 
@@ -199,7 +199,7 @@ class Team:
         places = [place for place, each in enumerate(theta) if worker.is_last or id(each) in own]
         points = [theta[place] for place in places]
         slopes = worker.backward(loss, points)
-        if self._exchange.is_divided:
+        if self._transport.is_divided:
             self._check_own(own, points, slopes)
         return places, slopes
 
@@ -208,10 +208,10 @@ class Team:
         found = {}
         for number, worker in self.workers.items():
             if worker.violations is not None:
-                [squares] = self._exchange.replicas.mean([worker.violations.square()])
-                total, size = (squares * self._exchange.replicas.size).sqrt().tolist()
+                [squares] = self._transport.replicas.mean([worker.violations.square()])
+                total, size = (squares * self._transport.replicas.size).sqrt().tolist()
                 found[str(number)] = [total, total / max(size, TINY)]
-        return self._exchange.gathered(found)
+        return self._transport.gathered(found)
 
     def to(self, device: torch.device) -> None:
         """Move the networks and tables of auxiliary variables to a device."""
@@ -222,7 +222,7 @@ class Team:
     def state_dict(self) -> dict[str, Any]:
         """Return what all stages keep from step to step, by the stage's number; every process must call it."""
         own = {str(number): worker.variables.state_dict() for number, worker in self.workers.items()}
-        return dict(sorted(self._exchange.gathered(own).items()))
+        return dict(sorted(self._transport.gathered(own).items()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` has returned."""
@@ -242,7 +242,7 @@ class Team:
 
     def _averaged(self, found: list[Tensor | None]) -> list[Tensor | None]:
         """Return the means over the processes of the same stage."""
-        means = iter(self._exchange.replicas.mean([each for each in found if each is not None]))
+        means = iter(self._transport.replicas.mean([each for each in found if each is not None]))
         return [None if each is None else next(means) for each in found]
 
     def _parts(self, settings: Settings) -> list[nn.Module]:
@@ -258,18 +258,18 @@ def _variables(
     number: int,
     num_stages: int,
     settings: Settings,
-    exchange: AbstractExchange,
+    transport: AbstractTransport,
     seed: int,
     parts: Sequence[nn.Module],
 ) -> AbstractVariables:
     if settings.is_stored:
-        return StoredVariables(number, num_stages, settings, exchange, seed)
+        return StoredVariables(number, num_stages, settings, transport, seed)
     if settings.variables == "auxnet":
         network = AuxNet(parts[number : number + 1], number == 0) if number < num_stages - 1 else None
         # The noise at an interface is its own, whichever of its stages draws it.
-        return ChainVariables(number, num_stages, settings, exchange, seed + 1, network)
+        return ChainVariables(number, num_stages, settings, transport, seed + 1, network)
     network = AuxNet(parts[:number], is_first=True) if number else None
-    return RecursiveVariables(number, num_stages, settings, exchange, seed, network)
+    return RecursiveVariables(number, num_stages, settings, transport, seed, network)
 
 
 def _on_device(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

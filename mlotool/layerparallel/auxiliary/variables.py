@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.step import StageStep
+from mlotool.layerparallel.auxiliary.transport import AbstractTransport
 
 # s: samples of a batch, ...: the shape of a state
 
@@ -26,7 +26,7 @@ class AbstractVariables(ABC):
         number: k, of the stage.
         num_stages: K.
         settings: how the stages are trained.
-        exchange: with the neighbours.
+        transport: to and from the neighbours.
         seed: of the noise on auxiliary variables.
 
     Attributes:
@@ -34,18 +34,20 @@ class AbstractVariables(ABC):
 
     Example:
         >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.auxiliary.exchange import LocalExchange
+        >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
         >>> from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
-        >>> last: AbstractVariables = StoredVariables(1, 2, Auxiliary(stages=2).settings, LocalExchange(), seed=0)
+        >>> last: AbstractVariables = StoredVariables(1, 2, Auxiliary(stages=2).settings, LocalTransport(), seed=0)
         >>> last.is_first, last.is_last, last.multiplier()
         (False, True, None)
     """
 
-    def __init__(self, number: int, num_stages: int, settings: Settings, exchange: AbstractExchange, seed: int) -> None:
+    def __init__(
+        self, number: int, num_stages: int, settings: Settings, transport: AbstractTransport, seed: int
+    ) -> None:
         self.number = number
         self.num_stages = num_stages
         self.settings = settings
-        self.exchange = exchange
+        self.transport = transport
         self.own: Tensor | None = None
         self._seed = seed
         self._generator: torch.Generator | None = None
@@ -114,7 +116,7 @@ class AbstractVariables(ABC):
         if self._generator is None:
             self._generator = torch.Generator(clean.device).manual_seed(self._seed)
         # For the whole batch, of which this is a part: the noise does not depend on the number of parts.
-        begin, size = step.rows(self.exchange.replicas.rank)
+        begin, size = step.rows(self.transport.replicas.rank)
         shape = size, *clean.shape[1:]
         drawn = torch.randn(shape, dtype=clean.dtype, device=clean.device, generator=self._generator)
         return clean + self.settings.noise * drawn[begin : begin + len(clean)]

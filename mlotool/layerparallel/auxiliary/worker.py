@@ -9,9 +9,9 @@ from torch import Tensor
 
 from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
-from mlotool.layerparallel.auxiliary.exchange import AbstractExchange
 from mlotool.layerparallel.auxiliary.step import StageStep
 from mlotool.layerparallel.auxiliary.timeline import Timeline
+from mlotool.layerparallel.auxiliary.transport import AbstractTransport
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 from mlotool.layerparallel.partition import Stage
 
@@ -25,7 +25,7 @@ class Worker:
     Args:
         stage: the part of the module that it runs.
         variables: where the stage begins, and what its end is aimed at.
-        exchange: with the neighbours.
+        transport: to and from the neighbours.
         timeline: records what takes how long.
         places: the places of the module's parameters and buffers.
 
@@ -35,13 +35,13 @@ class Worker:
 
     Example:
         >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.auxiliary.exchange import LocalExchange
+        >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
         >>> from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
         >>> from mlotool.layerparallel.partition import partition
         >>> net = torch.nn.Linear(2, 1)
-        >>> exchange, settings = LocalExchange(), Auxiliary(stages=1).settings
-        >>> variables = StoredVariables(0, 1, settings, exchange, seed=0)
-        >>> worker = Worker(partition(net, 1)[0], variables, exchange, Timeline(0), Places(net))
+        >>> transport, settings = LocalTransport(), Auxiliary(stages=1).settings
+        >>> variables = StoredVariables(0, 1, settings, transport, seed=0)
+        >>> worker = Worker(partition(net, 1)[0], variables, transport, Timeline(0), Places(net))
         >>> step = StageStep((torch.ones(4, 2),), 4, [], torch.float32, torch.device("cpu"), 10.0, "mean")
         >>> worker.prepare(step)
         >>> loss = worker.forward(step).sum()
@@ -50,13 +50,18 @@ class Worker:
     """
 
     def __init__(
-        self, stage: Stage, variables: AbstractVariables, exchange: AbstractExchange, timeline: Timeline, places: Places
+        self,
+        stage: Stage,
+        variables: AbstractVariables,
+        transport: AbstractTransport,
+        timeline: Timeline,
+        places: Places,
     ) -> None:
         self.stage = stage
         self.variables = variables
         self.number = variables.number
         self.violations: Tensor | None = None
-        self._exchange = exchange
+        self._transport = transport
         self._timeline = timeline
         self._places = places
         self._leaf: Tensor | None = None
@@ -75,8 +80,8 @@ class Worker:
         """
         number, state = self.number, None
         if not self.variables.is_first:
-            self._exchange.expect("serial", number - 1, number, step.blank(number))
-            state = self._exchange.receive("serial", number - 1, number)
+            self._transport.expect("serial", number - 1, number, step.blank(number))
+            state = self._transport.receive("serial", number - 1, number)
             self.variables.start(step, state)
         if self.is_last and not step.buffers.in_serial_pass:
             return
@@ -84,7 +89,7 @@ class Worker:
         with torch.no_grad(), self._buffers(moves.in_serial_pass), self.stage.averaging(moves.num_collected):
             state = self.stage(state, step.inputs)
         if not self.is_last:
-            self._exchange.send("serial", number, number + 1, state.to(step.dtype).contiguous())
+            self._transport.send("serial", number, number + 1, state.to(step.dtype).contiguous())
 
     def prepare(self, step: StageStep) -> None:
         """Find the auxiliary variables, and begin to receive where the stage before ends."""
@@ -94,7 +99,7 @@ class Worker:
         with self._timeline.span(number, "auxnet"):
             self.variables.prepare(step)
         if not self.variables.is_first:
-            self._exchange.expect("state", number - 1, number, step.blank(number))
+            self._transport.expect("state", number - 1, number, step.blank(number))
 
     def forward(self, step: StageStep) -> Any:
         """Run from lambda_k to the end of the stage; the last one returns what the module returns."""
@@ -105,7 +110,7 @@ class Worker:
         if self.is_last:
             return found
         found = found.to(step.dtype)
-        self._exchange.send("state", self.number, self.number + 1, found.detach().contiguous())
+        self._transport.send("state", self.number, self.number + 1, found.detach().contiguous())
         with self._timeline.span(self.number, "communication"):
             variable, multiplier = self.variables.target()
         self._loss = local_loss(found, variable, multiplier, step.beta, step.weight(self.number + 1))
@@ -137,7 +142,7 @@ class Worker:
         number, variable = self.number, self._leaf
         assert variable is not None and self._onward is not None
         with self._timeline.span(number, "communication"):
-            state = self._exchange.receive("state", number - 1, number)
+            state = self._transport.receive("state", number - 1, number)
         with torch.no_grad():
             weight, variable = step.weight(number), variable.detach()
             multiplier = self.variables.multiplier()

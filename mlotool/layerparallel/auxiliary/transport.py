@@ -18,7 +18,7 @@ KINDS = ("serial", "variable", "multiplier", "state", "slope", "length", "names"
 """Of messages; two stages never have two of one kind under way."""
 
 
-class AbstractExchange(ABC):
+class AbstractTransport(ABC):
     """How stages hand tensors to each other. A message is known by its kind, its sending and its receiving stage.
 
     Args:
@@ -28,8 +28,8 @@ class AbstractExchange(ABC):
         is_divided: whether other stages belong to other processes.
 
     Example:
-        >>> exchange: AbstractExchange = LocalExchange()
-        >>> exchange.is_divided, list(exchange.own(num_stages=3))
+        >>> transport: AbstractTransport = LocalTransport()
+        >>> transport.is_divided, list(transport.own(num_stages=3))
         (False, [0, 1, 2])
     """
 
@@ -78,7 +78,7 @@ class AbstractExchange(ABC):
         """Wait until everything that was sent has left."""
 
 
-class LocalExchange(AbstractExchange):
+class LocalTransport(AbstractTransport):
     """All stages are in this process: a message is the tensor itself.
 
     Args:
@@ -88,9 +88,9 @@ class LocalExchange(AbstractExchange):
         has_lanes: whether stages have CUDA streams of their own.
 
     Example:
-        >>> exchange = LocalExchange()
-        >>> exchange.send("state", 0, 1, torch.ones(2))
-        >>> exchange.receive("state", 0, 1)
+        >>> transport = LocalTransport()
+        >>> transport.send("state", 0, 1, torch.ones(2))
+        >>> transport.receive("state", 0, 1)
         tensor([1., 1.])
     """
 
@@ -131,7 +131,7 @@ class LocalExchange(AbstractExchange):
         self._letters.clear()
 
 
-class ProcessExchange(AbstractExchange):
+class ProcessTransport(AbstractTransport):
     """Each stage is in a process of its own: messages go from process to process while the computation goes on.
 
     Args:
@@ -142,8 +142,8 @@ class ProcessExchange(AbstractExchange):
         RunError: in each method that waits, where another process is gone.
 
     Example:
-        >>> exchange = ProcessExchange.join(rank=1, num_ranks=2, num_stages=2, key="parallel")
-        >>> exchange.is_divided, exchange.own(num_stages=2), exchange.replicas.size
+        >>> transport = ProcessTransport.join(rank=1, num_ranks=2, num_stages=2, key="parallel")
+        >>> transport.is_divided, transport.own(num_stages=2), transport.replicas.size
         (True, (1,), 1)
     """
 
@@ -155,8 +155,8 @@ class ProcessExchange(AbstractExchange):
         self._messages = Messages(stages, KINDS)
 
     @classmethod
-    def join(cls, rank: int, num_ranks: int, num_stages: int, key: str) -> "ProcessExchange":
-        """Return the exchange of `rank = part * num_stages + stage`; every process must call it.
+    def join(cls, rank: int, num_ranks: int, num_stages: int, key: str) -> "ProcessTransport":
+        """Return the transport of `rank = part * num_stages + stage`; every process must call it.
 
         Args:
             rank: of this process.

@@ -1,0 +1,115 @@
+"""The mean over ranks, each of which has a part of the batch, as a function that can be differentiated to any order.
+
+A loss is the mean over ranks of `loss_r(theta)`, where theta is the same on all ranks and `loss_r` is evaluated on rank
+r's part of the batch. Two functions mark where values enter such an evaluation, and where its results leave it:
+
+    shared  is the identity; its derivative, transposed, is the mean over ranks
+    mean    is the mean over ranks; its derivative, transposed, is the identity, since all ranks use the mean alike
+
+Each is the other one's derivative, transposed. So autograd takes a mean over ranks exactly where one is needed, in
+derivatives of any order (Shoeybi et al. 2019, arXiv 1909.08053, section 3, where they are called f and g).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""A mean over ranks, of a list of tensors; the identity in one process."""
+
+
+def identity_reduce(vector: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return `vector`: the mean over one process."""
+    return vector
+
+
+@dataclass(frozen=True, slots=True)
+class RankMean:
+    """The mean over the ranks of a program.
+
+    Args:
+        reduce: exchanges; it need not be differentiable.
+
+    Example:
+        >>> [value] = RankMean().mean([torch.tensor(2.0)])  # of one process
+        >>> value
+        tensor(2.)
+    """
+
+    reduce: Reduce = identity_reduce
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one process, so that nothing is exchanged."""
+        return self.reduce is identity_reduce
+
+    def shared(self, vector: Sequence[Tensor]) -> list[Tensor]:
+        """Return the vector, which is the same on all ranks, for an evaluation on this rank's part of the batch.
+
+        Args:
+            vector: any tensors; only those that require a gradient take part in an exchange.
+        """
+        if self.is_alone or not torch.is_grad_enabled():
+            return list(vector)
+        found = iter(_shared(self.reduce, [tensor for tensor in vector if tensor.requires_grad]))
+        return [next(found) if tensor.requires_grad else tensor for tensor in vector]
+
+    def mean(self, vector: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mean over ranks of what each has found on its part; derivatives of the result are the same on all.
+
+        Args:
+            vector: tensors of the same shapes on all ranks.
+        """
+        return list(vector) if self.is_alone else _mean(self.reduce, vector)
+
+    def value(self, function: Callable[..., Tensor], *vectors: Sequence[Tensor]) -> Tensor:
+        """Return the mean over ranks of a loss, of which all derivatives are means over ranks too.
+
+        Args:
+            function: the loss on this rank's part of the batch, of the vectors.
+            vectors: the same on all ranks.
+        """
+        if self.is_alone:
+            return function(*vectors)
+        return self.mean([function(*[self.shared(vector) for vector in vectors])])[0]
+
+
+def _shared(reduce: Reduce, vector: Sequence[Tensor]) -> list[Tensor]:
+    return list(_Shared.apply(reduce, *vector)) if vector else []
+
+
+def _mean(reduce: Reduce, vector: Sequence[Tensor]) -> list[Tensor]:
+    if not vector:
+        return []
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in vector):
+        return list(_Mean.apply(reduce, *vector))
+    return list(reduce(vector))
+
+
+class _Shared(torch.autograd.Function):
+    """The identity; its transpose is the mean over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, reduce: Reduce, *vector: Tensor) -> tuple[Tensor, ...]:
+        ctx.reduce = reduce
+        return tuple([tensor.view_as(tensor) for tensor in vector])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Any, ...]:
+        return None, *_mean(ctx.reduce, cotangent)
+
+
+class _Mean(torch.autograd.Function):
+    """The mean over ranks; its transpose is the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, reduce: Reduce, *vector: Tensor) -> tuple[Tensor, ...]:
+        ctx.reduce = reduce
+        return tuple(reduce(vector))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Any, ...]:
+        return None, *(_shared(ctx.reduce, cotangent) if torch.is_grad_enabled() else cotangent)

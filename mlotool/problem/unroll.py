@@ -1,0 +1,61 @@
+"""What an algorithm is told of the optimizer steps of a lower problem, where it differentiates them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from mlotool.problem.trajectory import LowerSnapshots, StepRecord
+from mlotool.problem.update import Hyperparameters, State
+from mlotool.problem.update_derivative import StepCotangents
+
+Vector = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """Optimizer steps of a lower problem as functions of what shapes them.
+
+    Args:
+        records: the steps that were taken, oldest first; empty where they are to be simulated.
+        has_all: whether the first of the records is the first step of the unroll.
+        batches: by step to simulate, those that its gradient is averaged over.
+        own_loss: `(theta, inputs, batch, lower_snapshots) -> loss` of this rank's part of a batch; the snapshots
+            replace lower problems that have moved on. `hypergradient/functional_steps.py` makes gradients of it that
+            are means over batches and ranks.
+        step: `(theta, gradient, state, hyperparameters, inputs) -> (theta, state)`: a pure step of the problem's
+            optimizer, differentiable in all but the hyperparameters; gradients of unused parameters are None.
+        step_pullback: `(theta, gradient, state, hyperparameters, cotangent, cotangents of the state) -> cotangents`:
+            the derivative of a step, transposed; None where hyperparameters are learned, whose cotangents autograd
+            finds.
+        start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
+        begin: `() -> (theta, state)`: where a simulation begins otherwise.
+        hyperparameters: `count -> those of the next count steps`, schedules included; one mapping a parameter.
+    """
+
+    records: tuple[StepRecord, ...]
+    has_all: bool
+    batches: tuple[tuple[Any, ...], ...]
+    own_loss: Callable[[Vector, Vector, Any, LowerSnapshots], Tensor]
+    step: Callable[
+        [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Hyperparameters], Vector],
+        tuple[list[Tensor], list[State]],
+    ]
+    step_pullback: (
+        Callable[
+            [
+                Vector,
+                Sequence[Tensor | None],
+                Sequence[State],
+                Sequence[Hyperparameters],
+                Vector,
+                Sequence[dict[str, Tensor]],
+            ],
+            StepCotangents,
+        ]
+        | None
+    )
+    start: Callable[[Vector], Vector] | None
+    begin: Callable[[], tuple[Vector, Sequence[State]]]
+    hyperparameters: Callable[[int], list[tuple[Hyperparameters, ...]]]
