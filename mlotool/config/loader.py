@@ -4,17 +4,18 @@ For mlotool's own configs alone.
 """
 
 import copy
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra._internal.hydra as hydra_internal
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.config_search_path import SearchPathElement
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathElement
 from hydra.core.default_element import GroupDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.plugins.config_source import ConfigSource
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
 from mlotool.config.composition_faults import Place, is_collecting, remove, unfit_places
@@ -24,8 +25,12 @@ from mlotool.config.options import FOLDER, check_name, check_placed, check_total
 from mlotool.config.paths import SUFFIX, package_dir
 from mlotool.config.reading import leaves
 from mlotool.config.replacement import TARGET, Dropped, Layer, choice_of, dropped_places
+from mlotool.config.repository import ReadOnceRepository
 from mlotool.config.schema import GROUPS, OPTION_GROUPS, new_node
 from mlotool.core.errors import ConfigError
+
+# A group or a folder of Hydra's may hold anything, a mode too.
+_MODE_SETTERS = re.compile(r"hydra($|[/@]|\.mode|\.searchpath)")
 
 
 def install_loader() -> None:
@@ -38,12 +43,20 @@ def install_loader() -> None:
 class ReplacingLoader(ConfigLoaderImpl):
     """Loads as Hydra does, from ./conf too; where a node has another `_target_` than before, the old settings go."""
 
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        super().__init__(config_search_path)
+        self.repository = ReadOnceRepository(config_search_path)
+
     def load_configuration(self, config_name: Any, overrides: Any, *arguments: Any, **keywords: Any) -> Any:
         """Keep the overrides in mind: a choice of theirs wins over what a recipe writes out."""
         self._dropped: dict[int, Dropped] = {}
+        self._loaded: dict[int, ConfigResult] = {}
         self._parsed: list[Override] | None = None
         if self._is_ours():
             parsed = OverridesParser.create().parse_overrides(overrides)
+            # Before a run, Hydra 1.3 composes the config once more to ask for nothing but its mode.
+            if keywords.get("validate_sweep_overrides") is False and not self._sets_mode(parsed):
+                return OmegaConf.create({"hydra": {"mode": None}})
             _check_choices(parsed)
             # What a node with another target holds is new to Hydra, which wants a plus for it; so are splits and edges.
             overrides = [
@@ -55,6 +68,11 @@ class ReplacingLoader(ConfigLoaderImpl):
 
     def _is_ours(self) -> bool:
         return any(_is_built_in(each) for each in self.config_search_path.get_path())
+
+    def _sets_mode(self, overrides: Sequence[Override]) -> bool:
+        """Say whether `hydra.mode` may have a value: no built-in config, recipe or option of ./conf sets it."""
+        has_own_folder = any(each.provider == "command-line" for each in self.config_search_path.get_path())
+        return has_own_folder or any(_MODE_SETTERS.match(each.key_or_group) for each in overrides)
 
     def _process_config_searchpath(self, config_name: Any, parsed_overrides: Any, repo: Any) -> None:
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
@@ -77,7 +95,7 @@ class ReplacingLoader(ConfigLoaderImpl):
         return config
 
     def _layer(self, default: Any, repo: Any) -> Layer:
-        result = super()._load_single_config(default=default, repo=repo)
+        result = self._loaded[id(default)] = super()._load_single_config(default=default, repo=repo)
         content: Any = OmegaConf.to_container(result.config, resolve=False)
         if self._has_options:
             self._check_option(default, result, content)
@@ -97,7 +115,8 @@ class ReplacingLoader(ConfigLoaderImpl):
             check_name(group, name)
 
     def _load_single_config(self, default: Any, repo: Any) -> Any:
-        result = super()._load_single_config(default=default, repo=repo)
+        # What its layer was made of; once, since Hydra merges nodes of it into the config.
+        result = self._loaded.pop(id(default), None) or super()._load_single_config(default=default, repo=repo)
         places = self._dropped.get(id(default), {})
         unfit = self._unfit(default, result.config) if is_collecting() else []
         if not places and not unfit:

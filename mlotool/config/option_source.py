@@ -2,9 +2,9 @@
 
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
-from omegaconf import OmegaConf
 
 from mlotool.config.options import FOLDER, check_total, option_file, options_folder, own_options, read_option
+from mlotool.config.repository import parsed_config
 from mlotool.config.schema import OPTION_GROUPS
 
 SCHEME = "options"
@@ -31,7 +31,7 @@ class OptionsSource(ConfigSource):
         document = read_option(group, file)
         self._num_nodes += document.num_nodes
         check_total(self._num_nodes)
-        config = OmegaConf.create(document.text)
+        config = parsed_config(document.text)
         return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
 
     def available(self) -> bool:

@@ -3,8 +3,10 @@
 The limits are checked on the parser's events, before anything is built: no tag is ever constructed, no alias expanded.
 """
 
+import pickle
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +78,14 @@ def read_document(path: Path, *, is_fast: bool = False, max_nodes: int = MAX_NOD
 
 
 def parse_document(path: Path, text: str, *, is_fast: bool = False, max_nodes: int = MAX_NODES) -> Document:
-    """Parse the text of a file that was read already, as `read_document` does."""
-    loader = _FastLoader if is_fast else _Loader
+    """Parse the text of a file that was read already, as `read_document` does; the same text once a process."""
+    num_nodes, data = _parsed(path, text, _FastLoader if is_fast else _Loader, max_nodes)
+    return Document(path, text, pickle.loads(data), num_nodes)
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, text: str, loader: Any, max_nodes: int) -> tuple[int, bytes]:
+    """Return the number of a text's values and its content, pickled: whoever asks gets values of his own."""
     try:
         num_nodes = _check_events(path, text, loader, max_nodes)
         data = yaml.load(text, loader)
@@ -96,7 +104,7 @@ def parse_document(path: Path, text: str, *, is_fast: bool = False, max_nodes: i
             f"{path}: found a {type(data).__name__} at the top; expected keys. Write `key: value` lines; see "
             "`mlotool show mwn`."
         )
-    return Document(path, text, data or {}, num_nodes)
+    return num_nodes, pickle.dumps(data or {}, pickle.HIGHEST_PROTOCOL)
 
 
 def read_text(path: Path) -> str:

@@ -14,11 +14,11 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
 
 from mlotool.config import paths
 from mlotool.config.loader import install_loader
 from mlotool.config.paths import GROUP, SUFFIX, is_literal, package_dir, recipe_file, recipe_folders
+from mlotool.config.repository import parsed_config
 from mlotool.config.safety import check_text
 from mlotool.config.schema import Config
 from mlotool.core.errors import ConfigError
@@ -87,7 +87,7 @@ class RecipesSource(ConfigSource):
         text = check_text(file)
         self._announce(file)
         _loaded.setdefault(file)
-        config = OmegaConf.create(text)
+        config = parsed_config(text)
         header = self._get_header_dict(text)
         return ConfigResult(provider=self.provider, path=self.full_path(), config=config, header=header)
 

@@ -1,5 +1,5 @@
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,16 @@ Result = tuple[int, str, str]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Result]]:
     """Call the command line in an empty folder: `code, out, err = call("show", "mwn")`; a traceback is a failure."""
     monkeypatch.chdir(tmp_path)
-    # `--info` makes Hydra log to the stdout of its moment, which pytest closes.
+    # `--info` makes Hydra log to the stdout of its moment, which pytest closes; and all that it does from then on,
+    # for which it composes each config twice more.
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", list(root.handlers))
-    monkeypatch.setattr(root, "level", root.level)
+    levels = {logger: logger.level for logger in (root, logging.getLogger("hydra"))}
     # A process of its own would forget the folders of the files that it was given.
     monkeypatch.setattr("mlotool.config.paths.named_folders", [])
 
@@ -27,7 +30,9 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
         assert "Traceback" not in out + err
         return code, out, err
 
-    return run
+    yield run
+    for logger, level in levels.items():
+        logger.setLevel(level)
 
 
 @pytest.fixture

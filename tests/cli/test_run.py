@@ -12,6 +12,7 @@ import pytest
 
 import mlotool
 import mlotool.report
+from mlotool.config.loader import ReplacingLoader
 from mlotool.core.errors import ConfigError, RunError
 from tests.cli.conftest import Result
 
@@ -225,3 +226,35 @@ def test_trust_reaches_the_registry(call: Call, runner: FakeRunner, monkeypatch:
     monkeypatch.setattr("mlotool.config.trust", trusted.append)
     call("run", "plain", "--trust", "mine", "--trust", "yours")
     assert set(trusted) == {"mine", "yours"}
+
+
+@pytest.fixture
+def compositions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many defaults each composition had."""
+    made: list[int] = []
+    real = ReplacingLoader._compose_config_from_defaults_list
+
+    def compose(self: ReplacingLoader, defaults: Any, repo: Any) -> Any:
+        made.append(len(defaults))
+        return real(self, defaults, repo)
+
+    monkeypatch.setattr(ReplacingLoader, "_compose_config_from_defaults_list", compose)
+    return made
+
+
+def test_a_run_composes_its_config_once(call: Call, runner: FakeRunner, compositions: list[int]) -> None:
+    code, _, err = call("run", "plain", "seed=3", "hydra.job.chdir=false")
+    assert code == 0, err
+    assert len(compositions) == 1
+    assert runner.calls[0].config.seed == 3
+
+
+@pytest.mark.parametrize("words", [["hydra.mode=MULTIRUN"], ["+hydra/modes=many", "-cd", "mine"], ["-m"]])
+def test_all_ways_to_say_that_it_is_a_sweep(call: Call, runner: FakeRunner, tmp_path: Path, words: list[str]) -> None:
+    option = tmp_path / "mine" / "hydra" / "modes" / "many.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text("# @package hydra\nmode: MULTIRUN\n")
+    code, _, err = call("run", "plain", "seed=1,2", *words)
+    assert code == 0, err
+    assert [each.config.seed for each in runner.calls] == [1, 2]
+    assert all("multirun" in each.output_dir.parts for each in runner.calls)
