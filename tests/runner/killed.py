@@ -1,4 +1,4 @@
-"""A run in a process of its own, slow at what a kill may meet; imported by a fork server, so that it starts at once."""
+"""A run in a process of its own, slow at what a kill may meet."""
 
 import contextlib
 import io
@@ -22,12 +22,12 @@ CHANGES = {
 }
 
 
-def train(folder: Path, has_begun: Any) -> None:
-    """Run in `folder`, or go on there; a checkpoint is written after every tick, in two halves."""
+def train(folder: Path, begun: Path) -> None:
+    """Run in `folder`, or go on there; a checkpoint is written after every tick, in two halves; `begun` is a sign."""
     run_config.build = lambda config, reduce: make_built(scheduler=_scheduler)
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
     _slow_down()
-    has_begun.set()
+    begun.touch()
     with (folder.parent / "output.txt").open("a") as output, contextlib.redirect_stderr(output):
         run(make_config(**CHANGES), output_dir=folder, resume="auto")
 

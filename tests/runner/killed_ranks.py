@@ -1,4 +1,4 @@
-"""One of two ranks of a tiny run, in a process of its own; imported by a fork server, so that it starts at once."""
+"""One of two ranks of a tiny run, in a process of its own."""
 
 import contextlib
 import os

@@ -11,8 +11,8 @@ from torch import Tensor
 from mlotool.core.errors import ConfigError
 from mlotool.distributed.collectives import Ranks
 from mlotool.runner.world import World
-from tests.runner.processes import run_two
-from tests.runner.two_ranks import NUM_FOLLOWED, compute
+from tests.runner.processes import run_ranks
+from tests.runner.two_ranks import NUM_MANY, compute, main
 
 TOLERANCE = 1e-9
 ROUNDING = 1e-4
@@ -34,8 +34,8 @@ def compute_both(folder: Path, num_ticks: int | None = None) -> tuple[Found, Fou
             warnings.simplefilter("ignore")
             return {"programs": compute(Ranks(), num_ticks)}
 
-    words = [] if num_ticks is None else [str(num_ticks)]
-    return run_two("tests.runner.two_ranks", folder, *words, meanwhile=alone)
+    found, (first, second) = run_ranks(main, 2, folder, num_ticks, meanwhile=alone)
+    return found, first, second
 
 
 def test_two_ranks_equal_one_rank_with_the_joined_batches(found: tuple[Found, Found, Found]) -> None:
@@ -45,7 +45,7 @@ def test_two_ranks_equal_one_rank_with_the_joined_batches(found: tuple[Found, Fo
 @pytest.mark.slow
 def test_two_ranks_equal_one_rank_after_many_ticks(tmp_path: Path) -> None:
     """All algorithms in all programs, but normal_cg, of which the damped one is followed."""
-    assert_equal_programs(compute_both(tmp_path, NUM_FOLLOWED), ill_conditioned=())
+    assert_equal_programs(compute_both(tmp_path, NUM_MANY), ill_conditioned=())
 
 
 def assert_equal_programs(

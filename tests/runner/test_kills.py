@@ -1,17 +1,17 @@
 """Runs that are killed with SIGKILL at random moments, and go on until they are done."""
 
 import contextlib
-import multiprocessing
-import os
 import random
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from mlotool.runner.checkpoint import read_checkpoint
+from tests import forked
 from tests.runner import killed_ranks
 from tests.runner.killed import train
 from tests.runner.test_resume import assert_same
@@ -22,21 +22,21 @@ WHOLE_S = 120.0
 
 def kill_at_random(folder: Path, chance: random.Random, num_kills: int, longest_life: float) -> tuple[int, int]:
     """Kill a run up to `num_kills` times; return how often it was killed, and how often while it wrote a checkpoint."""
-    # Not fork: pytest has threads. The server has imported torch, so a run begins at once.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runner.killed"])
+    begun = folder.parent / f"{folder.name}_has_begun"
     kills = within_writing = 0
     while True:
-        has_begun = context.Event()
-        process = context.Process(target=train, args=(folder, has_begun))
-        process.start()
-        assert has_begun.wait(WHOLE_S)
-        process.join(chance.uniform(0.0, longest_life) if kills < num_kills else WHOLE_S)
-        if process.exitcode is not None:
-            assert process.exitcode == 0, (folder.parent / "output.txt").read_text()
+        begun.unlink(missing_ok=True)
+        process = forked.start(train, folder, begun)
+        deadline = time.monotonic() + WHOLE_S
+        while not begun.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(chance.uniform(0.0, longest_life) if kills < num_kills else WHOLE_S)
+            assert code == 0, (folder.parent / "output.txt").read_text()
             return kills, within_writing
         process.kill()
-        process.join()
+        process.wait()
         kills += 1
         within_writing += bool(list(folder.glob("checkpoints/.*.tmp")))
         for path in folder.glob("checkpoints/*.ckpt"):
@@ -73,38 +73,31 @@ def stop_ranks(
 
     The signal comes `seconds` later; those that it does not kill live as long again.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runner.killed_ranks"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = [
-        context.Process(target=killed_ranks.train, args=(folder, variant, rank, port), daemon=True) for rank in range(2)
-    ]
-    for each in ranks:
-        each.start()
+    ranks = [forked.start(killed_ranks.train, folder, variant, rank, port) for rank in range(2)]
     deadline = time.monotonic() + WHOLE_S
     while after is not None and last_tick(folder) < after:
         assert time.monotonic() < deadline
-        assert all(each.exitcode is None for each in ranks), output_of(folder)
+        assert all(each.poll() is None for each in ranks), output_of(folder)
         time.sleep(0.002)
     time.sleep(seconds)
     for rank in whom:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(ranks[rank].pid or 0, number)
+        ranks[rank].send_signal(number)
     if after is not None and number == signal.SIGKILL:
         # What the launcher does with the others.
-        ranks[whom[0]].join(WHOLE_S)
-        ranks[1 - whom[0]].join(seconds)
+        ranks[whom[0]].wait(WHOLE_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ranks[1 - whom[0]].wait(seconds)
         for each in ranks:
             each.kill()
-    for each in ranks:
-        each.join(WHOLE_S)
+    codes = [each.wait(WHOLE_S) for each in ranks]
     for path in folder.glob("checkpoints/*.ckpt"):
         read_checkpoint(path)
     if number != signal.SIGKILL or after is None:
         # Also the one that was not told.
-        assert [each.exitcode for each in ranks] == [0 if after is None else 128 + number] * 2, output_of(folder)
+        assert codes == [0 if after is None else 128 + number] * 2, output_of(folder)
 
 
 def last_tick(folder: Path) -> int:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ import mlotool
 from mlotool.config import Origin, trust
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError, Interrupted
-from mlotool.runner import rank_main
+from mlotool.runner import launcher, rank_main
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.launcher import Launch
+from tests import forked
 
 FAULTY = """
 import os
@@ -70,6 +72,21 @@ def run(folder: Path, *words: str) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def run_forked(folder: Path, *words: str) -> tuple[int, str, str]:
+    """Return what `run` does; neither the command nor its ranks import anything."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        output = out.fileno(), err.fileno()
+        process = forked.command("run", *words, folder=folder, environment=environment, output=output)
+        try:
+            code = process.wait(timeout=300)
+        finally:
+            process.kill()
+        texts = [file.seek(0) or file.read() for file in (out, err)]
+    assert "Traceback" not in texts[1]
+    return code, texts[0], texts[1]
+
+
 def ranks_of(parent: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
@@ -96,7 +113,7 @@ def test_a_failing_rank_ends_the_run_with_its_message(tmp_path: Path, mode: str,
     (tmp_path / "faulty.py").write_text(FAULTY)
     (tmp_path / "bad.yaml").write_text(RECIPE)
     given = ("bad.yaml", "--trust", "faulty", *QUIET, "runner.devices=2", f"problems.classifier.loss.mode={mode}")
-    found, _, err = run(tmp_path, *given)
+    found, _, err = run_forked(tmp_path, *given)
     assert found == code, err
     errors = [line for line in err.splitlines() if "error:" in line]
     assert len(errors) == 1
@@ -113,7 +130,7 @@ def test_mwn_on_two_ranks_leaves_one_run(tmp_path: Path) -> None:
     for count in (1, 2):
         (tmp_path / str(count)).mkdir()
         words = ("+recipe=mwn", "debug=fast", f"runner.devices={count}", "runner.log_every=1")
-        code, out, err = run(tmp_path / str(count), *words)
+        code, out, err = run_forked(tmp_path / str(count), *words)
         assert code == 0, err
         assert out.count("run folder") == 1
         assert "Dropout" not in err
@@ -134,6 +151,7 @@ def test_mwn_on_two_ranks_leaves_one_run(tmp_path: Path) -> None:
 )
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_a_signal_leaves_a_checkpoint_and_no_process(tmp_path: Path, number: int, code: int) -> None:
+    """Of processes as users have them: none of the three is forked."""
     process = start(tmp_path, "plain", *QUIET, "runner.devices=2", "runner.max_ticks=1000000", "runner.log_every=10")
     deadline = time.monotonic() + 200
     while not any("loss" in file.read_text() for file in tmp_path.glob("outputs/plain/*/metrics.csv")):
@@ -197,7 +215,8 @@ def test_each_job_of_a_sweep_has_its_own_ranks(tmp_path: Path) -> None:
         assert sweep.name.encode() in log.read_bytes()
 
 
-def test_from_python_it_gives_the_result_of_rank_0(tmp_path: Path) -> None:
+def test_from_python_it_gives_the_result_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_start", forked.start_rank)
     words = [*QUIET[:3], "runner.devices=2", "runner.max_ticks=20", "debug.limit_samples=100"]
     result = mlotool.run(mlotool.compose("plain", words), output_dir=tmp_path / "run")
     assert result.output_dir == tmp_path / "run"

@@ -18,8 +18,8 @@ from mlotool.runner.checkpoint import read_whole_checkpoint
 from mlotool.runner.distributed import distribute
 from mlotool.runner.loading import evaluate
 from tests.program.small import assert_identical
-from tests.runner.processes import run_two
-from tests.runner.two_shards import IN_GROUPS, PROGRAMS, WIDTH, Net, alone, compute, tensors, two_levels
+from tests.runner.processes import run_ranks
+from tests.runner.two_shards import IN_GROUPS, PROGRAMS, WIDTH, Net, alone, compute, main, tensors, two_levels
 
 Found = dict[str, Any]
 
@@ -39,7 +39,8 @@ def found(folder: Path) -> tuple[Found, Found, Found]:
             warnings.simplefilter("ignore")
             return compute(Ranks())
 
-    return run_two("tests.runner.two_shards", folder, meanwhile=meanwhile)
+    found, (first, second) = run_ranks(main, 2, folder, meanwhile=meanwhile)
+    return found, first, second
 
 
 @pytest.mark.parametrize(

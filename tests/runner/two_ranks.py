@@ -1,10 +1,6 @@
-"""What two ranks compute in tests/runner/test_distributed.py; `python -m tests.runner.two_ranks FOLDER` is one of them.
+"""What two ranks compute in tests/runner/test_distributed.py: one pair of processes does all comparisons."""
 
-With a number of ticks behind FOLDER it follows all algorithms in all programs for so many, and does nothing else.
-One pair of processes does all comparisons: starting one takes longer than everything that it computes.
-"""
-
-import sys
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,15 +23,17 @@ from mlotool.hypergradient import (
 from mlotool.problem.rank_mean import RankMean
 from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement, differences
+from mlotool.runner.process_group import joined
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
+from mlotool.runner.world import World
 from tests.hypergradient.every_algorithm import EVERY, Batch, Rows, program, weighted
 from tests.hypergradient.stranger import Stranger
 from tests.over_ranks import over
 from tests.program.small import Mlp, parameters, web
 
-NUM_TICKS, NUM_FOLLOWED = 4, 50
+NUM_TICKS, NUM_FOLLOWED, NUM_MANY = 3, 12, 50
 FOLLOWED = {"conf/finite_difference", "conf/cg", "conf/unrolled", "kept", "conf/soba", "conf/saba", "conf/penalty"}
-"""By these, the equal shares of Meta-Weight-Net are followed for 50 ticks in the ordinary tests as well."""
+"""By these, the equal shares of Meta-Weight-Net are followed for `NUM_FOLLOWED` ticks in the ordinary tests as well."""
 
 TRILEVEL = {"u": ["w"]}, {"w": ["v"], "v": ["u"]}
 NESTED = {"u": ["v"], "v": ["w"]}, {"w": ["v"], "v": ["u"]}
@@ -103,7 +101,9 @@ def compute(ranks: Ranks, num_ticks: int | None = None) -> dict[str, dict[str, T
             gradient = {f"gradient.{key}": value for key, value in made.gradient(top).items()}
             schedule = Schedule(made)
             is_followed = kind == "mwn" and name in FOLLOWED
-            for _ in range(num_ticks or (NUM_FOLLOWED if is_followed else NUM_TICKS)):
+            # Unequal shares go on into a second epoch of three batches.
+            few = NUM_TICKS + (kind == "unequal")
+            for _ in range(num_ticks or (NUM_FOLLOWED if is_followed else few)):
                 schedule.tick()
             found[f"{kind} {name}"] = {**gradient, **parameters(made)}
     return found
@@ -222,11 +222,7 @@ def _message(call: Callable[[], object]) -> str:
 
 
 def main(folder: Path, num_ticks: int | None = None) -> None:
-    import os
-
-    from mlotool.runner.process_group import joined
-    from mlotool.runner.world import World
-
+    """Be one of them; with a number of ticks, follow all algorithms in all programs so long, and do nothing else."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
@@ -234,7 +230,3 @@ def main(folder: Path, num_ticks: int | None = None) -> None:
         if num_ticks is None:
             found["exchanges"] = exchanges(ranks)
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -1,7 +1,6 @@
-"""What two ranks compute in tests/runner/test_shards.py; `python -m tests.runner.two_shards FOLDER` is one of them."""
+"""What two ranks compute in tests/runner/test_shards.py."""
 
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -268,7 +267,3 @@ def main(folder: Path) -> None:
         found |= {"resumed": resumed(ranks), "merged": merged(ranks), "unfinite": unfinite(ranks)}
         found["runs"] = runs(folder)
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

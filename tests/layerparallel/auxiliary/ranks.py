@@ -1,9 +1,6 @@
-"""What several processes compute in test_processes.py; `python -m tests.layerparallel.auxiliary.ranks FOLDER` is one.
+"""What several processes compute in test_processes.py: one set of them does all comparisons."""
 
-One set of processes does all comparisons: starting them takes longer than everything that they compute.
-"""
-
-import sys
+import os
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +14,8 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Implicit, OptimizerPreconditioner
 from mlotool.program import Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement
+from mlotool.runner.process_group import joined
+from mlotool.runner.world import World
 from tests.layerparallel.auxiliary.small import Rows, alone, auxiliary, reweighted, stack
 from tests.layerparallel.auxiliary.test_auxiliary import KINDS
 from tests.over_ranks import over
@@ -119,11 +118,6 @@ def resumed(ranks: Ranks) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    import os
-
-    from mlotool.runner.process_group import joined
-    from mlotool.runner.world import World
-
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
@@ -135,7 +129,3 @@ def main(folder: Path) -> None:
         else:
             found["four"] = compute(ranks, 4, processes=True)
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

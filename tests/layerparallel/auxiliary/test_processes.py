@@ -1,9 +1,5 @@
 """A stage a process: real processes that talk by gloo, against all stages in one."""
 
-import os
-import socket
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +9,8 @@ import torch
 from torch import Tensor
 
 from mlotool.distributed.collectives import Ranks
-from tests.layerparallel.auxiliary.ranks import compute
+from tests.layerparallel.auxiliary.ranks import compute, main
+from tests.runner.processes import run_ranks
 
 TOLERANCE = 1e-9
 Found = list[dict[str, Any]]
@@ -21,23 +18,7 @@ Found = list[dict[str, Any]]
 
 def start(folder: Path, num_ranks: int) -> Found:
     """Return what each of several processes has found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        shared["GLOO_SOCKET_IFNAME"] = "lo"
-    command = [sys.executable, "-m", "tests.layerparallel.auxiliary.ranks", str(folder)]
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(num_ranks)
-    ]
-    try:
-        assert [process.wait(timeout=600) for process in processes] == [0] * num_ranks
-    finally:
-        for process in processes:
-            process.kill()
-    return [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in range(num_ranks)]
+    return run_ranks(main, num_ranks, folder, meanwhile=lambda: None)[1]
 
 
 @pytest.fixture(scope="module")

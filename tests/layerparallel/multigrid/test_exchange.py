@@ -2,7 +2,6 @@
 
 import copy
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +19,8 @@ import mlotool
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel import BlockLayers, MultigridResidual, mgrit
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange
+from tests import forked
+from tests.layerparallel.multigrid import two_ranks
 from tests.layerparallel.multigrid.test_one_shot import RECIPE
 from tests.layerparallel.multigrid.test_residual import Wave, WithNorm, dense
 from tests.layerparallel.multigrid.two_ranks import NUM_LAYERS, compute
@@ -97,11 +98,10 @@ def test_layers_that_cannot_be_divided_are_refused(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.layerparallel.multigrid.two_ranks", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-    processes = [subprocess.Popen([*command, str(rank), "2"], env=environment) for rank in range(2)]
+    processes = [forked.start(two_ranks.main, tmp_path, rank, 2, environment=environment) for rank in range(2)]
     try:
         whole = compute(None, 0, 1)
         assert [process.wait(timeout=300) for process in processes] == [0, 0]

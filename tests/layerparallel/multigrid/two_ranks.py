@@ -1,6 +1,5 @@
-"""What ranks compute in test_exchange.py; `python -m tests.layerparallel.multigrid.two_ranks FOLDER` is one of them."""
+"""What ranks compute in test_exchange.py."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,7 @@ def compute(group: Any, part: int, num_parts: int) -> dict[str, tuple[Tensor, li
     return found
 
 
-if __name__ == "__main__":
-    folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def main(folder: Path, rank: int, size: int) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
