@@ -59,7 +59,7 @@ def _inductor(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int) -
     import torch._inductor
 
     for node in graph.graph.nodes:
-        # Each operation was traced with fake tensors of its own, which do not go together.
+        # The shapes that tracing has noted are of another mode than the compiler's.
         node.meta.clear()
     # In C++ what calls the kernels takes half the time that it takes in Python.
     options = {"cpp_wrapper": all(tensor.device.type == "cpu" for tensor in arguments)}

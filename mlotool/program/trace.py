@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import _guards as guards
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -200,9 +202,11 @@ class Tracer:
             is_fused=self._backend.has_fused_steps,
         )
         try:
-            # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat.
-            first = make_fx(traced, HONEST_BATCH_NORMS)(*arguments)
-            flat = make_fx(functionalize(first), {**self._backend.decompositions})(*arguments)
+            # The second pass has no autograd in it, and takes steps in place apart, which sharing would repeat. Without
+            # the context torch makes a new mode for each operation whose shape it notes: half the time of tracing.
+            with guards.tracing(guards.TracingContext(FakeTensorMode())):
+                first = make_fx(traced, HONEST_BATCH_NORMS)(*arguments)
+                flat = make_fx(functionalize(first), {**self._backend.decompositions})(*arguments)
             run, writes = self._backend.made(flat, arguments, traced.num_moved, in_place=not traced.course.conditions)
         except Exception as error:
             before.restore()
