@@ -239,6 +239,8 @@ def _be(request: dict[str, Any], descriptors: list[int]) -> None:
         code = getattr(import_module(module), name)(*arguments)
     except SystemExit as end:
         code = end.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:

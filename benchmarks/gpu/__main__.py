@@ -137,10 +137,7 @@ def _run(name: str, check: Check, arguments: argparse.Namespace, left: float) ->
         return "not begun"
     options, began = _options(arguments, check), time.monotonic()
     seconds = min(check.seconds, left)
-    command = [sys.executable, "-m", "benchmarks.gpu.child", name, "--out", str(arguments.out.absolute())]
-    command += ["--until", f"{began + seconds:.1f}", *options]
-    # A group of its own, which ends as a whole, and with this process.
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0)
+    process = _start([name, "--out", str(arguments.out.absolute()), "--until", f"{began + seconds:.1f}", *options])
     try:
         code = process.wait(seconds + SECONDS_TO_END)
     except subprocess.TimeoutExpired:
@@ -159,6 +156,12 @@ def _run(name: str, check: Check, arguments: argparse.Namespace, left: float) ->
         _note(file, check, {"status": state, "reason": why})
     print(f"{name}: {state} after {time.monotonic() - began:.0f} s", flush=True)
     return state
+
+
+def _start(words: list[str]) -> "subprocess.Popen[bytes]":
+    """Begin a check in a group of its own, which ends as a whole, and with this process."""
+    command = [sys.executable, "-m", "benchmarks.gpu.child", *words]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -10,4 +10,4 @@ def run(job: Job) -> None:
     time.sleep(600)
 
 
-CHECK = Check("Hanging", "speed", 2, 20.0, run)
+CHECK = Check("Hanging", "speed", 2, 8.0, run)
