@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule
 
@@ -20,7 +21,10 @@ class Point(nn.Module):
         return self.x
 
 
-def chain(length: int, curvature: Any, calls: list[str]) -> Schedule:
+def chain(
+    length: int, curvature: Any, calls: list[str], *, is_coupled: bool = False, trace: str | None = None
+) -> Schedule:
+    """Return a chain whose losses are sums of a term with each neighbour, or also have a term with both."""
     torch.manual_seed(0)
     names = [f"p{number}" for number in range(length)]
 
@@ -33,6 +37,8 @@ def chain(length: int, curvature: Any, calls: list[str]) -> Schedule:
             value = ((own() - 1.0) ** 2).sum()
             for other in (upper, lower):
                 value = value if other is None else value + (own() * other()).sum() ** 2
+            if is_coupled and upper is not None and lower is not None:
+                value = value + (own() * upper() * lower()).sum() ** 2
             return value
 
         step = partial(torch.optim.SGD, lr=1e-3)
@@ -41,14 +47,14 @@ def chain(length: int, curvature: Any, calls: list[str]) -> Schedule:
 
     shapes = {upper: [lower] for upper, lower in pairwise(names)}
     reads = {lower: [upper] for upper, lower in pairwise(names)}
-    return Schedule(Program([make(number) for number in range(length)], Graph(shapes, reads)))
+    return Schedule(Program([make(number) for number in range(length)], Graph(shapes, reads), trace=trace))
 
 
 @pytest.mark.parametrize("length", [2, 3, 5, 8])
 @pytest.mark.parametrize("curvature", ["total", "partial"])
 def test_a_tick_of_a_chain_evaluates_each_loss_once_a_gradient(length: int, curvature: str) -> None:
-    """Exact, `n (n + 1) / 2`: the gradient of a problem needs products with the derivatives of all below it, and each
-    product evaluates its loss; with partial curvature `2 n - 1`, since a gradient stops at the next."""
+    """By the plans, `n (n + 1) / 2`: the gradient of a problem passes through all below it, and evaluates the loss of
+    each; with partial curvature `2 n - 1`, since a gradient stops at the next."""
     calls: list[str] = []
     schedule = chain(length, curvature, calls)
     schedule.tick()
@@ -57,3 +63,50 @@ def test_a_tick_of_a_chain_evaluates_each_loss_once_a_gradient(length: int, curv
     assert len(calls) == (length * (length + 1) // 2 if curvature == "total" else 2 * length - 1)
     once = {name: calls.count(name) for name in schedule.program.problems}
     assert once == {f"p{n}": n + 1 if curvature == "total" else min(n + 1, 2) for n in range(length)}
+
+
+class _Counted(TorchDispatchMode):
+    """Counts the operations on tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def num_operations(length: int, *, is_coupled: bool, trace: str | None) -> int:
+    schedule = chain(length, "total", [], is_coupled=is_coupled, trace=trace)
+    # A trace begins with the second step, which the plans take too.
+    for _ in range(2):
+        schedule.tick()
+    with _Counted() as counted:
+        schedule.tick()
+    return counted.count
+
+
+@pytest.mark.parametrize("is_coupled", [False, True])
+def test_a_trace_shares_what_the_gradients_of_a_chain_have_in_common(is_coupled: bool) -> None:
+    """Each further problem adds as many operations as the one before where a loss has a term with each neighbour, and
+    where it has a term with both, a few more: those of products, which are the only ones that are quadratic."""
+    counts = [num_operations(length, is_coupled=is_coupled, trace="eager") for length in (4, 5, 6, 7)]
+    added = [after - before for before, after in pairwise(counts)]
+    more = [after - before for before, after in pairwise(added)]
+    if is_coupled:
+        assert more[0] == more[1] > 0
+        assert more[0] < added[0] / 10
+    else:
+        assert more == [0, 0]
+
+
+@pytest.mark.parametrize("is_coupled", [False, True])
+def test_a_traced_chain_is_the_planned_one(is_coupled: bool) -> None:
+    planned, traced = (chain(4, "total", [], is_coupled=is_coupled, trace=trace) for trace in (None, "eager"))
+    for _ in range(9):
+        planned.tick()
+        traced.tick()
+    for name, problem in planned.program.problems.items():
+        ours, theirs = traced.program.problems[name].module.state_dict(), problem.module.state_dict()
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0.0)
