@@ -45,6 +45,8 @@ class LossOutput:
         Raises:
             WrongResultError: they are no dict of tensors of one real number each.
         """
+        if not self._metrics and type(self._metrics) is dict:
+            return self._metrics
         if callable(self._metrics):
             self._metrics = self._metrics()
         if not isinstance(self._metrics, Mapping):

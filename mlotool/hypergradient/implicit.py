@@ -223,8 +223,14 @@ class _ImplicitPullback:
         is_traced = isinstance(residual, Tensor) and is_tracing()
         # Without its solution, and without the residual of a trace: what is kept outlives the step.
         kept = None if is_traced else residual
+        state, ending = problem.memory.value, (result.status, result.num_products, result.task_statuses)
+        last = state.last
+        is_unmeasured = residual is None and last is not None and last.residual is None
+        if is_unmeasured and ending == (last.status, last.num_products, last.task_statuses):
+            # As the one before has ended: that one is kept, and its warning given.
+            return
         last = SolveResult([], result.status, result.num_products, kept, result.task_statuses)
-        problem.memory.value = problem.memory.value._replace(last=last)
+        problem.memory.value = state._replace(last=last)
         if isinstance(residual, Tensor) and is_traced:
             report(TracedSolve(problem.memory, last), residual)
         if result.status not in failures or result.status in problem.traits.warned_of:

@@ -164,7 +164,9 @@ def constants(a: Vector) -> list[Tensor]:
 
 
 def leaves(a: Vector, wanted: "list[bool] | tuple[bool, ...] | None" = None) -> list[Tensor]:
-    """Return detached tensors that require a gradient, all of them or the wanted ones.
+    """Return tensors without a graph that require a gradient, all of them or the wanted ones.
+
+    They are detached, but for those that are so already.
 
     Example:
         >>> import torch
@@ -172,7 +174,10 @@ def leaves(a: Vector, wanted: "list[bool] | tuple[bool, ...] | None" = None) -> 
         [True, False]
     """
     flags = [True] * len(a) if wanted is None else wanted
-    return [tensor.detach().requires_grad_(flag) for tensor, flag in zip(a, flags, strict=True)]
+    return [
+        tensor if tensor.requires_grad == flag and tensor.is_leaf else tensor.detach().requires_grad_(flag)
+        for tensor, flag in zip(a, flags, strict=True)
+    ]
 
 
 def vector_jacobian(

@@ -25,7 +25,7 @@ def prefer_fused_kernels(optimizer: Optimizer) -> None:
             group["fused"] = True
 
 
-@dataclass
+@dataclass(slots=True)
 class _Group:
     """A group of an optimizer, with its tensors in the order of the kernel's arguments.
 
@@ -37,6 +37,7 @@ class _Group:
         vectors: by name of a state, one tensor a parameter.
         names: of the states.
         ones: to count steps by: adding tensors is twice as fast as adding a number.
+        has_all: whether these are all parameters, in their order.
     """
 
     param_group: dict[str, Any]
@@ -46,6 +47,7 @@ class _Group:
     vectors: dict[str, list[Tensor]]
     names: tuple[str, ...]
     ones: list[Tensor]
+    has_all: bool
 
 
 class FusedStep:
@@ -81,7 +83,7 @@ class FusedStep:
             given = [_aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
         with Recording(False):
             for group in self._groups:
-                self._step(group, [given[position] for position in group.positions])
+                self._step(group, given if group.has_all else [given[position] for position in group.positions])
         return True
 
     def _is_current(self) -> bool:
@@ -116,7 +118,8 @@ class FusedStep:
             places = [positions[id(parameter)] for parameter in parameters]
             # SGD without momentum keeps no state; a fresh dictionary would never be found again.
             state = states[0] if names else optimizer.state.get(parameters[0])
-            found.append(_Group(param_group, places, parameters, state, vectors, names, ones))
+            has_all = places == list(range(len(self._parameters)))
+            found.append(_Group(param_group, places, parameters, state, vectors, names, ones, has_all))
         self._groups = found
         # Here, as the parameters of lazy modules have no shape before the first step.
         self._is_contiguous = all(parameter.is_contiguous() for parameter in self._parameters)

@@ -68,6 +68,8 @@ class Schedule:
         self._order = TickOrder({name: problem.settings for name, problem in program.problems.items()}, graph)
         self._waited = self._order.start
         self._warming_up = [problem for problem in program.problems.values() if problem.settings.warmup_steps]
+        # Those of whose steps something is set up.
+        self._beginners = {name: each for name, each in program.problems.items() if _is_set_up(each)}
         self._snapshots: dict[str, dict[str, Any]] = {}
         # Problems whose next step begins an unroll.
         self._at_start = set(program.problems)
@@ -89,7 +91,9 @@ class Schedule:
         warming_up = [each.name for each in self._warming_up if each.num_steps < each.settings.warmup_steps]
         order = self._order(self._waited, frozenset(warming_up))
         for part in self._parts(order.rounds):
-            self._begin(part.rounds[0])
+            if self._beginners:
+                self._begin(part.rounds[0])
+            self._at_start.difference_update(part.rounds[0])
             results.update(self._together(part.rounds[0]) if part.traced is None else part.traced())
             for names in part.rounds:
                 self._end(names)
@@ -126,7 +130,7 @@ class Schedule:
 
     def _begin(self, names: Sequence[str]) -> None:
         """Set up what a round of steps begins."""
-        for problem in [self.program.problems[name] for name in names]:
+        for problem in [self._beginners[name] for name in names if name in self._beginners]:
             if self._looks_ahead(problem) and problem.name not in self._snapshots:
                 self._snapshots[problem.name] = problem.snapshot()
             # The first step that counts begins an unroll; those of the warm-up belong to none.
@@ -135,7 +139,6 @@ class Schedule:
                 problem.trajectory.clear()
             if problem.settings.reset_to is not None and problem.name in self._at_start:
                 problem.reset(self.program.start(problem.name))
-        self._at_start.difference_update(names)
 
     def _end(self, names: Sequence[str]) -> None:
         """Begin new unrolls of the problems below those that have stepped: what shapes them has moved, or it was read.
@@ -159,8 +162,9 @@ class Schedule:
             steps = [self._prepared(problem, self._next_batches(problem)) for problem in problems]
         else:
             steps = [self._prepared(problem, _again(problem, drawn), is_recorded=False) for problem in problems]
-        # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
-        steps.sort(key=lambda step: not step.problem.evaluates_again)
+        if len(steps) > 1:
+            # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
+            steps.sort(key=lambda step: not step.problem.evaluates_again)
         return {step.problem.name: step.take() for step in steps}
 
     def _prepared(self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True) -> "_Step":
@@ -217,6 +221,10 @@ class Schedule:
     ) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the mean direction over `batches`, which are drawn one at a time."""
         algorithm, is_recorded = problem.hypergradient, is_recorded and problem.trajectory.is_kept
+        if not is_recorded and problem.settings.accumulate_batches == 1:
+            # The usual step, without what several batches need.
+            [(batch, number, moment)] = batches
+            return self.program.training_gradient(problem.name, batch, number, moment)
         keeps_graphs = is_recorded and algorithm is not None and algorithm.keeps_graphs
         if keeps_graphs and not self.program.recorder.makes_solutions(problem.name):
             return self._kept_gradient(problem, batches)
@@ -294,6 +302,11 @@ class _Step:
         except Exception as error:
             note(error, lambda: Call(f"problems.{self.problem.name}.loss", self.problem.loss))
             raise
+
+
+def _is_set_up(problem: Problem) -> bool:
+    settings = problem.settings
+    return settings.roll_back or settings.reset_to is not None or problem.trajectory.is_kept
 
 
 def _last_number(problem: Problem) -> int | None:

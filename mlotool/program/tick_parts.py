@@ -57,8 +57,11 @@ class TickParts:
 
     def __call__(self, rounds: Rounds) -> list[Part]:
         """Return the parts of a tick."""
-        begin = self._begin
-        key = rounds, tuple([problem.num_steps >= begin for problem in self._engine.problems])
+        if self._program.trace is None:
+            key: tuple[Rounds, tuple[bool, ...]] = rounds, ()
+        else:
+            begin = self._begin
+            key = rounds, tuple([problem.num_steps >= begin for problem in self._engine.problems])
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._divided(*key)

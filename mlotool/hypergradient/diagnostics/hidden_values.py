@@ -73,7 +73,7 @@ def warn_of_hidden_values(
     """
     # The solutions inside a loss are detached by the program itself.
     traits = view.problem.traits
-    if is_tracing() or view.problem.is_nested or traits.has_searched_hidden_values or not bool(norm(direction) > 0):
+    if traits.has_searched_hidden_values or is_tracing() or view.problem.is_nested or not bool(norm(direction) > 0):
         return
     traits.has_searched_hidden_values = True
     share = _hidden_share(view, theta, inputs, wanted, direction, radius, with_hessian)

@@ -52,7 +52,7 @@ def warn_of_radius(
         >>> warn_of_radius(view, theta, inputs, [True], direction=[torch.ones(1)], radius=None)  # nothing to say
     """
     traits = view.problem.traits
-    if is_tracing() or view.problem.is_nested or traits.has_measured_radius or not bool(norm(direction) > 0):
+    if traits.has_measured_radius or is_tracing() or view.problem.is_nested or not bool(norm(direction) > 0):
         return
     traits.has_measured_radius = True
     used, random = radius or float(default_radius(theta)), RandomState(view.devices)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -116,15 +117,19 @@ class FiniteDifferenceProduct(AbstractProduct):
         super().__init__(view)
         self._loss = view
         self._theta = constants(theta)
-        self._inputs = constants(inputs)
+        self._given = inputs
         self._wanted = tuple(wanted)
         self._radius = radius
-        self._replay = Replay(
-            _Side(view.own_loss, self._theta, self._inputs, []).value, view.devices, view.problem.traits
-        )
-        self._random = RandomState(view.devices) if view.eliminated else None
+        point, loss, devices = self._theta, view.own_loss, view.devices
+        # Not a method of its own: a circle of references would keep the tensors until it is collected.
+        self._replay = Replay(lambda: [loss(point, constants(inputs))], devices, view.problem.traits)
+        self._random = RandomState(devices) if view.eliminated else None
         # The pullbacks inside a loss evaluate losses in the backward pass, on random numbers of their own.
         self._is_joint = not view.problem.is_nested and _count(theta) + _count(inputs) <= MOST_PARAMETERS_AT_ONCE
+
+    @cached_property
+    def _inputs(self) -> list[Tensor]:
+        return constants(self._given)
 
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
@@ -157,7 +162,7 @@ class FiniteDifferenceProduct(AbstractProduct):
     def cross(self, vector: Vector, factor: float = 1.0) -> list[Tensor]:
         """Return `factor M^T q`."""
         scale, inverse = self._step(vector, self._theta, None)
-        inputs = leaves(self._inputs, self._wanted)
+        inputs = leaves(self._given, self._wanted)
         sources = [point for point, flag in zip(inputs, self._wanted, strict=True) if flag]
 
         def side(loss: Loss, factor: Factor) -> _Side:
@@ -238,7 +243,7 @@ def _joint(
 
 
 def _count(vector: Vector) -> int:
-    return sum([tensor.numel() for tensor in vector])
+    return sum(map(Tensor.numel, vector))
 
 
 def _moved(point: Vector, vector: Vector, scale: Factor) -> list[Tensor]:
