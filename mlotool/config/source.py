@@ -120,9 +120,15 @@ def _parse(path: Path) -> ast.Module:
 @lru_cache(maxsize=256)
 def _parse_at(path: Path, changed: int) -> ast.Module:
     try:
-        return ast.parse(path.read_text(encoding="utf-8"))
+        return _tree(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError):
         return ast.Module(body=[], type_ignores=[])
+
+
+# A file that was copied or saved without a change is not parsed again.
+@lru_cache(maxsize=256)
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def _lookup(path: Path, module: str, attribute: str) -> Definition | tuple[str, str] | None:

@@ -206,6 +206,9 @@ class Stream:
                 self._loader = load_ahead(self._fetcher, keys, self._num_workers)
             return next(self._loader)
         except Exception as error:
+            # Freed now, its processes end at once. Among the objects of the error, which the garbage collector frees
+            # together, they would wait five seconds each for a word from a queue that is gone.
+            self._loader = None
             found = loading_error(error, self.dataset, self.batch_size)
             if found is None:
                 raise

@@ -77,10 +77,27 @@ def test_sweep_settings_without_a_sweep_warn(call: Callable[..., Result]) -> Non
     assert "found sweep settings, which act in a sweep only; add -m" in err
 
 
+# Slow until the file is there, so that no job ends before all were interrupted.
+PATIENT_LOSS = """
+import time
+from pathlib import Path
+
+from mlotool.losses import cross_entropy
+
+
+def loss(batch, *, model):
+    if not Path(__file__).with_name("go").exists():
+        time.sleep(0.1)
+    return cross_entropy(batch, model=model)
+"""
+
+
 def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
-    words = ["+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "evaluate.splits.val=500"]
-    words += ["debug.limit_ticks=3000", "runner.max_ticks=3000", "seed=0,1", "sweep.workers=2"]
-    words += ["runner.checkpoint_seconds=0.05"]
+    (tmp_path / "patient").mkdir()
+    (tmp_path / "patient" / "__init__.py").write_text(PATIENT_LOSS)
+    words = ["+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "--trust", "patient"]
+    words += ["debug.limit_ticks=400", "runner.max_ticks=400", "seed=0,1", "sweep.workers=2"]
+    words += ["runner.checkpoint_seconds=0.05", "problems.classifier.loss._target_=patient.loss"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
     command = [sys.executable, "-m", "mlotool", "run", "-m", *words, "resume=auto"]
     first = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
@@ -101,11 +118,12 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     assert "go on with it: the same command with resume=outputs/plain/multirun" in err
     assert all("go on with" not in (sweep / job / "log.txt").read_text() for job in "01")
 
+    (tmp_path / "patient" / "go").touch()
     second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stderr
     assert [each.name for each in multirun.iterdir()] == [sweep.name]
     for job, before in zip("01", interrupted, strict=True):
-        assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 3000
+        assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 400
         [resume] = json.loads((sweep / job / "provenance.json").read_text())["resumes"]
         assert 0 < before["num_ticks"] == resume["tick"]
     rows = list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))

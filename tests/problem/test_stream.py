@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from dataclasses import dataclass
+from multiprocessing import active_children
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
+from mlotool.core.user_code import UserCodeError
 from mlotool.program import Stream
 
 Pair = namedtuple("Pair", ["input", "target"])
@@ -185,6 +187,28 @@ def test_a_seeded_data_set_gets_a_seed_for_each_batch_of_each_epoch() -> None:
     assert len(fractions) == 20
     assert_same(draw(Stream(Seeded(), 5, seed=1, shuffle=False), 4), first)
     assert not torch.equal(Stream(Seeded(), 5, seed=2, shuffle=False).next()["input"], first[0]["input"])
+
+
+class Broken(Whole):
+    """Has no last sample."""
+
+    def __getitems__(self, indices: Tensor) -> dict[str, Tensor]:
+        if 9 in indices:
+            raise ValueError("the last sample is broken")
+        return super().__getitems__(indices)
+
+
+def test_the_workers_end_with_the_batch_that_none_can_load() -> None:
+    before = set(active_children())
+    stream = Stream(Broken(), 5, shuffle=False, num_workers=2)
+    stream.next()
+    started = set(active_children()) - before
+    assert len(started) == 2
+    with pytest.raises(UserCodeError, match="the last sample is broken") as caught:
+        stream.next()
+    # While the error is still there, which a script may show or keep.
+    assert caught.value is not None
+    assert [each for each in started if each.is_alive()] == []
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
