@@ -7,7 +7,7 @@ ARGS ?=
 RECIPE_WORD = $(if $(findstring /,$(RECIPE))$(filter %.yaml,$(RECIPE)),$(RECIPE),+recipe=$(RECIPE))
 BIN = $(VENV)/bin
 # A process a core, up to four, each with one thread; ARGS="-n 0" takes one process, for a debugger.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test test-all lint gpu-kit benchmark clean help
 .DELETE_ON_ERROR:

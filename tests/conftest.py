@@ -1,7 +1,29 @@
+import os
+from pathlib import Path
+
 import pytest
 
 from mlotool.config import trusted
 from mlotool.core import user_code
+
+LONG = (
+    *("cli/test_sweep", "program/test_trace", "runner/test_launcher", "cli/test_mistakes", "runner/test_distributed"),
+    *("test_recipes", "runner/test_resume", "runner/test_kills", "benchmarks/test_rivals", "runner/test_shards"),
+    *("hypergradient/test_matrix", "hypergradient/test_robustness_of_modules", "report/test_write_report"),
+    *("benchmarks/test_gpu_kit", "hypergradient/test_saba"),
+)
+"""Files that take longest; with `--no-loadscope-reorder` they begin first, so that no worker is left with one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.fixture(autouse=True)
+def _waits_for_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a power cut shows whether what is written was on the disk already."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(autouse=True)

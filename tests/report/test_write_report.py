@@ -261,7 +261,7 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
 )
 def test_a_config_of_a_stranger_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     monkeypatch.chdir(tmp_path)
-    run = write_run(tmp_path / "run")
+    run = write_run(tmp_path / "run", rows=[])
     (run / "config.yaml").write_text(line)
     assert "config.yaml could not be read" in read_page(write_report(run)).text
     assert not (tmp_path / "x").exists()

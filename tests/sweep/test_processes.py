@@ -94,24 +94,29 @@ def test_failing_jobs_do_not_end_the_others(start: Start, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_killed_sweep_leaves_no_jobs_and_is_finished_with_as_many_trials(start: Start, tmp_path: Path) -> None:
     words = ["sweep=optuna", "sweep.num_trials=6", "sweep.workers=2", "sweep.pruner=none", f"{KEY}=interval(0.1,0.9)"]
-    words += ["runner.max_ticks=60", "resume=auto"]
+    # A job takes two seconds.
+    words += ["runner.max_ticks=400", "resume=auto"]
     first = start(*words, CUDA_VISIBLE_DEVICES="")
     multirun = tmp_path / "outputs" / "plain" / "multirun"
     until = time.monotonic() + 60
-    while len(list(multirun.glob("*/*/summary.json"))) < 3 or not _running(multirun):
+    young: list[Path] = []
+    while len(list(multirun.glob("*/*/summary.json"))) < 3 or not young:
         assert first.poll() is None
         assert time.monotonic() < until
         time.sleep(0.01)
+        # Far from its end: if it comes to that, it has outlived the kill, not preceded it.
+        young = [each for each in _running(multirun) if 0.1 < time.time() - _began(each) < 0.5]
     first.send_signal(signal.SIGKILL)
     first.communicate()
     folder = sweep_folder(tmp_path)
     before = {trial.number: trial for trial in trials(folder)}
     assert any(trial.state.name == "RUNNING" for trial in before.values())
-    pids = [read(each, "began.json")["pid"] for each in _running(multirun)]
+    pids = [read(each, "began.json")["pid"] for each in young]
     until = time.monotonic() + 5
     while any(map(_is_alive, pids)):
         assert time.monotonic() < until, "a job outlived its sweep"
         time.sleep(0.01)
+    assert not any((each / "ended.json").exists() for each in young), "a job outlived its sweep"
 
     code, _, err = finish(start(*words, CUDA_VISIBLE_DEVICES=""))
     assert code == 0, err
@@ -183,6 +188,10 @@ def test_a_cluster_launcher_in_its_local_mode(
 
 def _running(multirun: Path) -> list[Path]:
     return [file.parent for file in multirun.glob("*/*/began.json") if not (file.parent / "summary.json").exists()]
+
+
+def _began(job: Path) -> float:
+    return (job / "began.json").stat().st_mtime
 
 
 def _is_alive(pid: int) -> bool:
