@@ -117,7 +117,7 @@ def algorithm_of(kind: str, task: Bilevel) -> AbstractHypergradient:
         "kfac": ("KFAC", {"damping": task.proximal_weight or 0.01}),
     }
     others: dict[str, tuple[str, dict[str, Any]]] = {
-        "unrolled": ("Unrolled", {}),
+        "unrolled": ("Unrolled", {"remat": True}),
         "unrolled_kept": ("Unrolled", {"remat": False}),
         "truncated": ("Unrolled", {"remat": False, "horizon": (steps + 1) // 2}),
         "penalty": ("Penalty", {"multiplier": MULTIPLIER, "num_steps": PENALTY_STEPS, "step_size": rate}),

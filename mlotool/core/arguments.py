@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from mlotool.core.described import MAX_ITEMS, described, kind_of
 from mlotool.core.errors import ConfigError
@@ -166,7 +166,9 @@ def require_texts(key: str, value: Any, example: str) -> None:
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    # `bool | Literal[...]` is none of the new unions.
+    is_union = isinstance(annotation, UnionType) or get_origin(annotation) is Union
+    return get_args(annotation) if is_union else (annotation,)
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
@@ -187,7 +189,10 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 def _words(annotation: Any) -> str:
-    return " or ".join(
-        f"one of {', '.join(get_args(kind))}" if get_origin(kind) is Literal else _WORDS.get(kind, f"a {kind}")
-        for kind in _kinds(annotation)
-    )
+    def word(kind: Any) -> str:
+        if get_origin(kind) is not Literal:
+            return _WORDS.get(kind, f"a {kind}")
+        choices = get_args(kind)
+        return f"one of {', '.join(choices)}" if len(choices) > 1 else str(choices[0])
+
+    return " or ".join(map(word, _kinds(annotation)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.functional_steps import batch_gradient, simulate, step_gradients
+from mlotool.hypergradient.kept_graphs import UnrolledState, fit
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
@@ -27,21 +29,27 @@ class Unrolled(AbstractHypergradient):
         from the cotangent of theta_K, for t = K-1, ..., 0: the cotangents of theta_t, s_t and x
 
     The steps are those that the problem took since a problem above it stepped last, on their own batches, random
-    numbers, learning rates and optimizer state. By default each step is computed again in the backward pass (remat):
-    the memory is that of one step, and the parameters and optimizer state of all. An upper problem can shape the steps
-    through the loss, through their start (`reset_to`) and through the optimizer's hyperparameters (`optimizer.lr`).
-    Solutions that the steps read are taken as they were at each of them, and gradients go on through them; then `remat`
-    saves no gradient, and the memory is also that of what those solutions need (all of their steps, if unrolled).
+    numbers, learning rates and optimizer state. The graph of each step's gradient is kept until the backward pass, or
+    the gradient is computed again there (remat), which takes 1.6 to 2 times as long: the memory is then that of one
+    step, and the parameters and optimizer state of all. Both ways do the same arithmetic. An upper problem can shape
+    the steps through the loss, through their start (`reset_to`) and through the optimizer's hyperparameters
+    (`optimizer.lr`). Solutions that the steps read are taken as they were at each of them, and gradients go on through
+    them; then every step is computed again, and the memory is also that of what those solutions need (all of their
+    steps, if unrolled).
 
     Args:
         horizon: how many of the last steps are differentiated (truncation); None takes all.
         remat: compute each step's gradient again in the backward pass; false keeps its graph from the step itself,
-            which saves a gradient a step and holds the activations of all steps.
+            which saves a gradient a step and holds the activations of all steps. "auto" keeps graphs where they fit
+            into `graph_budget`: the first pullback measures what the last step's graph holds, times the number of
+            steps, and logs which way it chose. That is kept in checkpoints. Steps before it, steps that read solutions,
+            simulated ones and those of a trace keep no graph.
+        graph_budget: bytes for the graphs of one problem's steps, with `remat: auto`.
         second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
             paths through the start, the momentum and the hyperparameters.
 
     Raises:
-        ConfigError: the problem's optimizer is none of SGD, Adam, AdamW.
+        ConfigError: a setting is out of range, or the problem's optimizer is none of SGD, Adam, AdamW.
 
     Cost: a gradient (none without remat) and a Hessian-vector product a step; `horizon` copies of parameters and
     optimizer state.
@@ -55,7 +63,8 @@ class Unrolled(AbstractHypergradient):
     """
 
     horizon: int | None = None
-    remat: bool = True
+    remat: bool | Literal["auto"] = "auto"
+    graph_budget: int = 2**30
     second_order: bool = True
     sees_steps = True
 
@@ -66,11 +75,20 @@ class Unrolled(AbstractHypergradient):
                 f"hypergradient.horizon: found {self.horizon!r}; expected a whole number of at least 1, or null "
                 "for all steps. Correct hypergradient.horizon."
             )
+        if self.graph_budget < 0:
+            raise ConfigError(
+                f"hypergradient.graph_budget: found {self.graph_budget!r}; expected a number of bytes of at least 0. "
+                "Correct hypergradient.graph_budget."
+            )
 
     @property
     def keeps_graphs(self) -> bool:  # type: ignore[override]
-        """Whether graphs are kept."""
-        return not self.remat and self.second_order
+        """Whether graphs are kept, whatever they take."""
+        return self.remat is False and self.second_order
+
+    def records_graphs(self, state: UnrolledState) -> bool:
+        """Return whether the graph of the next step is kept."""
+        return self.keeps_graphs or (self.remat == "auto" and state.keeps_graphs is True)
 
     @property
     def differentiates_twice(self) -> bool:  # type: ignore[override]
@@ -83,11 +101,32 @@ class Unrolled(AbstractHypergradient):
         assert unroll is not None
         if unroll.records:
             records, theta = unroll.records, view.theta
-        elif not self.remat and view.problem.rank_mean.is_alone and torch.is_grad_enabled():
+            if self.remat == "auto" and self.second_order:
+                self._decide(unroll, inputs, view)
+        elif self.remat is False and view.problem.rank_mean.is_alone and torch.is_grad_enabled():
             return Connected(_connected(self, unroll, inputs, view))
         else:
             records, theta, _ = simulate(unroll, [each.detach() for each in inputs], view)
         return _ReversePass(self, view, unroll, records, theta)
+
+    def _decide(self, unroll: Unroll, inputs: Vector, view: LowerView) -> None:
+        """Choose between keeping graphs and computing steps again, at the first pullback through recorded steps."""
+        memory = view.problem.memory
+        # Steps that read solutions keep no graph.
+        if memory.value.keeps_graphs is None and not view.problem.is_nested:
+            memory.value = UnrolledState(fit(unroll, inputs, view, self.graph_budget))
+
+    def initial_state(self) -> UnrolledState:
+        """Return what is kept before the first pullback."""
+        return UnrolledState()
+
+    def state_dict(self, state: UnrolledState) -> dict[str, Any]:
+        """Return what the first pullback has decided, where there was one."""
+        return {} if state.keeps_graphs is None else {"keeps_graphs": state.keeps_graphs}
+
+    def load_state(self, saved: dict[str, Any]) -> UnrolledState:
+        """Return the state that was saved."""
+        return UnrolledState(saved.get("keeps_graphs"))
 
 
 def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[Tensor, ...]:

@@ -231,7 +231,7 @@ class AbstractHypergradient(ABC):
         batch: at which batch the pullback is taken, the "last" or a "fresh" one.
         sees_steps: whether it differentiates the optimizer's steps, and so what shapes their start or their rate.
         horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
-        keeps_graphs: whether the graphs of the recorded steps' gradients are kept.
+        keeps_graphs: whether the graphs of the recorded steps' gradients are kept, whatever they take.
         is_persistent: whether it has rollouts of its own that go on from one gradient to the next.
         moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
         can_push: whether it can tell how the solution moves with its inputs (`push`).
@@ -304,6 +304,10 @@ class AbstractHypergradient(ABC):
             memory: of the problem.
         """
         return list(gradient)
+
+    def records_graphs(self, state: Any) -> bool:
+        """Return whether the graph of the next recorded step is kept. Argument as for `state_dict`."""
+        return self.keeps_graphs
 
     def check_problem(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a problem that the algorithm cannot do with whatever the graph, or a missing package.

@@ -225,8 +225,11 @@ class Schedule:
             # The usual step, without what several batches need.
             [(batch, number, moment)] = batches
             return self.program.training_gradient(problem.name, batch, number, moment)
-        keeps_graphs = is_recorded and algorithm is not None and algorithm.keeps_graphs
-        if keeps_graphs and not self.program.recorder.makes_solutions(problem.name):
+        if is_recorded and algorithm is not None and not self.program.recorder.makes_solutions(problem.name):
+            keeps_graph = algorithm.records_graphs(self.program.algorithm_state(problem.name))
+        else:
+            keeps_graph = False
+        if keeps_graph:
             return self._kept_gradient(problem, batches)
         drawn: list[Any] = []
         randoms: list[RandomState] = []

@@ -1,6 +1,7 @@
 """Keeping the steps that problems take, for hypergradients that differentiate them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,7 +64,11 @@ class StepRecorder:
             found[other] = LowerSnapshot(theta)
             if other in solved:
                 stream = None if problem.stream is None else problem.stream.copy()
-                found[other] = LowerSnapshot(theta, stream, tuple(problem.trajectory), problem.trajectory.has_all)
+                steps = tuple(problem.trajectory)
+                if problem.hypergradient is not None and not problem.hypergradient.keeps_graphs:
+                    # A budget is for the graphs of one unroll, and this step would hold those of an earlier one.
+                    steps = tuple(replace(step, graph=None) for step in steps)
+                found[other] = LowerSnapshot(theta, stream, steps, problem.trajectory.has_all)
         return found
 
     def makes_solutions(self, name: str) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from mlotool.core.escape import escape
+
 # Warnings of Lightning that do not apply to a run of ours, by the beginning of their message.
 IRRELEVANT_WARNINGS = (
     r"GPU available but not used",
@@ -40,6 +42,29 @@ def quiet_lightning() -> Iterator[None]:
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
+
+
+@contextmanager
+def announcements() -> Iterator[None]:
+    """Show on stderr what mlotool logs as INFO, unless the caller's script has set up logging itself."""
+    logger, handler = logging.getLogger("mlotool"), logging.StreamHandler()
+    if logger.hasHandlers():
+        yield
+        return
+    handler.setFormatter(_Announcement())
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Announcement(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"mlotool: {escape(record.getMessage())}"
 
 
 @contextmanager

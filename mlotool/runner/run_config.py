@@ -24,7 +24,7 @@ from mlotool.runner.folder import RunFolder
 from mlotool.runner.launcher import launch
 from mlotool.runner.objective import Watch
 from mlotool.runner.process_group import joined
-from mlotool.runner.process_settings import quiet_lightning, torch_settings
+from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings
 from mlotool.runner.resuming import Found, find_run, prepare, say
 from mlotool.runner.run_lock import PATIENCE_S, run_lock
 from mlotool.runner.session import Session
@@ -116,6 +116,8 @@ def run(
     ):
         device = find_device(runner, 0 if world is None else world.local_rank)
         with joined(world, device) as ranks, ExitStack() as stack:
+            if ranks.is_first:
+                stack.enter_context(announcements())
             found = None if resume is None else ranks.of_first(lambda: find_run(config, resume, output_dir))
             if found is not None and found.is_finished:
                 return _finished(found, config, ranks)

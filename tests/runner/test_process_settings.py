@@ -14,7 +14,13 @@ from omegaconf import OmegaConf
 from mlotool.core.errors import ConfigError
 from mlotool.runner import process_settings
 from mlotool.runner.folder import RunFolder, make_output_dir, plain
-from mlotool.runner.process_settings import Interrupt, graceful_interrupt, quiet_lightning, torch_settings
+from mlotool.runner.process_settings import (
+    Interrupt,
+    announcements,
+    graceful_interrupt,
+    quiet_lightning,
+    torch_settings,
+)
 
 
 def test_torch_settings_are_put_back() -> None:
@@ -33,6 +39,23 @@ def test_only_irrelevant_warnings_are_silenced() -> None:
         with pytest.raises(UserWarning, match="something else"):
             warnings.warn("something else", stacklevel=1)
     assert logging.getLogger("pytorch_lightning").level == level
+
+
+def test_what_is_announced_is_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = logging.getLogger("mlotool")
+    # pytest listens at the root.
+    monkeypatch.setattr(logger, "propagate", False)
+    with announcements():
+        logger.info("kept \x1b[2J")
+    logger.info("not said")
+    assert capsys.readouterr().err == "mlotool: kept \\x1b[2J\n"
+    assert logger.level == logging.NOTSET
+
+
+def test_a_script_that_listens_itself_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with announcements():
+        logging.getLogger("mlotool").info("for the script's own handlers")
+    assert capsys.readouterr().err == ""
 
 
 def test_the_second_ctrl_c_stops_at_once() -> None:

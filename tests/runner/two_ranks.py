@@ -45,7 +45,7 @@ def options() -> dict[str, Make]:
     """Return every option of conf/hypergradient, but kfac, which differs."""
     found = {f"conf/{name}": make for name, make in hypergradient_options(compose("mwn")).items()}
     del found["conf/kfac"]
-    return {**found, "kept": lambda: Unrolled(remat=False), "stranger": Stranger}
+    return {**found, "kept": lambda: Unrolled(remat=False), "again": lambda: Unrolled(remat=True), "stranger": Stranger}
 
 
 def damped() -> dict[str, Make]:

@@ -1,0 +1,228 @@
+"""`Unrolled(remat="auto")`: graphs are kept where they fit a budget, and no bit of the training depends on it."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.replay import RandomState
+from mlotool.hypergradient import Exact, Implicit, Unrolled
+from mlotool.hypergradient.kept_graphs import UnrolledState, fit, measure
+from mlotool.problem.interface import LowerProblem, LowerView
+from mlotool.problem.rank_mean import RankMean
+from mlotool.problem.trajectory import StepRecord
+from mlotool.problem.unroll import Unroll
+from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from tests.hypergradient import test_unrolled_readings as readings
+from tests.hypergradient.test_unrolled import OPTIMIZERS, program
+from tests.program.small import assert_identical, momentum, numbers, parameters, samples
+from tests.programs import Point
+
+NUM_TICKS = 10
+
+
+def stream() -> Stream:
+    return Stream(samples(12, 1), 4, seed=1)
+
+
+def ticked(built: Program, num_ticks: int = NUM_TICKS) -> dict[str, Tensor]:
+    schedule = Schedule(built)
+    for _ in range(num_ticks):
+        schedule.tick()
+    return parameters(built)
+
+
+def decision(built: Program, name: str = "w") -> bool | None:
+    state: UnrolledState = built.algorithm_state(name)
+    return state.keeps_graphs
+
+
+def are_kept(built: Program, name: str = "w") -> set[bool]:
+    """Return whether the recorded steps have a graph."""
+    return {record.graph is not None for record in built.problems[name].trajectory}
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+@pytest.mark.parametrize("way", ["loss", "start", "lr"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_all_ways_are_equal_to_the_bit(name: str, way: str, accumulate: int) -> None:
+    def run(hypergradient: Unrolled) -> tuple[dict[str, Tensor], set[bool]]:
+        settings = {"stream": stream(), "accumulate_batches": accumulate, "gradient_clip_norm": 0.5}
+        built = program(way, OPTIMIZERS[name], hypergradient, **settings)
+        return ticked(built), are_kept(built)
+
+    (again, none), (kept, both) = run(Unrolled(remat=True)), run(Unrolled(remat=False))
+    (fitting, all_of_them), (beyond, none_of_them) = run(Unrolled()), run(Unrolled(graph_budget=0))
+    assert (none, both, all_of_them, none_of_them) == ({False}, {True}, {True}, {False})
+    for found in (kept, fitting, beyond):
+        assert_identical(found, again)
+
+
+def network(activation: nn.Module, hypergradient: Unrolled) -> Program:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), activation, nn.Dropout(0.3), nn.Linear(5, 3)).double()
+    lower = Problem(
+        "w",
+        net,
+        lambda batch, *, w, u: (w(batch).square() * torch.exp(u())).mean(),
+        roles={"w": "w", "u": "u"},
+        stream=stream(),
+        optimizer=momentum,
+        unroll_steps=3,
+        hypergradient=hypergradient,
+    )
+    upper = Problem(
+        "u",
+        Point(numbers(0.1, 0.2, -0.4)),
+        lambda batch, *, w: (w(batch) - 1).square().mean(),
+        roles={"w": "w"},
+        stream=Stream(samples(12, 2), 4, seed=2),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )
+    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+
+
+# torch has another backward of SiLU for gradients with a graph than for those without.
+@pytest.mark.parametrize(("activation", "is_exact"), [(nn.Tanh, True), (nn.ReLU, True), (nn.SiLU, False)])
+def test_a_graph_is_kept_where_it_changes_no_bit(
+    activation: Callable[[], nn.Module], is_exact: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="mlotool")
+    built, again = network(activation(), Unrolled()), network(activation(), Unrolled(remat=True))
+    assert_identical(ticked(built), ticked(again))
+    assert decision(built) is is_exact
+    assert are_kept(built) == {is_exact}
+    expected = "keeps the graphs of its steps: 3 of them take" if is_exact else "is rounded otherwise; remat=false"
+    assert [expected in record.message for record in caplog.records] == [True]
+
+
+def test_the_budget_is_what_the_steps_take_together(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mlotool")
+    seen: list[int] = []
+
+    class Watched(Unrolled):
+        def pullback(self, view: LowerView, inputs: Any) -> Any:
+            assert view.unroll is not None
+            seen.append(sum(measure(view.unroll, each, inputs, view).size for each in view.unroll.records))
+            return super().pullback(view, inputs)
+
+    ticked(network(nn.Tanh(), Watched()))
+    size = seen[0]
+    within, beyond = (network(nn.Tanh(), Unrolled(graph_budget=budget)) for budget in (size, size - 1))
+    assert_identical(ticked(within), ticked(beyond))
+    assert (decision(within), decision(beyond)) == (True, False)
+    assert "w.hypergradient computes its steps again in the backward pass: 3 of them take" in caplog.records[-1].message
+
+
+def view_of(loss: Callable[..., Tensor], theta: Tensor, num_steps: int = 1) -> tuple[Unroll, LowerView]:
+    step = StepRecord((theta,), (), (), ((None, RandomState(())),), {})
+    unroll = Unroll((step,) * num_steps, True, (), lambda theta, inputs, batch, lower: loss(theta, inputs), *[None] * 5)  # type: ignore[arg-type]
+    return unroll, LowerView(LowerProblem("w"), (theta,), loss)
+
+
+def test_what_is_measured_are_the_activations() -> None:
+    """Of each further function that autograd saves something of, and in proportion to the batch."""
+
+    def size(num_layers: int, num_samples: int) -> int:
+        batch = torch.ones(num_samples, dtype=torch.float64)
+
+        def loss(theta: Any, inputs: Any) -> Tensor:
+            value = batch * theta[0]
+            for _ in range(num_layers):
+                value = value.tanh()
+            return value.sum() * inputs[0]
+
+        unroll, view = view_of(loss, torch.ones((), dtype=torch.float64))
+        return measure(unroll, unroll.records[0], [torch.ones((), dtype=torch.float64)], view).size
+
+    per_layer = (size(9, 1000) - size(5, 1000)) / 4
+    # Its value, and at most four more of the size in its derivative.
+    assert 8000 <= per_layer <= 5 * 8000
+    assert (size(9, 2000) - size(5, 2000)) / 4 == pytest.approx(2 * per_layer, rel=0.01)
+
+
+def test_all_ranks_decide_alike() -> None:
+    def loss(theta: Any, inputs: Any) -> Tensor:
+        return (theta[0] * inputs[0]).exp().sum()
+
+    unroll, view = view_of(loss, torch.ones(2), num_steps=2)
+    assert fit(unroll, [torch.ones(2)], view, 1000)
+    # The other one of two ranks does not fit: the mean of the flags 0 and 1.
+    of_two = RankMean(lambda flags: [(flag + 1) / 2 for flag in flags])
+    assert not fit(unroll, [torch.ones(2)], replace(view, problem=replace(view.problem, rank_mean=of_two)), 1000)
+
+
+def test_a_loss_that_cannot_be_measured_is_computed_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mlotool")
+
+    def loss(theta: Any, inputs: Any) -> Tensor:
+        return torch.func.grad(lambda x: (x**3 * inputs[0]).sum())(theta[0]).sum()
+
+    unroll, view = view_of(loss, torch.ones(2))
+    assert not fit(unroll, [torch.ones(2)], view, 10**9)
+    assert "cannot be measured" in caplog.text
+
+
+def test_steps_that_read_solutions_keep_no_graph() -> None:
+    built = readings.trained(readings.program(Implicit(Exact()), Unrolled()))
+    assert decision(built, "v") is None
+    assert are_kept(built, "v") == {False}
+
+
+def test_the_decision_is_taken_once_and_resumed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mlotool")
+
+    def make(budget: int = 2**30) -> Program:
+        return network(nn.Tanh(), Unrolled(graph_budget=budget))
+
+    whole, first, second = make(), make(), make(budget=0)
+    expected = ticked(whole, 14)
+    schedule = Schedule(first)
+    for _ in range(7):
+        schedule.tick()
+    state, saved = first.state_dict(), schedule.state_dict()
+    assert state["w"]["hypergradient"] == {"keeps_graphs": True}
+    caplog.clear()
+    second.load_state_dict(state)
+    second.random.load_state_dict(first.random.state_dict())
+    resumed = Schedule(second)
+    resumed.load_state_dict(saved)
+    for _ in range(7):
+        resumed.tick()
+    # With another budget, which has no part in it any more.
+    assert decision(second) is True
+    assert not caplog.records
+    assert_identical(parameters(second), expected)
+
+
+def test_a_checkpoint_of_before_decides_anew() -> None:
+    built = network(nn.Tanh(), Unrolled())
+    ticked(built, 4)
+    state = built.state_dict()
+    state["w"]["hypergradient"] = {}
+    other = network(nn.Tanh(), Unrolled())
+    other.load_state_dict(state)
+    assert decision(other) is None
+    ticked(other, 4)
+    assert decision(other) is True
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"remat": "yes"}, "hypergradient.remat: found 'yes'; expected true or false or auto"),
+        ({"remat": "atuo"}, "Did you mean 'auto'"),
+        ({"graph_budget": -1}, "hypergradient.graph_budget: found -1; expected a number of bytes of at least 0"),
+        ({"graph_budget": "1 GiB"}, "hypergradient.graph_budget: found '1 GiB'; expected a whole number"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Unrolled(**settings)
+    assert expected in str(caught.value)
