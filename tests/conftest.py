@@ -8,16 +8,21 @@ from mlotool.core import user_code
 
 LONG = (
     *("cli/test_sweep", "program/test_trace", "runner/test_launcher", "cli/test_mistakes", "runner/test_distributed"),
-    *("test_recipes", "runner/test_resume", "runner/test_kills", "benchmarks/test_rivals", "runner/test_shards"),
+    *("test_recipes", "runner/test_resume", "runner/test_kills", "runner/test_shards", "program/test_chain"),
     *("hypergradient/test_matrix", "hypergradient/test_robustness_of_modules", "report/test_write_report"),
     *("benchmarks/test_gpu_kit", "hypergradient/test_saba"),
 )
 """Files that take longest; with `--no-loadscope-reorder` they begin first, so that no worker is left with one."""
 
+LAST = "benchmarks/test_rivals"
+"""Lets JAX begin threads, after which no process may be forked: streams with workers fork theirs from pytest's."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {Path(__file__).parent / f"{name}.py": place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    folder = Path(__file__).parent
+    places = {folder / f"{name}.py": place for place, name in enumerate(LONG)}
+    last = {folder / f"{LAST}.py": len(places) + 1}
+    items.sort(key=lambda item: (places | last).get(item.path, len(places)))
 
 
 @pytest.fixture(autouse=True)
