@@ -6,16 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx import Graph, GraphModule, Node
+
+from mlotool.program.shared_values import VIEWS, with_shared_values
 
 _ATEN = torch.ops.aten
 _IDENTITIES = {_ATEN.alias.default, _ATEN.detach.default}
 _METHODS = {"view": Tensor.view, "expand": Tensor.expand, "t": Tensor.t, "clone": Tensor.clone}
-_VIEWS = {
-    getattr(_ATEN, name).default
-    for name in ("view", "_unsafe_view", "expand", "t", "permute", "unsqueeze", "squeeze", "as_strided", "split")
-} | {_ATEN.transpose.int, _ATEN.slice.Tensor, _ATEN.select.int, _ATEN.split.Tensor, _ATEN.unbind.int, getitem}
+_VIEWS = {*VIEWS, getitem}
 _ADAM = {0: 0, 2: 2, 3: 3, 4: 4}
 _KERNELS: dict[Any, tuple[Any, Mapping[int, int]]] = {
     _ATEN._fused_sgd.tensor_lr: (_ATEN._fused_sgd_.tensor_lr, {0: 0, 2: 2}),
@@ -26,7 +24,7 @@ _KERNELS: dict[Any, tuple[Any, Mapping[int, int]]] = {
 
 
 def simplified(module: GraphModule) -> GraphModule:
-    """Return a module of the same function with common subexpressions shared and identities left out.
+    """Return a module of the same function with equal operations shared and identities left out.
 
     Args:
         module: of aten operations without autograd, none of them in place.
@@ -34,7 +32,7 @@ def simplified(module: GraphModule) -> GraphModule:
     graph = module.graph
     _remove_identities(graph)
     graph.eliminate_dead_code()
-    shared = fx_graph_cse(graph)
+    shared = with_shared_values(graph)
     _remove_identities(shared)
     shared.eliminate_dead_code()
     return GraphModule(module, shared)

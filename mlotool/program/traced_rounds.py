@@ -97,9 +97,10 @@ class TracedRounds:
         self._tracer.prepare([*drawn.values()])
         places = self._tracer.places()
         state = [place.tensor for place in places]
-        before = [tensor.clone() for tensor in state]
+        # In the memory of the CPU: that of a GPU may be full.
+        before = [tensor.to("cpu", copy=True) for tensor in state]
         results = self._tracer([*drawn.values()])
-        after = [tensor.clone() for tensor in state]
+        after = [tensor.to("cpu", copy=True) for tensor in state]
         torch._foreach_copy_(state, before)
         # The plans' steps count, and whoever watches sees them; then all is as the trace has it.
         planned = self._planned(self._rounds, drawn)
@@ -108,7 +109,7 @@ class TracedRounds:
         moves = zip(places, state, after, before, strict=True)
         # A gradient as a whole: a part of it may be nothing but rounding (a bias before a BatchNorm).
         for (owner, _), group in groupby(moves, lambda move: move[0].part):
-            compared = [(x, y, z * place.decay) for place, x, y, z in group if place.decay is not None]
+            compared = [(x.cpu(), y, z * place.decay) for place, x, y, z in group if place.decay is not None]
             self._check(owner, compared)
         torch._foreach_copy_(state, after)
         return dict(zip(drawn, results, strict=True))
