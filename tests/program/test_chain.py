@@ -97,7 +97,7 @@ def test_a_trace_shares_what_the_gradients_of_a_chain_have_in_common(is_coupled:
 
 
 def _growth(*, is_coupled: bool, trace: str | None) -> int:
-    """Return how many more operations the fifth problem of a chain adds than the fourth: 0 where their number is linear."""
+    """Return how many more operations the fifth problem of a chain adds than the fourth: 0 where that is linear."""
     three, four, five = (num_operations(length, is_coupled=is_coupled, trace=trace) for length in (3, 4, 5))
     return (five - four) - (four - three)
 
