@@ -24,8 +24,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlotool.sweep.job_folder import LOG
+
 ROOT = Path(__file__).parents[1]
-IMPORTED = ("mlotool.cli.main", "mlotool.runner", "mlotool.runner.rank_main", "sklearn.datasets")
+IMPORTED = (
+    "mlotool.cli.main",
+    "mlotool.cli.sweep_job",
+    "mlotool.runner",
+    "mlotool.runner.rank_main",
+    "sklearn.datasets",
+)
 NUMBER = struct.Struct("q")
 
 _address: str | None = None
@@ -121,15 +129,15 @@ def start(
 def command(
     *words: str, folder: Path, environment: Mapping[str, str] | None = None, output: tuple[int, int] = (1, 2)
 ) -> Forked:
-    """Begin `mlotool WORDS`, the ranks of whose runs are forked as well."""
-    return start(_command, words, folder=folder, environment=environment, output=output)
+    """Begin `mlotool WORDS`, the ranks of whose runs and the jobs of whose sweeps are forked as well."""
+    return start(call_mlotool, words, folder=folder, environment=environment, output=output)
 
 
 def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
     """Begin a rank of a run: what `mlotool.runner.launcher._start` does, but for a new interpreter."""
     with Path(os.devnull).open("w") as nowhere:
         return start(
-            _command,
+            call_mlotool,
             ("rank", str(folder)),
             environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             output=(nowhere.fileno() if rank else 1, 2),
@@ -138,11 +146,44 @@ def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
         )
 
 
-def _command(words: tuple[str, ...]) -> int:
+def start_job(folder: Path, environment: Mapping[str, str], module: str) -> Forked:
+    """Begin a job of a sweep: what `mlotool.sweep.process.start_process` does, but for a new interpreter."""
+    job = import_module(module).main
+    with (folder / LOG).open("ab") as log:
+        return start(
+            job,
+            folder,
+            environment={**os.environ, **environment},
+            output=(log.fileno(), log.fileno()),
+            has_stdin=True,
+            is_session=True,
+        )
+
+
+def run(
+    function: Callable[..., object], *arguments: Any, folder: Path, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Let a function end in a process of its own, within two minutes; return its exit code and what it has printed."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        output = (out.fileno(), err.fileno())
+        process = start(function, *arguments, folder=folder, environment=environment, output=output)
+        try:
+            code = process.wait(timeout=120)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(function.__name__, code, out.read(), err.read())
+
+
+def call_mlotool(words: tuple[str, ...]) -> int:
+    """Be `mlotool WORDS`; its ranks and jobs are forked."""
     from mlotool.cli.main import main
     from mlotool.runner import launcher
+    from mlotool.sweep import process
 
     launcher._start = start_rank  # type: ignore[assignment]
+    process.start_process = start_job  # type: ignore[assignment]
     sys.argv = ["mlotool", *words]
     return main()
 

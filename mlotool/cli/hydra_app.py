@@ -43,7 +43,7 @@ def call_hydra(words: Sequence[str], task: Task) -> None:
     # Completion scripts are made for the program in argv[0].
     with _argv(["mlotool", *words]), config_errors():
         folder = str(config.package_dir("conf"))
-        hydra.main(config_path=folder, config_name="config", version_base="1.3")(task)()
+        hydra.main(config_path=folder, config_name="config", **config.VERSION_KEYWORDS)(task)()
 
 
 def never(config: Any) -> float | None:

@@ -91,7 +91,7 @@ def _type_faults(leaves: Sequence[tuple[Place, Any]], most: int) -> list[tuple[P
     return [*first, *_type_faults(leaves[half:], most - len(first))]
 
 
-def _merge_error(leaves: Sequence[tuple[Place, Any]]) -> OmegaConfBaseException | None:
+def _merge_error(leaves: Sequence[tuple[Place, Any]]) -> OmegaConfBaseException | TypeError | None:
     tree: dict[str, Any] = {}
     for place, value in leaves:
         node = tree
@@ -100,6 +100,7 @@ def _merge_error(leaves: Sequence[tuple[Place, Any]]) -> OmegaConfBaseException 
         node[place[-1]] = value
     try:
         OmegaConf.merge(OmegaConf.structured(Config), tree)
-    except OmegaConfBaseException as error:
+    # OmegaConf 2.4 raises a TypeError of its own for a list in the place of a mapping.
+    except (OmegaConfBaseException, TypeError) as error:
         return error
     return None

@@ -47,7 +47,8 @@ class ReplacingLoader(ConfigLoaderImpl):
         super().__init__(config_search_path)
         self.repository = ReadOnceRepository(config_search_path)
 
-    def load_configuration(self, config_name: Any, overrides: Any, *arguments: Any, **keywords: Any) -> Any:
+    # Hydra 1.4 comes here by other ways than `load_configuration`, which all callers of 1.3 use.
+    def _load_configuration_impl(self, config_name: Any, overrides: Any, *arguments: Any, **keywords: Any) -> Any:
         """Keep the overrides in mind: a choice of theirs wins over what a recipe writes out."""
         self._dropped: dict[int, Dropped] = {}
         self._loaded: dict[int, ConfigResult] = {}
@@ -64,7 +65,9 @@ class ReplacingLoader(ConfigLoaderImpl):
                 for each, word in zip(parsed, overrides, strict=True)
             ]
             self._parsed = parsed
-        return super().load_configuration(config_name, overrides, *arguments, **keywords)
+            # Hydra 1.4 has parsed them already, as they were.
+            keywords.pop("parsed_overrides", None)
+        return super()._load_configuration_impl(config_name, overrides, *arguments, **keywords)
 
     def _is_ours(self) -> bool:
         return any(_is_built_in(each) for each in self.config_search_path.get_path())

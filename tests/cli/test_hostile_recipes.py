@@ -1,20 +1,19 @@
 """Recipes of a stranger: whichever verb reads one, nothing that it names runs, is written or is read."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests import forked
 from tests.cli.conftest import Result
 from tests.cli.hostile import HEADER, RECIPES
 
 Call = Callable[..., Result]
 SECRET = "a-secret-of-the-environment"
-# A subset for real processes, which take seconds: one of each kind.
+# A subset for processes of their own: one of each kind.
 IN_A_PROCESS = ["hydra:callback", "defaults:recipe-as-logger", "yaml:python-apply", "references:environment",
                 "places:upload", "targets:os.mkdir-as-loss"]  # fmt: skip
 
@@ -80,9 +79,8 @@ def test_nothing_of_it_runs(
 @pytest.mark.parametrize("name", IN_A_PROCESS)
 def test_in_a_process_of_its_own(name: str, write: Callable[[str], Path], canary: Path) -> None:
     file = write(name)
-    command = [sys.executable, "-c", "from mlotool.cli.main import main; raise SystemExit(main())", "run", str(file)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "WANDB_MODE": "offline"}
-    done = subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, timeout=120)
+    environment = {**os.environ, "WANDB_MODE": "offline"}
+    done = forked.run(forked.call_mlotool, ("run", str(file)), folder=file.parent, environment=environment)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     for word in RECIPES[name][1]:

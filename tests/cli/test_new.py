@@ -11,6 +11,7 @@ import pytest
 
 import mlotool
 from mlotool.config import trusted
+from tests import forked
 from tests.cli.conftest import Result
 
 Call = Callable[..., Result]
@@ -44,18 +45,26 @@ def test_the_commands_that_it_prints_work(call: Call, written: str, tmp_path: Pa
     assert "rates/learned_value_1" in (run / "metrics.csv").read_text()
 
 
-def test_its_tests_pass_with_warnings_as_errors(written: str, tmp_path: Path) -> None:
+def _pytest(words: list[str]) -> int:
+    # `python -m pytest` finds what is in the working folder.
+    sys.path.insert(0, "")
+    return pytest.main(words)
+
+
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_its_tests_pass_with_warnings_as_errors(written: str, tmp_path: Path, is_forked: bool) -> None:
+    """Forked, torch is imported already; in an interpreter of its own, its import may not warn either."""
     [command] = [line.split() for line in written.splitlines() if line.startswith("  python -m pytest")]
     assert command == ["python", "-m", "pytest", NAME]
+    words = [*command[3:], "-q", "-W", "error", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, *command[1:], "-q", "-W", "error", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    if is_forked:
+        # Hydra, which has a plugin of pytest, is imported before pytest as well.
+        words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        result = forked.run(_pytest, words, folder=tmp_path, environment=environment)
+    else:
+        started = [sys.executable, "-m", "pytest", *words]
+        result = subprocess.run(started, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "5 passed" in result.stdout
 

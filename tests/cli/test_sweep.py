@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import mlotool
+from tests import forked
 from tests.cli.conftest import Result
 
 
@@ -92,24 +93,35 @@ def loss(batch, *, model):
 """
 
 
-def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
+def _begin(is_forked: bool, words: list[str], folder: Path, errors: Path) -> "forked.Forked | subprocess.Popen[bytes]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
+    with Path(os.devnull).open("w") as nowhere, errors.open("w") as error:
+        if is_forked:
+            output = (nowhere.fileno(), error.fileno())
+            return forked.command(*words, folder=folder, environment=environment, output=output)
+        command = [sys.executable, "-m", "mlotool", *words]
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=nowhere, stderr=error)
+
+
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path, is_forked: bool) -> None:
+    """Forked or not: importing torch in the processes of six jobs and sweeps takes longer than all that they do."""
     (tmp_path / "patient").mkdir()
     (tmp_path / "patient" / "__init__.py").write_text(PATIENT_LOSS)
-    words = ["+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "--trust", "patient"]
+    words = ["run", "-m", "+recipe=plain", "debug=fast", "logger=csv", "runner.report=false", "--trust", "patient"]
     words += ["debug.limit_ticks=400", "runner.max_ticks=400", "seed=0,1", "sweep.workers=2"]
-    words += ["runner.checkpoint_seconds=0.05", "problems.classifier.loss._target_=patient.loss"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
-    command = [sys.executable, "-m", "mlotool", "run", "-m", *words, "resume=auto"]
-    first = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    words += ["runner.checkpoint_seconds=0.05", "problems.classifier.loss._target_=patient.loss", "resume=auto"]
+    errors = tmp_path / "errors.txt"
+    first = _begin(is_forked, words, tmp_path, errors)
     multirun = tmp_path / "outputs" / "plain" / "multirun"
     until = time.monotonic() + 120
     while len(list(multirun.glob("*/*/checkpoints/last.ckpt"))) < 2:
-        assert first.poll() is None
+        assert first.poll() is None, errors.read_text()
         assert time.monotonic() < until
         time.sleep(0.01)
     first.send_signal(signal.SIGTERM)
-    _, err = first.communicate()
-    assert first.returncode == 143, err
+    code, err = first.wait(), errors.read_text()
+    assert code == 143, err
     [sweep] = multirun.iterdir()
     interrupted = [json.loads((sweep / job / "summary.json").read_text()) for job in "01"]
     assert {each["status"] for each in interrupted} == {"interrupted"}
@@ -119,8 +131,7 @@ def test_jobs_of_workers_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     assert all("go on with" not in (sweep / job / "log.txt").read_text() for job in "01")
 
     (tmp_path / "patient" / "go").touch()
-    second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert second.returncode == 0, second.stderr
+    assert _begin(is_forked, words, tmp_path, errors).wait() == 0, errors.read_text()
     assert [each.name for each in multirun.iterdir()] == [sweep.name]
     for job, before in zip("01", interrupted, strict=True):
         assert json.loads((sweep / job / "summary.json").read_text())["num_ticks"] == 400

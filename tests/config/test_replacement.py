@@ -6,9 +6,12 @@ from typing import Any
 
 import hydra
 import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from mlotool.config import compose
+from mlotool.config import CONFIG_NAME, VERSION_KEYWORDS, compose, package_dir
 from mlotool.config.completion_keys import compose_keys
 from mlotool.config.replacement import Layer, dropped_places, without
 
@@ -126,6 +129,22 @@ def test_another_application_of_hydra_merges_as_hydra_does(tmp_path: Path) -> No
     (tmp_path / "group").mkdir()
     (tmp_path / "config.yaml").write_text("defaults: [{group: one}, _self_]\ngroup: {_target_: b, y: 2}\n")
     (tmp_path / "group" / "one.yaml").write_text("_target_: a\nx: 1\n")
-    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+    with hydra.initialize_config_dir(str(tmp_path), **VERSION_KEYWORDS):
         config = hydra.compose("config")
     assert config == {"group": {"_target_": "b", "x": 1, "y": 2}}
+
+
+def test_the_loader_is_called_in_the_ways_of_two_versions_of_hydra() -> None:
+    """Hydra 1.3 gives it overrides as texts, 1.4 the parsed ones beside them."""
+    words = ["+recipe=plain", "problems.classifier.optimizer={_target_: torch.optim.Adadelta, rho: 0.8}"]
+    expected = compose("plain", words[1:])
+    assert expected.problems.classifier.optimizer == {"_target_": "torch.optim.Adadelta", "rho": 0.8}
+    with hydra.initialize_config_dir(str(package_dir("conf")), **VERSION_KEYWORDS):
+        loader: Any = GlobalHydra.instance().config_loader()
+        parsed = OverridesParser.create().parse_overrides(words)
+        for load, more in (
+            (loader.load_configuration, {}),
+            (loader._load_configuration_impl, {"parsed_overrides": parsed}),
+        ):
+            config = load(CONFIG_NAME, words, RunMode.RUN, from_shell=False, **more)
+            assert {key: config[key] for key in config if key != "hydra"} == expected
