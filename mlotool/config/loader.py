@@ -121,7 +121,8 @@ class ReplacingLoader(ConfigLoaderImpl):
         # What its layer was made of; once, since Hydra merges nodes of it into the config.
         result = self._loaded.pop(id(default), None) or super()._load_single_config(default=default, repo=repo)
         places = self._dropped.get(id(default), {})
-        unfit = self._unfit(default, result.config) if is_collecting() else []
+        # What is built in fits.
+        unfit = self._unfit(default, result.config) if is_collecting() and not _is_built_in(result) else []
         if not places and not unfit:
             return result
         # Hydra keeps what it has read.
@@ -168,7 +169,7 @@ def _is_at(source: ConfigSource, folder: Path) -> bool:
     return source.scheme() == "file" and Path(source.path).is_dir() and folder.samefile(source.path)
 
 
-def _is_built_in(element: SearchPathElement) -> bool:
+def _is_built_in(element: SearchPathElement | ConfigResult) -> bool:
     return element.provider == "main" and element.path.removeprefix("file://") == str(package_dir("conf"))
 
 
