@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_repository import ConfigRepository
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
@@ -38,11 +38,13 @@ class ReadOnceRepository(ConfigRepository):
             return super().load_config(config_path)
         key = (source.scheme(), source.path, config_path)
         known, content = _read.get(key, (None, b""))
-        if known != version:
+        # Two nodes that were registered are equal where their values are, whatever types they declare.
+        is_same = known is version if isinstance(version, ConfigNode) else known == version
+        if not is_same:
             result = super().load_config(config_path)
             _read[key] = (version, pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
             return result
-        # Hydra changes what it gets. Unpickling takes a sixth of the time of copy.deepcopy, and less of parsing again.
+        # Hydra changes what it gets. Unpickling takes a sixth of the time of copy.deepcopy.
         loaded: ConfigResult = pickle.loads(content)
         return loaded
 
@@ -73,5 +75,6 @@ def _version(source: ConfigSource, config_path: str) -> Any:
         node: Any = ConfigStore.instance().repo
         for part in name.split("/"):
             node = node.get(part) if isinstance(node, dict) else None
-        return node
+        # Other applications of the process may change theirs at any time, and some cannot be pickled.
+        return node if isinstance(node, ConfigNode) and node.provider in ("hydra", "mlotool") else None
     return None

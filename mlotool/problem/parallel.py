@@ -43,7 +43,11 @@ class AbstractParallel(ABC):
         """
 
     def seed(self, seed: int) -> None:
-        """Take the seed of the program's random numbers; called before the first step, by each program it is in."""
+        """Take a seed, before the first step; the first call counts.
+
+        Where a recipe is built it has a seed of the recipe's, one for each problem. Each program that it is in calls
+        this too, with the seed of its random numbers.
+        """
 
     def default_hypergradient(self) -> AbstractHypergradient | None:
         """Return how gradients pass through the problem's solution where nothing else is set."""

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,6 @@ from mlotool.problem.trajectory import Streams, Trajectory
 from mlotool.problem.update import Hyperparameters, State
 from mlotool.problem.usable import check_module
 from mlotool.problem.views import ParameterViews
-
-if TYPE_CHECKING:
-    pass
 
 LossFunction = Callable[..., Tensor | LossOutput]
 

@@ -1,4 +1,4 @@
-"""Equal operations of a flat graph, taken once where that costs no memory."""
+"""Equal operations of a flat graph, taken once where that costs little memory."""
 
 from collections.abc import Hashable, Mapping
 from operator import getitem
@@ -25,10 +25,11 @@ def with_shared_values(graph: Graph) -> Graph:
     A value that has several uses takes memory until the last one. Where that raises the graph's peak, as it does where
     products of one vector after the other share what does not depend on the vector, an elementwise operation whose
     result nothing waits for is left to be taken again: it takes little time beside the operations around it, and what
-    it reads is kept by them. All others are taken once in any case.
+    it reads is kept by them. All others are taken once in any case, which may keep a large result of a matrix product
+    or a convolution for its next use. Operations that draw random numbers or write stay as they are.
 
     Args:
-        graph: of pure operations, each with the shape and dtype of its result noted.
+        graph: of operations, each with the shape and dtype of its result noted.
 
     Example:
         >>> import torch
@@ -95,10 +96,18 @@ def _shared(graph: Graph, kept_up_to: float | None = None) -> Graph:
 
 def _key(node: Node, numbers: Mapping[Node, int]) -> Hashable:
     """Return what is equal for equal operations on equal values."""
-    if node.op not in ("call_function", "get_attr"):
+    if node.op not in ("call_function", "get_attr") or _is_impure(node):
         return node
     leaves, structure = tree_flatten((node.args, node.kwargs))
     return node.target, structure, tuple(_value(leaf, numbers) for leaf in leaves)
+
+
+def _is_impure(node: Node) -> bool:
+    """Return whether an operation draws random numbers or writes, so that taking it twice is not taking it once."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and (
+        torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+    )
 
 
 def _value(leaf: Any, numbers: Mapping[Node, int]) -> Hashable:

@@ -1,14 +1,17 @@
 """Built-in configs are read once a process, and every composition gets configs of its own."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import hydra
 import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from mlotool.config import compose, paths, repository
 from mlotool.config.repository import parsed_config
+from mlotool.config.sources import register_sources
 
 WORDS = ["hypergradient=cg", "seed=3"]
 
@@ -96,3 +99,28 @@ def test_a_text_is_what_omegaconf_reads() -> None:
         assert parsed_config(text) == OmegaConf.create(text)
         # Each has its own.
         parsed_config(text).a = 5
+
+
+def test_configs_that_others_register_are_read_anew(tmp_path: Path) -> None:
+    """Also those that cannot be pickled, and that have equal values of other types."""
+
+    @dataclass
+    class Whole:
+        size: int = 1
+
+    @dataclass
+    class Fraction:
+        size: float = 1.0
+
+    register_sources()
+    (tmp_path / "app.yaml").write_text("x: 1\n")
+    store = ConfigStore.instance()
+    try:
+        with hydra.initialize_config_dir(str(tmp_path), version_base=None):
+            store.store(group="of_others", name="one", node=Whole)
+            assert hydra.compose("app", overrides=["+of_others=one"]).of_others.size == 1
+            store.store(group="of_others", name="one", node=Fraction)
+            changed = hydra.compose("app", overrides=["+of_others=one", "of_others.size=2.5"])
+            assert changed.of_others.size == 2.5
+    finally:
+        del store.repo["of_others"]

@@ -63,6 +63,21 @@ def test_constants_that_look_alike_are_two(constants: tuple[Any, Any]) -> None:
     assert [node.name for node in shared.nodes] == [node.name for node in alone.graph.nodes]
 
 
+def test_random_numbers_are_drawn_as_often_as_before() -> None:
+    generator = torch.Generator()
+    alone = make_fx(lambda x: x * torch.randn(2, generator=generator) + torch.randn(2, generator=generator))(
+        torch.zeros(2)
+    )
+    assert sum(node.name.startswith("randn") for node in with_shared_values(alone.graph).nodes) == 2
+
+
+def test_writes_are_as_many_as_before() -> None:
+    alone = make_fx(lambda x: x.add_(1.0).clone() + x.add_(1.0))(torch.zeros(2))
+    assert sum(node.name.startswith("add_") for node in with_shared_values(alone.graph).nodes) == sum(
+        node.name.startswith("add_") for node in alone.graph.nodes
+    )
+
+
 def test_a_nan_is_equal_to_itself() -> None:
     alone = make_fx(lambda x: (x + float("nan")) * (x + float("nan")))(torch.zeros(2))
     assert sum(node.name.startswith("add") for node in with_shared_values(alone.graph).nodes) == 1
