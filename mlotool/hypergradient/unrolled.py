@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
+from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.functional_steps import batch_gradient, simulate, step_gradients
 from mlotool.hypergradient.kept_graphs import UnrolledState, fit
 from mlotool.hypergradient.vector import add, leaves, vector_jacobian
@@ -31,19 +32,23 @@ class Unrolled(AbstractHypergradient):
     The steps are those that the problem took since a problem above it stepped last, on their own batches, random
     numbers, learning rates and optimizer state. The graph of each step's gradient is kept until the backward pass, or
     the gradient is computed again there (remat), which takes 1.6 to 2 times as long: the memory is then that of one
-    step, and the parameters and optimizer state of all. Both ways do the same arithmetic. An upper problem can shape
-    the steps through the loss, through their start (`reset_to`) and through the optimizer's hyperparameters
-    (`optimizer.lr`). Solutions that the steps read are taken as they were at each of them, and gradients go on through
-    them; then every step is computed again, and the memory is also that of what those solutions need (all of their
-    steps, if unrolled).
+    step, and the parameters and optimizer state of all. Both ways are the same function, up to rounding, where no
+    forward pass reads buffers that move (spectral_norm): a kept graph has those of its step, a step that is computed
+    again today's. An upper problem can shape the steps through the loss, through their start (`reset_to`) and through
+    the optimizer's hyperparameters (`optimizer.lr`). Solutions that the steps read are taken as they were at each of
+    them, and gradients go on through them; then every step is computed again, and the memory is also that of what those
+    solutions need (all of their steps, if unrolled).
 
     Args:
         horizon: how many of the last steps are differentiated (truncation); None takes all.
         remat: compute each step's gradient again in the backward pass; false keeps its graph from the step itself,
             which saves a gradient a step and holds the activations of all steps. "auto" keeps graphs where they fit
-            into `graph_budget`: the first pullback measures what the last step's graph holds, times the number of
-            steps, and logs which way it chose. That is kept in checkpoints. Steps before it, steps that read solutions,
-            simulated ones and those of a trace keep no graph.
+            into `graph_budget` and a comparison shows no difference in any bit: the first pullback measures the
+            largest graph of a recorded step, times the number of steps, compares its gradient with one without a graph
+            and at other buffers (so SiLU, GroupNorm, spectral_norm and BatchNorm in eval mode are computed again), and
+            logs which way it chose. Batches are assumed to become no larger afterwards. The choice is kept in
+            checkpoints. Steps before it, steps that read solutions, simulated ones and those of a trace keep no graph;
+            where steps are traced, nothing is chosen.
         graph_budget: bytes for the graphs of one problem's steps, with `remat: auto`.
         second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
             paths through the start, the momentum and the hyperparameters.
@@ -63,7 +68,7 @@ class Unrolled(AbstractHypergradient):
     """
 
     horizon: int | None = None
-    remat: bool | Literal["auto"] = "auto"
+    remat: bool | Literal["auto"] = True
     graph_budget: int = 2**30
     second_order: bool = True
     sees_steps = True
@@ -101,7 +106,7 @@ class Unrolled(AbstractHypergradient):
         assert unroll is not None
         if unroll.records:
             records, theta = unroll.records, view.theta
-            if self.remat == "auto" and self.second_order:
+            if self.remat == "auto" and self.second_order and not (unroll.is_traced or is_tracing()):
                 self._decide(unroll, inputs, view)
         elif self.remat is False and view.problem.rank_mean.is_alone and torch.is_grad_enabled():
             return Connected(_connected(self, unroll, inputs, view))

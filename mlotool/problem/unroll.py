@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlotool.problem.trajectory import LowerSnapshots, StepRecord
 from mlotool.problem.update import Hyperparameters, State
@@ -32,6 +32,9 @@ class Unroll:
         start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
         begin: `() -> (theta, state)`: where a simulation begins otherwise.
         hyperparameters: `count -> those of the next count steps`, schedules included; one mapping a parameter.
+        num_steps: how many of an unroll's steps are recorded before a problem above steps, at least.
+        is_traced: whether the problem's next steps run as a trace, of which no graph can be kept.
+        modules: those that the loss calls, the problem's own among them.
     """
 
     records: tuple[StepRecord, ...]
@@ -59,3 +62,6 @@ class Unroll:
     start: Callable[[Vector], Vector] | None
     begin: Callable[[], tuple[Vector, Sequence[State]]]
     hyperparameters: Callable[[int], list[tuple[Hyperparameters, ...]]]
+    num_steps: int = 1
+    is_traced: bool = False
+    modules: tuple[nn.Module, ...] = ()

@@ -30,6 +30,7 @@ class Engine:
         losses: by number, the problem's loss.
         solutions: by number, the solutions that the problem's total gradient passes through, each after its inputs.
         traits: by number, what was found out about the problem's loss.
+        traced_from: by number, the step from which on a schedule traces the problem's steps; none for the others.
     """
 
     def __init__(
@@ -43,6 +44,12 @@ class Engine:
         self.losses = [LossPlan(number, self.problems) for number in range(len(self.problems))]
         self.traits = [LossTraits() for _ in self.problems]
         self.solutions: list[list[SolutionPlan]] = [[] for _ in self.problems]
+        self.traced_from: dict[int, int] = {}
+
+    def is_traced(self, number: int) -> bool:
+        """Return whether the next steps of a problem run as a trace."""
+        begin = self.traced_from.get(number)
+        return begin is not None and self.problems[number].num_steps >= begin
 
     def nothing(self) -> Values:
         """Return values of which every problem has its current ones, as constants."""

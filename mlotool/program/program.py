@@ -188,9 +188,9 @@ class Program:
         `dC_k/dtheta_k = partial C_k/partial theta_k + sum over read solutions of (dtheta*_l/dtheta_k)^T
         partial C_k/partial theta*_l`, at the current parameters of all problems.
 
-        Like any evaluation it draws the random numbers of the losses (dropout), and none if they draw none. An
-        algorithm with a memory moves it, as in a training step: the second iterate of Penalty, q and the tables of
-        SABA, the start of the next solve (`warm_start`), the directions of EvolutionStrategies, the columns of Nystrom.
+        Like any evaluation it draws the random numbers of the losses (dropout). An algorithm with a memory moves it, as
+        in a training step: the second iterate of Penalty, q and the tables of SABA, the start of the next solve
+        (`warm_start`), directions of EvolutionStrategies, columns of Nystrom, the choice of `Unrolled(remat="auto")`.
 
         Args:
             name: the problem.

@@ -72,6 +72,10 @@ class SolutionPlan:
             memory=engine.memories[self.number],
             random=engine.random,
         )
+        steps, horizon = lower.settings.unroll_steps, self.algorithm.horizon
+        self._num_recorded = steps if horizon is None else min(steps, horizon)
+        players = [engine.problems[engine.numbers[role.problem]].module for role in lower.roles.values()]
+        self._modules = tuple(dict.fromkeys([lower.module, *players]))
         # By input: its number, whether it is a constant, and where its tensors stand among those of all inputs.
         self.inputs: list[tuple[int, bool, slice]] = []
         begin = 0
@@ -288,6 +292,9 @@ class SolutionPlan:
             start if has_start else None,
             begin,
             lower.optimizer_step.next_hyperparameters,
+            self._num_recorded,
+            engine.is_traced(self.number),
+            self._modules,
         )
 
 

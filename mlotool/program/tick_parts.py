@@ -71,7 +71,9 @@ class TickParts:
         """Find out who cannot be traced."""
         for name, number in self._engine.numbers.items():
             reason = why_untraceable(number, self._engine)
-            if reason is not None:
+            if reason is None:
+                self._engine.traced_from[number] = self._program.trace_from
+            else:
                 self._reasons[name] = reason
                 # Where tracing begins late nobody has asked for it.
                 if self._program.trace_from == 0:
@@ -120,6 +122,7 @@ class TickParts:
             return
         for name in [name for names in rounds for name in names] if error.problem is None else [error.problem]:
             self._reasons[name] = str(error)
+            self._engine.traced_from.pop(self._engine.numbers[name], None)
             _warn(name, str(error))
 
 

@@ -1,4 +1,4 @@
-"""`Unrolled(remat="auto")`: graphs are kept where they fit a budget, and no bit of the training depends on it."""
+"""`Unrolled(remat="auto")`: graphs are kept where they fit a budget and a comparison shows no other bit."""
 
 import logging
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from tests.program.small import assert_identical, momentum, numbers, parameters,
 from tests.programs import Point
 
 NUM_TICKS = 10
+AUTO = partial(Unrolled, remat="auto")
 
 
 def stream() -> Stream:
@@ -58,15 +59,20 @@ def test_all_ways_are_equal_to_the_bit(name: str, way: str, accumulate: int) -> 
         return ticked(built), are_kept(built)
 
     (again, none), (kept, both) = run(Unrolled(remat=True)), run(Unrolled(remat=False))
-    (fitting, all_of_them), (beyond, none_of_them) = run(Unrolled()), run(Unrolled(graph_budget=0))
+    (fitting, all_of_them), (beyond, none_of_them) = run(AUTO()), run(AUTO(graph_budget=0))
     assert (none, both, all_of_them, none_of_them) == ({False}, {True}, {True}, {False})
     for found in (kept, fitting, beyond):
         assert_identical(found, again)
 
 
-def network(activation: nn.Module, hypergradient: Unrolled) -> Program:
+def network(activation: nn.Module, hypergradient: Unrolled, **settings: Any) -> Program:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), activation, nn.Dropout(0.3), nn.Linear(5, 3)).double()
+    return above(net, hypergradient, **settings)
+
+
+def above(net: nn.Module, hypergradient: Unrolled, **settings: Any) -> Program:
+    """Return a program in which a network takes three steps for one of the point that weighs its loss."""
     lower = Problem(
         "w",
         net,
@@ -85,7 +91,7 @@ def network(activation: nn.Module, hypergradient: Unrolled) -> Program:
         stream=Stream(samples(12, 2), 4, seed=2),
         optimizer=partial(torch.optim.SGD, lr=0.1),
     )
-    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}), **settings)
 
 
 # torch has another backward of SiLU for gradients with a graph than for those without.
@@ -94,11 +100,15 @@ def test_a_graph_is_kept_where_it_changes_no_bit(
     activation: Callable[[], nn.Module], is_exact: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="mlotool")
-    built, again = network(activation(), Unrolled()), network(activation(), Unrolled(remat=True))
+    built, again = network(activation(), AUTO()), network(activation(), Unrolled(remat=True))
     assert_identical(ticked(built), ticked(again))
     assert decision(built) is is_exact
     assert are_kept(built) == {is_exact}
-    expected = "keeps the graphs of its steps: 3 of them take" if is_exact else "is rounded otherwise; remat=false"
+    expected = (
+        "keeps the graphs of its steps: 3 of them take"
+        if is_exact
+        else "is rounded otherwise with a graph, or depends on buffers"
+    )
     assert [expected in record.message for record in caplog.records] == [True]
 
 
@@ -109,12 +119,12 @@ def test_the_budget_is_what_the_steps_take_together(caplog: pytest.LogCaptureFix
     class Watched(Unrolled):
         def pullback(self, view: LowerView, inputs: Any) -> Any:
             assert view.unroll is not None
-            seen.append(sum(measure(view.unroll, each, inputs, view).size for each in view.unroll.records))
+            seen.append(3 * measure(view.unroll, inputs, view).size)
             return super().pullback(view, inputs)
 
-    ticked(network(nn.Tanh(), Watched()))
+    ticked(network(nn.Tanh(), Watched(remat="auto")))
     size = seen[0]
-    within, beyond = (network(nn.Tanh(), Unrolled(graph_budget=budget)) for budget in (size, size - 1))
+    within, beyond = (network(nn.Tanh(), AUTO(graph_budget=budget)) for budget in (size, size - 1))
     assert_identical(ticked(within), ticked(beyond))
     assert (decision(within), decision(beyond)) == (True, False)
     assert "w.hypergradient computes its steps again in the backward pass: 3 of them take" in caplog.records[-1].message
@@ -139,7 +149,7 @@ def test_what_is_measured_are_the_activations() -> None:
             return value.sum() * inputs[0]
 
         unroll, view = view_of(loss, torch.ones((), dtype=torch.float64))
-        return measure(unroll, unroll.records[0], [torch.ones((), dtype=torch.float64)], view).size
+        return measure(unroll, [torch.ones((), dtype=torch.float64)], view).size
 
     per_layer = (size(9, 1000) - size(5, 1000)) / 4
     # Its value, and at most four more of the size in its derivative.
@@ -170,43 +180,90 @@ def test_a_loss_that_cannot_be_measured_is_computed_again(caplog: pytest.LogCapt
 
 
 def test_steps_that_read_solutions_keep_no_graph() -> None:
-    built = readings.trained(readings.program(Implicit(Exact()), Unrolled()))
+    built = readings.trained(readings.program(Implicit(Exact()), AUTO()))
     assert decision(built, "v") is None
     assert are_kept(built, "v") == {False}
+
+
+def resume(first: Program, second: Program, num_ticks: int) -> None:
+    """Let one program take ticks, and another one as many from its state on."""
+    schedule = Schedule(first)
+    for _ in range(num_ticks):
+        schedule.tick()
+    assert len(first.problems["w"].trajectory) % 3
+    second.load_state_dict(first.state_dict())
+    second.random.load_state_dict(first.random.state_dict())
+    resumed = Schedule(second)
+    resumed.load_state_dict(schedule.state_dict())
+    for _ in range(num_ticks):
+        resumed.tick()
+
+
+def test_the_largest_step_counts_for_all_of_an_unroll() -> None:
+    def loss(theta: Any, inputs: Any, batch: Tensor, lower: Any) -> Tensor:
+        return (theta[0] * inputs[0] * batch).exp().sum()
+
+    theta, random = torch.ones(()), RandomState(())
+    steps = [StepRecord((theta,), (), (), ((torch.ones(size), random),), {}) for size in (1000, 1000, 1)]
+    _, view = view_of(lambda theta, inputs: theta[0], theta)
+    unroll = Unroll(tuple(steps), True, (), loss, *[None] * 5)  # type: ignore[arg-type]
+    size = measure(unroll, [theta], view).size
+    assert size == measure(replace(unroll, records=tuple(steps[:1])), [theta], view).size >= 4000
+    assert fit(unroll, [theta], view, 3 * size)
+    assert not fit(unroll, [theta], view, 3 * size - 1)
+    # In the middle of an unroll.
+    begun = replace(unroll, records=tuple(steps[:1]), num_steps=3)
+    assert fit(begun, [theta], view, 3 * size)
+    assert not fit(begun, [theta], view, 3 * size - 1)
+
+
+@pytest.mark.filterwarnings("ignore:problems.u. its steps are not traced:UserWarning")
+def test_nothing_is_chosen_for_steps_of_a_trace(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="mlotool")
+
+    def make(**settings: Any) -> Program:
+        torch.manual_seed(0)
+        return above(nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double(), AUTO(), **settings)
+
+    built = make(trace="eager")
+    ticked(built)
+    assert not any("w.hypergradient" in record.message for record in caplog.records)
+    assert decision(built) is None
+    assert are_kept(built) == {False}
+    ticked(make())
+    assert any("keeps the graphs" in record.message for record in caplog.records)
+
+
+def test_a_problem_that_turns_out_to_be_untraceable_chooses() -> None:
+    built = network(nn.Tanh(), AUTO(), trace="eager")
+    with pytest.warns(UserWarning, match="its steps are not traced"):
+        ticked(built)
+    assert decision(built) is True
 
 
 def test_the_decision_is_taken_once_and_resumed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="mlotool")
 
     def make(budget: int = 2**30) -> Program:
-        return network(nn.Tanh(), Unrolled(graph_budget=budget))
+        return network(nn.Tanh(), AUTO(graph_budget=budget))
 
     whole, first, second = make(), make(), make(budget=0)
     expected = ticked(whole, 14)
-    schedule = Schedule(first)
-    for _ in range(7):
-        schedule.tick()
-    state, saved = first.state_dict(), schedule.state_dict()
-    assert state["w"]["hypergradient"] == {"keeps_graphs": True}
     caplog.clear()
-    second.load_state_dict(state)
-    second.random.load_state_dict(first.random.state_dict())
-    resumed = Schedule(second)
-    resumed.load_state_dict(saved)
-    for _ in range(7):
-        resumed.tick()
+    resume(first, second, 7)
+    assert first.state_dict()["w"]["hypergradient"] == {"keeps_graphs": True}
     # With another budget, which has no part in it any more.
     assert decision(second) is True
-    assert not caplog.records
+    assert len(caplog.records) == 1
     assert_identical(parameters(second), expected)
 
 
 def test_a_checkpoint_of_before_decides_anew() -> None:
-    built = network(nn.Tanh(), Unrolled())
+    built = network(nn.Tanh(), AUTO())
     ticked(built, 4)
     state = built.state_dict()
     state["w"]["hypergradient"] = {}
-    other = network(nn.Tanh(), Unrolled())
+    other = network(nn.Tanh(), AUTO())
     other.load_state_dict(state)
     assert decision(other) is None
     ticked(other, 4)

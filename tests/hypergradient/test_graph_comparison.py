@@ -1,0 +1,120 @@
+"""`Unrolled(remat="auto")` keeps no graph where buffers matter, or where equal bits are an accident."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from mlotool.hypergradient import Unrolled
+from mlotool.hypergradient.kept_graphs import fit
+from mlotool.problem.interface import LowerView
+from mlotool.program import Program
+from tests.hypergradient.test_kept_graphs import AUTO, above, are_kept, decision, resume, ticked
+from tests.program.small import assert_identical, parameters
+
+
+class Moving(nn.Module):
+    """A layer whose forward pass reads a buffer that each training step moves.
+
+    Args:
+        is_count: the buffer is an integer.
+    """
+
+    def __init__(self, is_count: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.zeros((), dtype=torch.int64 if is_count else torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.scale += 1
+        out: Tensor = self.layer(x) / self.scale.clone()
+        return out
+
+
+READERS: dict[str, Callable[[], nn.Module]] = {
+    "spectral_norm": lambda: spectral_norm(nn.Linear(3, 3).double()),
+    "scale": lambda: Moving(is_count=False).double(),
+    "count": lambda: Moving(is_count=True).double(),
+    "batch_norm_in_eval_mode": lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()).double(),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_forward_pass_that_reads_buffers_keeps_no_graph_and_resumes_to_the_bit(name: str) -> None:
+    def make(hypergradient: Unrolled) -> Program:
+        torch.manual_seed(0)
+        net = READERS[name]()
+        built = above(net, hypergradient)
+        if name == "batch_norm_in_eval_mode":
+            net[1].train(False)  # type: ignore[index]
+        return built
+
+    whole, first, second = (make(AUTO()) for _ in range(3))
+    expected = ticked(whole, 14)
+    assert_identical(ticked(make(Unrolled(remat=True)), 14), expected)
+    # In the middle of an unroll: one of its three steps has been taken.
+    resume(first, second, 7)
+    assert_identical(parameters(second), expected)
+    assert are_kept(whole) == {False}
+    if name != "batch_norm_in_eval_mode":
+        # The test would show it: with graphs that are kept, the training is another one.
+        kept = ticked(make(Unrolled(remat=False)), 14)
+        assert any(not torch.equal(kept[key], expected[key]) for key in expected)
+
+
+def test_a_last_layer_that_begins_at_zero_hides_no_rounding() -> None:
+    """Below it all gradients are zero at the first pullback, with a graph and without."""
+
+    def make(hypergradient: Unrolled) -> Program:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 3)).double()
+        nn.init.zeros_(net[2].weight)  # type: ignore[arg-type]
+        built = above(net, hypergradient)
+        built.problems["w"].optimizer.param_groups[0]["lr"] = 0.0  # type: ignore[union-attr]
+        return built
+
+    built = make(AUTO())
+    ticked(built, 4)
+    assert decision(built) is False
+
+
+@pytest.mark.parametrize("has_error", [False, True])
+def test_the_measurement_moves_nothing(has_error: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(spectral_norm(nn.Linear(3, 5)), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 3)).double()
+    seen: list[bool] = []
+
+    class Watched(Unrolled):
+        def pullback(self, view: LowerView, inputs: Any) -> Any:
+            assert view.unroll is not None
+            unroll, calls = view.unroll, 0
+
+            def failing(*args: Any) -> Tensor:
+                nonlocal calls
+                calls += 1
+                # The last gradient is the one at other buffers.
+                if has_error and calls == 2:
+                    raise RuntimeError("no such kernel")
+                return unroll.own_loss(*args)
+
+            there = [tensor for problem in built.problems.values() for tensor in problem.module.state_dict().values()]
+            own = [buffer for problem in built.problems.values() for buffer in problem.module.buffers()]
+            recorded = [*inputs, *(tensor for record in unroll.records for tensor in record.theta)]
+            before, random = [each.clone() for each in (*there, *recorded)], torch.get_rng_state()
+            assert fit(replace(unroll, own_loss=failing), inputs, view, 2**30) is False
+            assert calls == 2
+            now = [buffer for problem in built.problems.values() for buffer in problem.module.buffers()]
+            assert all(a is b for a, b in zip(now, own, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip((*there, *recorded), before, strict=True))
+            assert torch.equal(torch.get_rng_state(), random)
+            seen.append(True)
+            return super().pullback(view, inputs)
+
+    built = above(net, Watched(remat=True))
+    ticked(built, 4)
+    assert seen
