@@ -164,9 +164,9 @@ def constants(a: Vector) -> list[Tensor]:
 
 
 def leaves(a: Vector, wanted: "list[bool] | tuple[bool, ...] | None" = None) -> list[Tensor]:
-    """Return tensors without a graph that require a gradient, all of them or the wanted ones.
+    """Return detached tensors that require a gradient, all of them or the wanted ones.
 
-    They are detached, but for those that are so already.
+    Each is new, even where a tensor is a leaf already: that may be a parameter, whose hooks belong to its owner.
 
     Example:
         >>> import torch
@@ -174,10 +174,7 @@ def leaves(a: Vector, wanted: "list[bool] | tuple[bool, ...] | None" = None) -> 
         [True, False]
     """
     flags = [True] * len(a) if wanted is None else wanted
-    return [
-        tensor if tensor.requires_grad == flag and tensor.is_leaf else tensor.detach().requires_grad_(flag)
-        for tensor, flag in zip(a, flags, strict=True)
-    ]
+    return [tensor.detach().requires_grad_(flag) for tensor, flag in zip(a, flags, strict=True)]
 
 
 def vector_jacobian(

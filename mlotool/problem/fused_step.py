@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,7 +67,6 @@ class FusedStep:
         self._step = {SGD: _sgd, Adam: _adam, AdamW: _adam}.get(type(optimizer))
         self._groups: list[_Group] = []
         self._is_first = True
-        self._is_contiguous = False
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
         """Take a step; return False, with nothing done, where the optimizer has to take it itself."""
@@ -79,7 +79,8 @@ class FusedStep:
         given = [value for value in gradient if value is not None and not value.is_sparse]
         if len(given) < len(self._parameters):
             return False
-        if not (self._is_contiguous and all(map(Tensor.is_contiguous, given))):
+        # Looked at in every step: a user may give a parameter data with other strides.
+        if not all(map(Tensor.is_contiguous, chain(self._parameters, given))):
             given = [_aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
         with Recording(False):
             for group in self._groups:
@@ -121,8 +122,6 @@ class FusedStep:
             has_all = places == list(range(len(self._parameters)))
             found.append(_Group(param_group, places, parameters, state, vectors, names, ones, has_all))
         self._groups = found
-        # Here, as the parameters of lazy modules have no shape before the first step.
-        self._is_contiguous = all(parameter.is_contiguous() for parameter in self._parameters)
         return bool(found)
 
 

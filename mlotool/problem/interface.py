@@ -80,7 +80,7 @@ class LowerView:
 
     Args:
         problem: what stays the same.
-        theta: its current parameters, detached, one tensor each; to be read alone, since later views have the same.
+        theta: its current parameters, detached, one tensor each; only to be read, as they share the parameters' memory.
         own_loss: `(theta, inputs) -> loss` on this rank's part of the batch, a 0-D tensor; `inputs` are the tensors of
             all problems that theta*_l depends on, in the order in which `AbstractHypergradient.pullback` gets them.
         own_batch: this rank's part of the batch.

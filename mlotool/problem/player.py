@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from mlotool.core.bound_module import MOVING_BUFFERS, BoundModule
 from mlotool.core.slots import Slots
 from mlotool.problem.shards import Shards
-from mlotool.problem.views import ParameterViews
 
 
 class Player(Protocol):
@@ -27,7 +26,6 @@ class WholePlayer:
     Args:
         module: the problem's.
         parameters: those that are trained, in order.
-        views: of them, as constants.
         slots: theirs.
         call: what runs in the module's place; None is the module.
         step: what runs in its place in its own training steps; None is `call`.
@@ -37,13 +35,11 @@ class WholePlayer:
         self,
         module: nn.Module,
         parameters: tuple[Tensor, ...],
-        views: ParameterViews,
         slots: Slots,
         call: Callable[..., Any] | None = None,
         step: Callable[..., Any] | None = None,
     ) -> None:
         self._parameters = parameters
-        self._views = views
         self._slots = slots
         self._call: Callable[..., Any] = call or module
         self._step: Callable[..., Any] = step or self._call
@@ -51,7 +47,7 @@ class WholePlayer:
     def pure(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:
         """Return the module as a function of `tensors`."""
         if tensors is None:
-            tensors = self._views.constants()
+            tensors = [tensor.detach() for tensor in self._parameters]
         return BoundModule.in_slots(self._slots, tensors, training, self._call)
 
     def live(self, tensors: Sequence[Tensor] | None, training: bool | None) -> BoundModule:

@@ -30,7 +30,6 @@ from mlotool.problem.tasks import stack_parameters
 from mlotool.problem.trajectory import Streams, Trajectory
 from mlotool.problem.update import Hyperparameters, State
 from mlotool.problem.usable import check_module
-from mlotool.problem.views import ParameterViews
 
 LossFunction = Callable[..., Tensor | LossOutput]
 
@@ -172,8 +171,8 @@ class Problem:
         return tuple({tensor.device for tensor in self.theta.values() if tensor.is_cuda})
 
     def current(self) -> tuple[Tensor, ...]:
-        """Return the trained parameters, detached, in the order of `theta`; they are kept, and share their memory."""
-        return self.views.constants()
+        """Return the trained parameters, detached, in the order of `theta`; they share the parameters' memory."""
+        return tuple([tensor.detach() for tensor in self.own])
 
     def sync_parallel(self) -> None:
         """Give all ranks the same parameters and buffers, where stages of the module are theirs."""
@@ -282,13 +281,12 @@ class Problem:
 
     def _bind(self) -> None:
         self.own = tuple(self.theta.values())
-        self.views = ParameterViews(self.own)
         self.slots = Slots(self.module, tuple(self.theta))
         self.submodules = tuple(self.module.modules())
         self.optimizer_step.bind(self.module, self.own, self.shards)
         self.player: Player
         if self.shards is None:
-            self.player = WholePlayer(self.module, self.own, self.views, self.slots, self.compiled, self.parallel)
+            self.player = WholePlayer(self.module, self.own, self.slots, self.compiled, self.parallel)
         else:
             self.player = ShardedPlayer(self.shards, self.own)
 

@@ -49,7 +49,7 @@ class _Taken:
     step: _SolutionOfPlan
     inputs: list[Tensor]
     pullback: Pullback | Connected
-    leaves: Sequence[Tensor]
+    leaves: list[Tensor]
 
 
 class GradientPlan:
@@ -113,7 +113,7 @@ class GradientPlan:
             inputs = solution.flat_inputs(values)
             pullback = solution.algorithm.pullback(solution.view(values, inputs, moment, direct), inputs)
             if pullback is not None:
-                leaves = solution.problem.views.leaves(pullback.outputs)
+                leaves = [tensor.detach().requires_grad_() for tensor in pullback.outputs]
                 values[solution.number] = leaves
                 taken.append(_Taken(step, inputs, pullback, leaves))
         return values, taken

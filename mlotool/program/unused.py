@@ -97,7 +97,7 @@ class UnusedWatch:
 
     def _uses(self, reader: str, source: str, loss: Loss) -> bool:
         """Return whether the loss of `reader` depends on the parameters of `source`, as autograd sees it."""
-        tensors = [tensor.detach().requires_grad_() for tensor in self._problems[source].current()]
+        tensors = [tensor.requires_grad_() for tensor in self._problems[source].current()]
         with torch.enable_grad():
             value = loss(reader, {source: tensors})
         if not value.requires_grad:
