@@ -5,7 +5,8 @@
 All rivals share torch, models, data, seeds and settings; they take turns in short rounds, and ratios are taken
 round by round. Each one's peak of live tensors is measured apart from the timing.
 
-`--trace` adds mlotool with traced and with compiled gradients, `--jax` the same loop by hand in JAX.
+`--trace` adds mlotool with traced and with compiled gradients (`--trace eager`: traced alone), `--jax` the same loop
+by hand in JAX.
 """
 
 import argparse
@@ -57,12 +58,12 @@ class Guests:
 
     Args:
         own_data: rivals that draw batches by their own loaders.
-        trace: mlotool with traced gradients.
+        trace: mlotool with traced gradients, run in these ways.
         jax: the loop by hand in JAX.
     """
 
     own_data: bool = False
-    trace: bool = False
+    trace: tuple[str, ...] = ()
     jax: bool = False
 
 
@@ -84,8 +85,7 @@ def rivals_of(task: Task, guests: Guests) -> dict[str, Build]:
             rivals["mlotool, stop_gradient, own data stream"] = partial(
                 ours.build, task, with_stop_gradient=True, own_data=True
             )
-    if guests.trace:
-        rivals |= {name: partial(ours.build, task, trace=backend) for name, backend in TRACED.items()}
+    rivals |= {name: partial(ours.build, task, trace=way) for name, way in TRACED.items() if way in guests.trace}
     return rivals | _jax_rivals(task) if guests.jax else rivals
 
 
@@ -248,7 +248,8 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--own-data", action="store_true", help="add rivals that draw batches by their own loaders")
-    parser.add_argument("--trace", action="store_true", help="add mlotool with traced and with compiled gradients")
+    ways = tuple(TRACED.values())
+    parser.add_argument("--trace", nargs="*", choices=ways, help="add mlotool with traced and with compiled gradients")
     parser.add_argument("--jax", action="store_true", help="add the loop by hand in JAX; all run on one core")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/mwn_cycle.json")
@@ -256,11 +257,12 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.jax:
         _prepare_jax(parser, arguments.device)
-    if arguments.trace:
+    trace = ways if arguments.trace == [] else tuple(arguments.trace or ())
+    if trace:
         _prepare_traces()
     packages = ("torch", "numpy", "scikit-learn", *(["jax", "jaxlib"] if arguments.jax else []))
     where = record.surroundings(packages)  # before the run: the checkout may move on meanwhile
-    guests = Guests(arguments.own_data, arguments.trace, arguments.jax)
+    guests = Guests(arguments.own_data, trace, arguments.jax)
     sys.path.insert(0, str(arguments.betty))
     rows = []
     for model in arguments.models:
