@@ -5,18 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlotool import Graph, Identity, Implicit, Penalty, Problem, Program, Schedule, Unrolled
-
-
-class Point(nn.Module):
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.x = nn.Parameter(values.clone())
-
-    def forward(self) -> Tensor:
-        return self.x
+from tests.programs import Point
 
 
 def below(batch: Any, *, w: Any, u: Any) -> Tensor:
