@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from tests.live_storage import LiveStorage
@@ -37,6 +38,7 @@ def test_what_a_graph_keeps_counts_until_the_graph_is_gone() -> None:
         assert live.now == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
 def test_functions_of_torch_func_are_seen() -> None:
     x = torch.zeros(100)
     with LiveStorage() as live:
