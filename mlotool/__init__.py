@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlotool.config import compose
-    from mlotool.core import BoundModule, LossOutput, stop_gradient
+    from mlotool.core import BoundModule, LossOutput, remat, stop_gradient
     from mlotool.hypergradient import (
         KFAC,
         SABA,
@@ -30,7 +30,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "mlotool.config": ("compose",),
-    "mlotool.core": ("BoundModule", "LossOutput", "stop_gradient"),
+    "mlotool.core": ("BoundModule", "LossOutput", "remat", "stop_gradient"),
     "mlotool.hypergradient": (
         "KFAC",
         "ConjugateGradient",
@@ -79,6 +79,7 @@ __all__ = [
     "__version__",
     "compose",
     "load",
+    "remat",
     "run",
     "stop_gradient",
 ]

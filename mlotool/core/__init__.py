@@ -1,4 +1,4 @@
-"""What every other package shares: roles, loss outputs, the detach for finite differences, errors."""
+"""What every other package shares: roles, loss outputs, rematerialization, the detach for finite differences."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlotool.core.bound_module import BoundModule
     from mlotool.core.loss_output import LossOutput
+    from mlotool.core.rematerialization import remat
     from mlotool.core.replay import stop_gradient
 
-_HOME_OF = {"BoundModule": "bound_module", "LossOutput": "loss_output", "stop_gradient": "replay"}
-__all__ = ["BoundModule", "LossOutput", "stop_gradient"]
+_HOME_OF = {
+    "BoundModule": "bound_module",
+    "LossOutput": "loss_output",
+    "remat": "rematerialization",
+    "stop_gradient": "replay",
+}
+__all__ = ["BoundModule", "LossOutput", "remat", "stop_gradient"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ loss treats as a constant, must then be the same in every evaluation, or the dif
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -65,6 +65,23 @@ class _Tape:
         return value
 
 
+class _Noting(_Tape):
+    """Hands on the values of another tape, and records them.
+
+    Args:
+        outer: the other one.
+    """
+
+    def __init__(self, outer: _Tape) -> None:
+        super().__init__(None)
+        self._outer = outer
+
+    def constant(self, tensor: Tensor) -> Tensor:
+        value = self._outer.constant(tensor)
+        self.recorded.append(value)
+        return value
+
+
 _TAPE: ContextVar[_Tape | None] = ContextVar("mlotool_stop_gradient_tape", default=None)
 
 
@@ -94,13 +111,40 @@ def stop_gradient(tensor: Tensor) -> Tensor:
     return tensor.detach() if tape is None else tape.constant(tensor)
 
 
+T = TypeVar("T", bound=_Tape | None)
+
+
 @contextmanager
-def _using(tape: _Tape) -> Iterator[_Tape]:
+def _using(tape: T) -> Iterator[T]:
     token = _TAPE.set(tape)
     try:
         yield tape
     finally:
         _TAPE.reset(token)
+
+
+class ConstantsOfPart:
+    """The values behind `stop_gradient` in a part of an evaluation that may be taken again by itself."""
+
+    def __init__(self) -> None:
+        self._values: list[Tensor] | None = None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Take down what the calls within return, where they do not just detach."""
+        outer = _TAPE.get()
+        if outer is None:
+            yield
+            return
+        with _using(_Noting(outer)) as tape:
+            yield
+        self._values = tape.recorded
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Return the same values to the same calls."""
+        with _using(None if self._values is None else _Tape(self._values)):
+            yield
 
 
 @contextmanager
