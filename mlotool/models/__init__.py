@@ -2,6 +2,7 @@
 
 from mlotool.models.anchored import Anchored
 from mlotool.models.cell_network import CellArchitecture, CellNetwork, SearchNetwork
+from mlotool.models.decoder import Decoder
 from mlotool.models.expanded_resnet import ExpandedResNet18
 from mlotool.models.label_corrector import LabelCorrector
 from mlotool.models.mlp import MLP, Linear
@@ -11,6 +12,7 @@ from mlotool.models.pretrained_text import PretrainedText
 from mlotool.models.residual_layers import ResidualLayers
 from mlotool.models.residual_network import ConvolutionalResidualNetwork, DenseResidualNetwork
 from mlotool.models.resnet import ResNet
+from mlotool.models.sequence_weigher import SequenceWeigher
 from mlotool.models.text_transformer import TextTransformer
 from mlotool.models.torchvision_model import torchvision_model
 from mlotool.models.weights import SampleWeights, WeightNet
@@ -23,6 +25,7 @@ __all__ = [
     "CellArchitecture",
     "CellNetwork",
     "ConvolutionalResidualNetwork",
+    "Decoder",
     "DenseResidualNetwork",
     "ExpandedResNet18",
     "LabelCorrector",
@@ -33,6 +36,7 @@ __all__ = [
     "ResidualLayers",
     "SampleWeights",
     "SearchNetwork",
+    "SequenceWeigher",
     "TextTransformer",
     "WeightNet",
     "WideResNet",
