@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from mlotool.core.rematerialization import remat
+
 # n: tokens of all texts, v: vocabulary, w: width
 
 LOGITS_AT_ONCE = 2**22
@@ -36,7 +38,7 @@ def token_losses(features: Tensor, weight: Tensor, targets: Tensor, chunk: int |
     parts = features.flatten(0, -2).split(chunk), targets.flatten().split(chunk)
     if len(parts[0]) == 1:
         return _losses(features, weight, targets)
-    losses = [_losses(x, weight, y) for x, y in zip(*parts, strict=True)]
+    losses = [remat(_losses, x, weight, y) for x, y in zip(*parts, strict=True)]
     return torch.cat(losses).unflatten(0, targets.shape)
 
 

@@ -4,6 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mlotool.models.token_losses import token_losses
+from tests.live_storage import LiveStorage
 from tests.models.derivatives import direction, finite_differences, forward_over_reverse, reverse_over_reverse
 
 TARGETS = torch.randint(0, 13, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -51,3 +52,21 @@ def test_coarse_logits_have_precise_losses() -> None:
     found = token_losses(features, weight, targets, chunk=2)
     assert found.dtype is torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def _peak(chunk: int) -> int:
+    """Return the bytes that live at once in a Hessian-vector product of 64 tokens and 1,000 words."""
+    features, weight = torch.randn(64, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
+    targets, vector = torch.arange(64), [torch.randn(64, 4), torch.randn(1000, 4)]
+    with LiveStorage() as live:
+        slopes = torch.autograd.grad(
+            token_losses(features, weight, targets, chunk).sum(), [features, weight], create_graph=True
+        )
+        torch.autograd.grad(slopes, [features, weight], vector)
+    return live.peak
+
+
+def test_the_logits_of_all_tokens_never_live_at_once() -> None:
+    logits = 64 * 1000 * 4
+    assert _peak(64) > 3 * logits
+    assert _peak(4) < logits
