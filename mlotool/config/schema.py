@@ -53,6 +53,8 @@ METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
     "cohen_kappa": "max",
     "matthews_corrcoef": "max",
     "cross_entropy": "min",
+    "nats_per_token": "min",
+    "bits_per_token": "min",
     "mean_squared_error": "min",
     "mean_absolute_error": "min",
     "r2": "max",

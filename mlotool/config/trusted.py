@@ -49,7 +49,7 @@ _SOLVERS = (
 _DATA = (
     *("Digits", "MNIST", "CIFAR10", "CIFAR100", "ImageFolder", "Clothing1M", "OfficeHome", "TwoDomains"),
     *("DigitsEpisodes", "SinusoidEpisodes", "SyntheticClassification", "SyntheticText", "Wrench", "SST"),
-    *("Peaks", "IndianPines", "SyntheticSpectra"),
+    *("Peaks", "IndianPines", "SyntheticSpectra", "PythonText", "PythonEpisodes", "TextFolder"),
 )
 _PARALLEL: tuple[str, ...] = ("Auxiliary", "Multigrid")
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")

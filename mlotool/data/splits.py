@@ -53,7 +53,7 @@ def check_choice(key: str, given: str, choices: tuple[str, ...]) -> None:
         )
 
 
-def check_splits(sizes: Mapping[str, int], allowed: tuple[str, ...]) -> None:
+def check_splits(sizes: Mapping[str, float], allowed: tuple[str, ...]) -> None:
     """Raise ConfigError unless all splits that are asked for are ones that the data can have."""
     for name in sizes:
         if name not in allowed:

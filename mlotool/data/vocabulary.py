@@ -77,7 +77,7 @@ class LocalTokenizer:
     """
 
     def __init__(self, path: str) -> None:
-        self._tokenizer = _load_tokenizer(path)
+        self._tokenizer = load_tokenizer(path)
         # A model has to tell padding from words by its id.
         if self._tokenizer.pad_token_id is None or int(self._tokenizer.pad_token_id) != PADDING:
             raise ConfigError(
@@ -94,7 +94,15 @@ class LocalTokenizer:
         return torch.tensor(found["input_ids"], dtype=torch.int64)
 
 
-def _load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str) -> Any:
+    """Return the Hugging Face tokenizer of a folder on this machine; nothing is downloaded, no code of it is run.
+
+    Args:
+        path: the folder, as `save_pretrained` writes it.
+
+    Raises:
+        ConfigError: transformers is not installed, or there is no tokenizer in the folder.
+    """
     try:
         from transformers import AutoTokenizer  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:

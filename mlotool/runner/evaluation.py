@@ -38,8 +38,19 @@ REGRESSION_METRICS = {
     "mean_absolute_error": "MeanAbsoluteError",
     "r2": "R2Score",
 }
+
+
+def _nats_per_token(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits (b, t, v) and tokens (b, t)."""
+    return functional.cross_entropy(logits.flatten(0, -2), target.flatten())
+
+
 # Losses averaged over samples.
-MEAN_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross_entropy": functional.cross_entropy}
+MEAN_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": functional.cross_entropy,
+    "nats_per_token": _nats_per_token,
+    "bits_per_token": lambda logits, target: _nats_per_token(logits, target) / math.log(2),
+}
 METRIC_NAMES = (*CLASSIFICATION_METRICS, *MEAN_LOSSES, *REGRESSION_METRICS)
 NUM_REHEARSED = 16
 """Samples of a split on which the metrics are tried before the first tick."""

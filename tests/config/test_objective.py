@@ -10,7 +10,10 @@ from mlotool.config.schema import METRIC_DIRECTIONS
 from mlotool.core.errors import ConfigError
 
 EVALUATE = {"problem": "model", "metrics": [*METRIC_DIRECTIONS, {"_target_": "mine.metric"}], "splits": {"val": 10}}
-SMALLER = {"calibration_error", "cross_entropy", "mean_squared_error", "mean_absolute_error"}
+SMALLER = {
+    *("calibration_error", "cross_entropy", "nats_per_token", "bits_per_token"),
+    *("mean_squared_error", "mean_absolute_error"),
+}
 
 
 def values_of(objective: str | None, mode: str | None = None, **changes: Any) -> dict[str, Any]:

@@ -5,7 +5,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from mlotool.core.errors import ConfigError
-from mlotool.data import DigitsEpisodes, InMemoryTensors, SinusoidEpisodes
+from mlotool.data import DigitsEpisodes, InMemoryTensors, PythonEpisodes, SinusoidEpisodes
+from mlotool.data.python_sources import read_domain
 
 
 def test_a_batch_has_the_tasks_first() -> None:
@@ -30,7 +31,7 @@ def test_sinusoids_are_what_they_say() -> None:
     assert 0 <= batch["phase"].min() <= batch["phase"].max() <= torch.pi
 
 
-@pytest.mark.parametrize("make", [SinusoidEpisodes, DigitsEpisodes])
+@pytest.mark.parametrize("make", [SinusoidEpisodes, DigitsEpisodes, PythonEpisodes])
 def test_the_seed_and_the_split_decide_the_tasks(make: type) -> None:
     def first(split: str, **settings: object) -> torch.Tensor:
         return make(**({"sizes": {"train": 10, "val": 5}} | settings)).split(split)[0]["support"]["input"]
@@ -92,3 +93,52 @@ def test_samples_of_nested_tensors() -> None:
     assert (sample["a"].item(), sample["b"]["c"].tolist(), sample["index"].item()) == (2, [4, 5], 2)
     batch = dataset.__getitems__(torch.tensor([2, 0]))
     assert batch["b"]["c"].tolist() == [[4, 5], [0, 1]]
+
+
+def test_tasks_of_one_document_each() -> None:
+    data = PythonEpisodes({"train": 60, "val": 10, "test": 20}, num_support=3, num_query=2, length=24)
+    documents = [document for name in data.domains for document in read_domain(name) if len(document) >= 5 * 25]
+    seen: dict[str, set[int]] = {}
+    for name in data.splits:
+        for task in data.split(name):
+            number, windows = int(task["document"]), set()
+            seen.setdefault(name, set()).add(number)
+            assert documents[number] in read_domain(data.domains[int(task["domain"])])
+            for part, count in (("support", 3), ("query", 2)):
+                assert task[part]["input"].shape == task[part]["target"].shape == (count, 24)
+                assert torch.equal(task[part]["input"][:, 1:], task[part]["target"][:, :-1])
+                whole = torch.cat([task[part]["input"], task[part]["target"][:, -1:]], dim=1)
+                places = [
+                    place
+                    for window in whole.tolist()
+                    if (place := aligned(documents[number], bytes(window))) is not None
+                ]
+                assert len(places) == count, "not a window of its document"
+                windows |= set(places)
+            assert len(windows) == 5, "a window twice"
+    assert not seen["train"] & seen["val"]
+    assert not seen["train"] & seen["test"]
+    assert not seen["val"] & seen["test"]
+    assert len(seen["train"]) > 20
+
+
+def aligned(document: bytes, window: bytes) -> bytes | None:
+    """Return the window, if it is one of those that the document is cut into."""
+    cut = {document[begin : begin + len(window)] for begin in range(0, len(document), len(window))}
+    return window if window in cut else None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"domains": ["docs"]}, r"data\.domains: found 'docs'; expected some of documentation"),
+        ({"shares": {"train": 1, "dev": 1}}, r"the split 'dev'; expected some of train, val, test"),
+        ({"sizes": {"meta": 3}}, r"the split 'meta'; expected some of train, val, test"),
+        ({"length": 10**7}, r"no document is left for a split whose data\.sizes is 3; .*8 windows of 10000001 bytes"),
+        ({"shares": {"train": 0}}, r"data\.shares=.*expected numbers from 0 on, not all of them 0"),
+        ({"shares": {"test": 1}}, r"no document is left for a split"),
+    ],
+)
+def test_tasks_of_documents_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PythonEpisodes(**({"sizes": {"train": 3}} | options))

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from mlotool.core.errors import ConfigError
+from mlotool.data import InMemoryTensors
 from mlotool.runner.evaluation import METRIC_NAMES, Batches, Evaluator, build_metric
 from tests.runner.tiny import NUM_CLASSES, NUM_FEATURES, Data
 
@@ -58,6 +59,20 @@ def test_a_data_set_of_single_items_gives_the_same_batches() -> None:
 @pytest.mark.parametrize("name", METRIC_NAMES)
 def test_every_metric_can_be_built(name: str) -> None:
     assert build_metric(name, 3) is not None
+
+
+def test_metrics_of_a_language_model_are_means_over_its_tokens() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5))
+    tokens = torch.randint(5, (10, 4))
+    data = Data()
+    data.split = lambda name: InMemoryTensors({"input": tokens[:, :-1], "target": tokens[:, 1:]})  # type: ignore[method-assign]
+    values = Evaluator(model, data, ["nats_per_token", "bits_per_token"], batch_size=4).evaluate("val")
+    with torch.no_grad():
+        probabilities = model(tokens[:, :-1]).softmax(2)
+    found = [probabilities[i, j, tokens[i, j + 1]].log().item() for i in range(10) for j in range(3)]
+    assert values["val/nats_per_token"] == pytest.approx(-sum(found) / 30)
+    assert values["val/bits_per_token"] == pytest.approx(-sum(found) / 30 / math.log(2))
 
 
 def test_a_classification_metric_needs_classes() -> None:
