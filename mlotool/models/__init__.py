@@ -8,6 +8,7 @@ from mlotool.models.label_corrector import LabelCorrector
 from mlotool.models.mlp import MLP, Linear
 from mlotool.models.perturbation import BoundedPerturbation
 from mlotool.models.positive_vector import PositiveVector
+from mlotool.models.pretrained_causal import PretrainedCausalLM
 from mlotool.models.pretrained_text import PretrainedText
 from mlotool.models.residual_layers import ResidualLayers
 from mlotool.models.residual_network import ConvolutionalResidualNetwork, DenseResidualNetwork
@@ -31,6 +32,7 @@ __all__ = [
     "LabelCorrector",
     "Linear",
     "PositiveVector",
+    "PretrainedCausalLM",
     "PretrainedText",
     "ResNet",
     "ResidualLayers",

@@ -1,16 +1,12 @@
 """A pretrained text encoder from a folder on this machine, such as BERT, with a new last layer."""
 
-from pathlib import Path
-from typing import Any
-
 from torch import Tensor, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.models.pretrained_folder import check_fits, read_pretrained
 
 # b: batch, t: tokens, w: width of the encoder, k: classes
 
 PADDING = 0
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 class PretrainedText(nn.Module):
@@ -38,10 +34,13 @@ class PretrainedText(nn.Module):
         self, folder: str, num_classes: int, vocabulary_size: int, length: int, dropout: float | None = None
     ) -> None:
         super().__init__()
-        self.encoder = _load_encoder(folder)
+        # The first token goes to the new layer as it is; a pooler's parameters would never get a gradient.
+        self.encoder = read_pretrained(
+            folder, "AutoModel", "encoder", "bert-base-uncased", "BERT", add_pooling_layer=False
+        )
         config = self.encoder.config
-        _check_fits(folder, "vocabulary_size", vocabulary_size, config.vocab_size)
-        _check_fits(folder, "length", length, getattr(config, "max_position_embeddings", length))
+        check_fits(folder, "encoder", "vocabulary_size", vocabulary_size, config.vocab_size)
+        check_fits(folder, "encoder", "length", length, getattr(config, "max_position_embeddings", length))
         self.dropout = nn.Dropout(getattr(config, "hidden_dropout_prob", 0.1) if dropout is None else dropout)
         self.classifier = nn.Linear(config.hidden_size, num_classes)
         self.train()  # transformers hands its models out in eval mode
@@ -55,42 +54,3 @@ class PretrainedText(nn.Module):
         mask = (tokens != PADDING).long()
         features = self.dropout(self.encoder(input_ids=tokens, attention_mask=mask).last_hidden_state[:, 0])
         return features, self.classifier(features)
-
-
-def _load_encoder(folder: str) -> Any:
-    path = Path(folder).expanduser()
-    missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
-    if missing:
-        raise ConfigError(
-            f"folder={folder}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there; expected an "
-            f"encoder as save_pretrained writes it, in {CONFIG} and {WEIGHTS}. Download one yourself, say the files of "
-            "bert-base-uncased, and give its folder on the command line: problems.<name>.module.folder=<folder>."
-        )
-    try:
-        from transformers import AutoModel  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise ConfigError(
-            f"folder={folder} needs transformers, which is not installed; expected it. Run pip install 'mlotool[text]'."
-        ) from error
-    try:
-        return AutoModel.from_pretrained(
-            str(path),
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            attn_implementation="eager",
-            # The first token goes to the new layer as it is; a pooler's parameters would never get a gradient.
-            add_pooling_layer=False,
-        )
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"folder={folder}: no encoder could be read ({str(error).splitlines()[0]}); expected BERT or one like it. "
-            "Give the folder of another one."
-        ) from error
-
-
-def _check_fits(folder: str, name: str, found: int, limit: int) -> None:
-    if found > limit:
-        raise ConfigError(
-            f"{name}={found}; expected at most {limit}, as the encoder in folder={folder} has. Set data.{name}={limit}."
-        )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.partition import Chain, partition
 from mlotool.layerparallel.partition.balance import balanced
-from mlotool.models import MLP, ResNet, TextTransformer
+from mlotool.models import MLP, Decoder, ResNet, TextTransformer
 
 
 def images(size: int = 3, shape: tuple[int, ...] = (3, 8, 8)) -> Tensor:
@@ -42,6 +42,10 @@ def transformer() -> nn.Module:
     return TextTransformer(12, 6, 2, width=8, num_heads=2, num_layers=3, hidden=8)
 
 
+def decoder() -> nn.Module:
+    return Decoder(12, width=8, hidden=8, num_heads=2, num_layers=3, tied=False)
+
+
 def texts() -> Tensor:
     return torch.randint(0, 12, (3, 6), generator=torch.Generator().manual_seed(0))
 
@@ -52,6 +56,7 @@ CASES = {
     "sequential": (convolutions, images),
     "torchvision": (torchvision_resnet, lambda: images(2, (3, 32, 32))),
     "transformer": (transformer, texts),
+    "decoder": (decoder, texts),
 }
 
 
