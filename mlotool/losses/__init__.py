@@ -12,9 +12,10 @@ from mlotool.losses.domains import (
     joint_cross_entropy,
     proximal_cross_entropy,
 )
-from mlotool.losses.episodes import episode_cross_entropy, episode_mean_squared_error
+from mlotool.losses.episodes import episode_cross_entropy, episode_mean_squared_error, episode_next_token
 from mlotool.losses.few_shot import few_shot_adaptation
 from mlotool.losses.mean_squared_error import mean_squared_error
+from mlotool.losses.next_token import mixture_next_token, next_token, weighted_next_token
 from mlotool.losses.poisoning import (
     attack_analysis,
     attack_cross_entropy,
@@ -22,6 +23,7 @@ from mlotool.losses.poisoning import (
     poisoned_cross_entropy,
 )
 from mlotool.losses.reweighted import reweighted_cross_entropy, sample_weighted_cross_entropy
+from mlotool.losses.text_weights import mixture_analysis, text_weight_analysis
 
 __all__ = [
     "architecture_analysis",
@@ -38,15 +40,21 @@ __all__ = [
     "domain_weight_analysis",
     "episode_cross_entropy",
     "episode_mean_squared_error",
+    "episode_next_token",
     "few_shot_adaptation",
     "input_weighted_cross_entropy",
     "joint_cross_entropy",
     "mean_squared_error",
+    "mixture_analysis",
+    "mixture_next_token",
     "negated_cross_entropy",
+    "next_token",
     "poisoned_cross_entropy",
     "proximal_cross_entropy",
     "reweighted_cross_entropy",
     "sample_weight_analysis",
     "sample_weighted_cross_entropy",
+    "text_weight_analysis",
     "weight_against_loss",
+    "weighted_next_token",
 ]

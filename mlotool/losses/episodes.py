@@ -1,5 +1,6 @@
 """Losses of few-shot learning, in which a sample is a task."""
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from mlotool.core import BoundModule, LossOutput
 from mlotool.losses.cross_entropy import accuracy
+from mlotool.losses.next_token import token_losses
 
-# s: samples of a task, k: classes
+# s: samples of a task, k: classes, t: tokens of a sample, v: vocabulary
 
 Episode = Mapping[str, Mapping[str, Tensor]]
 
@@ -69,6 +71,39 @@ def episode_mean_squared_error(
     """
     error = (model(batch[part]["input"]) - batch[part]["target"]).square().mean()
     return LossOutput(error + _distance(model, start, proximity), lambda: {"error": error.detach()})
+
+
+def episode_next_token(
+    batch: Episode,
+    *,
+    model: BoundModule,
+    start: BoundModule | None = None,
+    part: Literal["support", "query"] = "support",
+    proximity: float = 0.0,
+    chunk: int | None = None,
+) -> LossOutput:
+    """Mean cross-entropy of the next token on one part of a task, and the distance to a start.
+
+        C = -1/(s t) sum_ij log softmax(model(x_i)_j)[y_ij] + proximity / 2 norm(theta - phi)^2
+
+    Args:
+        batch: `support` and `query`, each with `input` (s, t) and `target` (s, t); of one task.
+        model: role; gives logits (s, t, v); its parameters are theta.
+        start: role; its parameters are phi.
+        part: of the task.
+        proximity: weight of the distance; it needs a start.
+        chunk: tokens whose logits live at once, as for `next_token`.
+
+    Returns:
+        The loss, with the metric `bits_per_token`, which is without the distance.
+
+    Source: as for `episode_cross_entropy`; of language models Kemaev et al. 2025, MixFlow-MG (arXiv 2505.00793),
+        section 5.1, MAML.
+    """
+    loss = token_losses(model, batch[part], chunk).mean()
+    return LossOutput(
+        loss + _distance(model, start, proximity), lambda: {"bits_per_token": loss.detach() / math.log(2)}
+    )
 
 
 def _distance(model: BoundModule, start: BoundModule | None, proximity: float) -> Tensor | float:

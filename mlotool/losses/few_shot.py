@@ -17,7 +17,7 @@ def few_shot_adaptation(
     batches: Iterable[Episode],
     *,
     model: BoundModule,
-    kind: Literal["cross_entropy", "mean_squared_error"] = "cross_entropy",
+    kind: Literal["cross_entropy", "mean_squared_error", "next_token"] = "cross_entropy",
     num_steps: int = 5,
     lr: float = 0.1,
     proximity: float = 0.0,
@@ -27,7 +27,7 @@ def few_shot_adaptation(
     Args:
         batches: `support` and `query`, each with `input` (t, s, ...) and `target` (t, s, ...).
         model: role; its parameters are the start.
-        kind: the loss that is descended, and what is measured: accuracy, or squared error.
+        kind: the loss that is descended, and what is measured: accuracy, squared error, or nats a token.
         num_steps: of gradient descent.
         lr: its step size.
         proximity: weight of the half squared distance to the start, which is descended as well.
@@ -39,13 +39,18 @@ def few_shot_adaptation(
     Source: Finn et al. 2017 (arXiv 1703.03400), section 5.
     """
     start = {name: tensor.detach() for name, tensor in model.named_parameters() if tensor.requires_grad}
-    loss = F.cross_entropy if kind == "cross_entropy" else F.mse_loss
+
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        if kind == "mean_squared_error":
+            return (outputs - target).square().mean()
+        # Of a language model each token is a sample, whose classes are along the last axis.
+        return F.cross_entropy(outputs.flatten(0, -2), target.flatten())
 
     def measure(theta: Mapping[str, Tensor], part: Mapping[str, Tensor]) -> Tensor:
         outputs = model.at(theta)(part["input"])
         if kind == "cross_entropy":
             return (outputs.argmax(-1) == part["target"]).float().mean()
-        return (outputs - part["target"]).square().mean()
+        return loss(outputs, part["target"])
 
     def objective(theta: Mapping[str, Tensor], support: Mapping[str, Tensor]) -> Tensor:
         distance = torch.stack([(tensor - start[name]).square().sum() for name, tensor in theta.items()]).sum()

@@ -5,6 +5,7 @@ from mlotool.models.cell_network import CellArchitecture, CellNetwork, SearchNet
 from mlotool.models.decoder import Decoder
 from mlotool.models.expanded_resnet import ExpandedResNet18
 from mlotool.models.label_corrector import LabelCorrector
+from mlotool.models.mixture_weights import MixtureWeights
 from mlotool.models.mlp import MLP, Linear
 from mlotool.models.perturbation import BoundedPerturbation
 from mlotool.models.positive_vector import PositiveVector
@@ -31,6 +32,7 @@ __all__ = [
     "ExpandedResNet18",
     "LabelCorrector",
     "Linear",
+    "MixtureWeights",
     "PositiveVector",
     "PretrainedCausalLM",
     "PretrainedText",

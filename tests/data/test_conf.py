@@ -40,7 +40,8 @@ def test_data_options_fit_their_targets(option: str) -> None:
 @pytest.mark.parametrize("option", MODEL_OPTIONS)
 def test_model_options_fit_their_targets(option: str) -> None:
     text = "data.vocabulary_size" in (CONF / "model" / f"{option}.yaml").read_text()
-    target, keywords = _resolve("model", option, "synthetic_text" if text else "digits")
+    data = "python_text" if option == "mixture_weights" else "synthetic_text" if text else "digits"
+    target, keywords = _resolve("model", option, data)
     # A model of its own inside, which the recipe chooses.
     keywords |= {"decoder": None} if option == "sequence_weigher" else {}
     inspect.signature(target).bind(**keywords)

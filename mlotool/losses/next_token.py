@@ -1,0 +1,108 @@
+"""Losses of language models: cross-entropy of the next token, plain and with weights that another problem learns."""
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from mlotool.core import BoundModule, LossOutput
+
+# b: batch, t: tokens of a window, v: vocabulary, d: domains
+
+Batch = Mapping[str, Tensor]
+
+
+def next_token(batch: Batch, *, model: BoundModule, chunk: int | None = None) -> LossOutput:
+    """Mean cross-entropy of each token, given those before it, in nats.
+
+        C = -1/(b t) sum_is log softmax(model(x_i)_s)[y_is]
+
+    Args:
+        batch: `input` (b, t) and `target` (b, t), where `target[:, s]` follows `input[:, s]`.
+        model: role; gives logits (b, t, v).
+        chunk: tokens whose logits live at once, by the model's method `losses` (a `Decoder` has it); None: all.
+
+    Returns:
+        The loss, with the metric `bits_per_token`; where tokens are bytes, that is bits per byte.
+    """
+    loss = token_losses(model, batch, chunk).mean()
+    return LossOutput(loss, lambda: {"bits_per_token": loss.detach() / math.log(2)})
+
+
+def weighted_next_token(
+    batch: Batch, *, model: BoundModule, weigher: BoundModule, normalize: bool = True, chunk: int | None = None
+) -> LossOutput:
+    """Cross-entropy of the next token with weights that `weigher` makes of the text: one a sequence, or one a token.
+
+        l_is = -log softmax(model(x_i)_s)[y_is],   w = weigher(x)
+        C = sum_is w_is l_is / sum_is w_is      (normalize)
+        C = 1/(b t) sum_is w_is l_is            (otherwise)
+
+    Args:
+        batch: `input` (b, t) and `target` (b, t).
+        model: role; gives logits (b, t, v).
+        weigher: role; maps tokens (b, t) to weights, (b,) or (b, t); w_is is w_i where there is one a sequence.
+        normalize: divide the weights by their sum, so that only their ratios matter and the step size stays.
+        chunk: as for `next_token`.
+
+    Returns:
+        The loss, with the metrics `mean_weight` and `bits_per_token`, which is not weighted.
+
+    Source: Kemaev et al. 2025, MixFlow-MG (arXiv 2505.00793), section 5.1, loss weighting.
+    """
+    losses, weight = token_losses(model, batch, chunk), weigher(batch["input"])
+    return _weighted(losses, weight if weight.dim() > 1 else weight[:, None], normalize)
+
+
+def mixture_next_token(
+    batch: Batch, *, model: BoundModule, mixture: BoundModule, normalize: bool = True, chunk: int | None = None
+) -> LossOutput:
+    """Cross-entropy of the next token with one weight for each domain: training on a learned mixture of texts.
+
+        l_i = -1/t sum_s log softmax(model(x_i)_s)[y_is],   w_i = mixture()[domain_i]
+        C = sum_i w_i l_i / sum_i w_i      (normalize)
+        C = d/b sum_i w_i l_i              (otherwise)
+
+    Where batches hold all domains alike, both are estimates of the loss under the mixture, in which domain k has the
+    share `mixture()_k`. The second has no bias and the more variance.
+
+    Args:
+        batch: `input` (b, t), `target` (b, t) and `domain` (b,), the numbers of the domains.
+        model: role; gives logits (b, t, v).
+        mixture: role; called without arguments gives the shares (d,), which add up to 1.
+        normalize: divide the weights by their sum in the batch.
+        chunk: as for `next_token`.
+
+    Returns:
+        The loss, with the metrics `mean_weight` and `bits_per_token`, which is not weighted.
+
+    Source: the upper problem of Xie et al. 2023, DoReMi (arXiv 2305.10429), section 2, is a minimax one; here, as in
+        Grangier et al. 2024, Adaptive Training Distributions (arXiv 2311.11973), it is the loss on a target domain.
+    """
+    shares = mixture()
+    weight = shares[batch["domain"]] * len(shares)
+    return _weighted(token_losses(model, batch, chunk), weight[:, None], normalize)
+
+
+def token_losses(model: BoundModule, batch: Batch, chunk: int | None = None) -> Tensor:
+    """Return the cross-entropy (b, t) of each token of `batch["target"]`; arguments as for `next_token`."""
+    if chunk is not None:
+        losses = model.method("losses", batch["input"], batch["target"], chunk=chunk)
+        assert isinstance(losses, Tensor)
+        return losses
+    logits = model(batch["input"])
+    return F.cross_entropy(logits.flatten(0, -2), batch["target"].flatten(), reduction="none").view(
+        batch["target"].shape
+    )
+
+
+def _weighted(losses: Tensor, weight: Tensor, normalize: bool) -> LossOutput:
+    weight = weight.expand_as(losses)
+    total = (weight * losses).sum()
+    # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
+    loss = total / weight.sum().clamp_min(1e-12) if normalize else total / losses.numel()
+    return LossOutput(
+        loss,
+        lambda: {"mean_weight": weight.detach().mean(), "bits_per_token": losses.detach().mean() / math.log(2)},
+    )

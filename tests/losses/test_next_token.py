@@ -1,0 +1,251 @@
+"""Losses of language models against closed forms, and hypergradients of mixtures against finite differences."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
+from mlotool.core import BoundModule
+from mlotool.data import InMemoryTensors
+from mlotool.losses import (
+    episode_next_token,
+    few_shot_adaptation,
+    mixture_analysis,
+    mixture_next_token,
+    next_token,
+    text_weight_analysis,
+    weighted_next_token,
+)
+from mlotool.models import Decoder, MixtureWeights, SequenceWeigher
+
+NUM_TOKENS, LENGTH, NUM_DOMAINS = 7, 5, 3
+
+
+class Bigram(nn.Module):
+    """Logits of the next token that depend on the last one alone."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.table = nn.Parameter(torch.randn(NUM_TOKENS, NUM_TOKENS, generator=generator, dtype=torch.float64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.table[tokens]
+
+
+def batch_of(num_windows: int, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(NUM_TOKENS, (num_windows, LENGTH + 1), generator=generator)
+    domain = torch.arange(num_windows) % NUM_DOMAINS
+    return {"input": tokens[:, :-1], "target": tokens[:, 1:], "domain": domain}
+
+
+def numpy_losses(model: Bigram, batch: dict[str, Tensor]) -> np.ndarray:
+    """Each token's cross-entropy (b, t), in plain loops."""
+    table, found = model.table.detach().numpy(), np.zeros(tuple(batch["input"].shape))
+    for place in np.ndindex(*found.shape):
+        row = table[batch["input"][place]]
+        found[place] = np.log(np.exp(row).sum()) - row[batch["target"][place]]
+    return found
+
+
+def test_the_mean_over_all_tokens() -> None:
+    model, batch = Bigram(), batch_of(6)
+    output = next_token(batch, model=BoundModule(model))
+    expected = numpy_losses(model, batch).mean()
+    assert output.loss.item() == pytest.approx(expected, rel=1e-12)
+    assert output.metrics["bits_per_token"].item() == pytest.approx(expected / math.log(2), rel=1e-12)
+
+
+def test_a_model_that_knows_nothing_needs_eight_bits_a_byte() -> None:
+    model = nn.Embedding.from_pretrained(torch.zeros(256, 256), freeze=False)
+    batch = {name: torch.randint(256, (3, 4)) for name in ("input", "target")}
+    assert next_token(batch, model=BoundModule(model)).metrics["bits_per_token"].item() == pytest.approx(8.0)
+
+
+def test_the_bigram_that_counts_is_the_best_one() -> None:
+    """The loss of a table of counts is the conditional entropy of the text, and no direction lowers it."""
+    batch = batch_of(200)
+    counts = torch.zeros(NUM_TOKENS, NUM_TOKENS, dtype=torch.float64)
+    counts.index_put_((batch["input"].flatten(), batch["target"].flatten()), torch.tensor(1.0).double(), True)
+    model = Bigram()
+    model.table.data = (counts / counts.sum(1, keepdim=True)).log()
+    joint = (counts / counts.sum()).numpy()
+    entropy = -(joint * np.log(joint / joint.sum(1, keepdims=True))).sum()
+    loss = next_token(batch, model=BoundModule(model)).loss
+    assert loss.item() == pytest.approx(entropy, rel=1e-12)
+    [slope] = torch.autograd.grad(loss, [model.table])
+    assert slope.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("loss", [next_token, weighted_next_token, mixture_next_token])
+def test_logits_in_chunks_are_the_same(loss: Callable) -> None:
+    torch.manual_seed(0)
+    model = Decoder(NUM_TOKENS, width=8, hidden=8, num_heads=2, num_layers=1).double()
+    roles = {"model": BoundModule(model)}
+    if loss is weighted_next_token:
+        weigher = SequenceWeigher(Decoder(NUM_TOKENS, width=8, hidden=8, num_heads=2, num_layers=1)).double()
+        nn.init.normal_(weigher.output.weight)
+        roles["weigher"] = BoundModule(weigher)
+    if loss is mixture_next_token:
+        roles["mixture"] = BoundModule(MixtureWeights(NUM_DOMAINS).double())
+    values = [loss(batch_of(6), **roles, chunk=chunk).loss for chunk in (None, 3)]
+    assert torch.allclose(values[0], values[1], rtol=1e-12)
+    slopes = [torch.autograd.grad(value, list(model.parameters())) for value in values]
+    assert all(torch.allclose(one, other, rtol=1e-9) for one, other in zip(*slopes, strict=True))
+
+
+class Weights(nn.Module):
+    """A given weight for each sequence, or each token, whatever the text."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.weight[: len(tokens)]
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_weights_of_sequences_and_of_tokens(per_token: bool, normalize: bool) -> None:
+    model, batch = Bigram(), batch_of(6)
+    weight = torch.rand(6, LENGTH, dtype=torch.float64) if per_token else torch.rand(6, dtype=torch.float64)
+    output = weighted_next_token(
+        batch, model=BoundModule(model), weigher=BoundModule(Weights(weight)), normalize=normalize
+    )
+    of_token = weight.numpy() if per_token else np.repeat(weight.numpy()[:, None], LENGTH, axis=1)
+    losses = numpy_losses(model, batch)
+    expected = (of_token * losses).sum() / (of_token.sum() if normalize else losses.size)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-12)
+    assert output.metrics["mean_weight"].item() == pytest.approx(of_token.mean())
+    assert output.metrics["bits_per_token"].item() == pytest.approx(losses.mean() / math.log(2))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_mixture_is_the_loss_under_its_shares(normalize: bool) -> None:
+    """Of batches that hold all domains alike, it is exactly the sum of the domains' losses by their shares."""
+    model, batch, mixture = Bigram(), batch_of(4 * NUM_DOMAINS), MixtureWeights(NUM_DOMAINS).double()
+    mixture.logits.data = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
+    output = mixture_next_token(batch, model=BoundModule(model), mixture=BoundModule(mixture), normalize=normalize)
+    share = np.exp([0.3, -1.0, 2.0]) / np.exp([0.3, -1.0, 2.0]).sum()
+    losses, domain = numpy_losses(model, batch), batch["domain"].numpy()
+    expected = sum(share[number] * losses[domain == number].mean() for number in range(NUM_DOMAINS))
+    assert output.loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_gradient_of_a_mixture(normalize: bool) -> None:
+    """Through three steps of training, against differences of what the model has learned after them."""
+
+    def program(logits: Tensor) -> Program:
+        mixture = MixtureWeights(NUM_DOMAINS).double()
+        mixture.logits.data = logits.clone()
+        train, meta = batch_of(30, seed=1), batch_of(9, seed=2)
+        upper = Problem(
+            "mixture",
+            mixture,
+            next_token,
+            roles={"model": "model"},
+            stream=Stream(InMemoryTensors(meta), 9, shuffle=False),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+        )
+        lower = Problem(
+            "model",
+            Bigram(),
+            lambda batch, *, model, mixture: mixture_next_token(
+                batch, model=model, mixture=mixture, normalize=normalize
+            ),
+            roles={"model": "model", "mixture": "mixture"},
+            stream=Stream(InMemoryTensors(train), 10, shuffle=False),
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+            hypergradient=Unrolled(),
+            unroll_steps=3,
+        )
+        return Program([upper, lower], Graph({"mixture": ["model"]}, {"model": ["mixture"]}))
+
+    def trained(logits: Tensor) -> float:
+        made = program(logits)
+        schedule = Schedule(made)
+        for _ in range(3):
+            schedule.tick()
+        module = made.problems["model"].module
+        return float(next_token(batch_of(9, seed=2), model=BoundModule(module)).loss.detach())
+
+    start = torch.tensor([0.2, -0.4, 0.5], dtype=torch.float64)
+    made = program(start)
+    schedule = Schedule(made)
+    for _ in range(2):
+        assert "mixture" not in schedule.tick()
+    assert "mixture" in schedule.tick()
+    # Its step is the gradient.
+    slope = start - made.problems["mixture"].module.logits.detach()
+    epsilon = 1e-5
+    for number in range(NUM_DOMAINS):
+        offset = epsilon * torch.eye(NUM_DOMAINS).double()[number]
+        expected = (trained(start + offset) - trained(start - offset)) / (2 * epsilon)
+        assert slope[number].item() == pytest.approx(expected, rel=1e-6, abs=1e-10)
+    assert slope.abs().max() > 1e-4
+
+
+def test_the_parts_of_a_task() -> None:
+    model = Bigram()
+    episode = {"support": batch_of(2, seed=1), "query": batch_of(3, seed=2)}
+    for part in ("support", "query"):
+        output = episode_next_token(episode, model=BoundModule(model), part=part)  # type: ignore[arg-type]
+        expected = numpy_losses(model, episode[part]).mean()
+        assert output.loss.item() == pytest.approx(expected, rel=1e-12)
+        assert output.metrics["bits_per_token"].item() == pytest.approx(expected / math.log(2))
+    start = BoundModule(Bigram(seed=1))
+    far = episode_next_token(episode, model=BoundModule(model), start=start, proximity=0.3)
+    distance = (model.table - Bigram(seed=1).table).square().sum()
+    assert torch.allclose(far.loss - 0.15 * distance, episode_next_token(episode, model=BoundModule(model)).loss)
+
+
+def test_adaptation_to_documents_equals_torch_optim() -> None:
+    model = Bigram()
+    tasks = [{"support": batch_of(2, seed=seed), "query": batch_of(3, seed=seed + 10)} for seed in range(3)]
+    batch = {
+        part: {key: torch.stack([task[part][key] for task in tasks]) for key in ("input", "target")}
+        for part in ("support", "query")
+    }
+    found = few_shot_adaptation([batch], model=BoundModule(model), kind="next_token", num_steps=2, lr=0.5)
+    curves = []
+    for task in tasks:
+        copy = Bigram()
+        optimizer = torch.optim.SGD(copy.parameters(), lr=0.5)
+        curve = [numpy_losses(copy, task["query"]).mean()]
+        for _ in range(2):
+            optimizer.zero_grad()
+            next_token(task["support"], model=BoundModule(copy)).loss.backward()
+            optimizer.step()
+            curve.append(numpy_losses(copy, task["query"]).mean())
+        curves.append(curve)
+    assert found["query"].tolist() == pytest.approx(np.mean(curves, axis=0).tolist(), rel=1e-10)
+
+
+def test_what_a_mixture_has_found() -> None:
+    mixture = MixtureWeights(3)
+    mixture.logits.data = torch.tensor([0.5, 0.25, 0.25]).log()
+    batches = [{"domain": torch.tensor([0, 0, 1])}, {"domain": torch.tensor([1, 0])}]
+    found = mixture_analysis(batches, mixture=BoundModule(mixture))
+    assert found["share"].tolist() == pytest.approx([0.5, 0.25, 0.25])
+    assert found["share_of_split"].tolist() == pytest.approx([0.6, 0.4, 0.0])
+    assert found["share_1"].item() == pytest.approx(0.25)
+    assert found["perplexity"].item() == pytest.approx(2**1.5)
+
+
+def test_what_a_weigher_has_found() -> None:
+    weight = torch.tensor([0.1, 0.2, 0.3, 0.6])
+    batches = [{"input": torch.zeros(4, 2), "domain": torch.tensor([0, 2, 2, 0])}]
+    found = text_weight_analysis(batches, weigher=BoundModule(Weights(weight)))
+    assert found["weight"].tolist() == pytest.approx(weight.tolist())
+    means = {name: value.item() for name, value in found.items() if value.dim() == 0}
+    assert means == pytest.approx({"mean_weight": 0.3, "mean_weight_0": 0.35, "mean_weight_2": 0.25})
+    by_token = torch.stack([weight, 3 * weight], dim=1)
+    found = text_weight_analysis(batches, weigher=BoundModule(Weights(by_token)))
+    assert found["weight"].tolist() == pytest.approx((2 * weight).tolist())
