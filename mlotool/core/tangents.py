@@ -3,6 +3,8 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from typing import TypeVar
 
 from torch import Tensor
@@ -55,13 +57,16 @@ def joined(values: Sequence[T], tangents: Sequence[Tensor | None]) -> list[T]:
 @contextmanager
 def dual_level() -> Iterator[None]:
     """Open a level of forward mode, without the warning that torch gives of its own code at the first one."""
+    _load()
+    with forward_ad.dual_level():
+        yield
+
+
+@cache
+def _load() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
-        forward_ad.enter_dual_level()
-    try:
-        yield
-    finally:
-        forward_ad.exit_dual_level()
+        import_module("torch._decomp.decompositions_for_jvp")
 
 
 def any_has_tangent(tensors: Sequence[Tensor]) -> bool:

@@ -18,7 +18,7 @@ from mlotool.hypergradient.diagnostics.quality import assess
 from mlotool.hypergradient.diagnostics.radius import warn_of_radius
 from mlotool.hypergradient.differentiable_pullback import differentiable_pullback
 from mlotool.hypergradient.implicit_state import ImplicitState, TracedSolve, keep_start, start_for
-from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ReverseProduct
+from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
@@ -32,11 +32,12 @@ class Implicit(AbstractHypergradient):
 
     Args:
         solver: approximates `H^-1 v`.
-        product: how `H u` and `M^T q` are computed: "reverse" (double backward, exact) or "finite_difference"
-            (central differences; no second-order graph). These see through `detach` and `torch.no_grad` in the loss,
-            unlike through `stop_gradient`; the first pullback of a problem looks whether that matters, and warns.
-            Where the problem both shapes and reads a lower one, that one's solution moves along by its derivative,
-            which costs a solve there a product.
+        product: how `H u` and `M^T q` are computed: "reverse" (double backward, exact), "forward" (forward mode over
+            reverse mode, exact; no graph of the gradient, and an evaluation for each product) or "finite_difference"
+            (central differences; no graph of the gradient). Differences see through `detach` and `torch.no_grad` in the
+            loss, unlike through `stop_gradient`; the first pullback of a problem looks whether that matters, and warns.
+            Where the problem both shapes and reads a lower one, that one's solution moves along by its derivative, with
+            either of the last two, which costs a solve there a product.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
@@ -62,7 +63,7 @@ class Implicit(AbstractHypergradient):
     """
 
     solver: AbstractSolver
-    product: Literal["reverse", "finite_difference"] = "reverse"
+    product: Literal["reverse", "forward", "finite_difference"] = "reverse"
     curvature: Literal["total", "partial"] = "total"
     batch: Literal["last", "fresh"] = "last"
     radius: float | None = None
@@ -99,13 +100,14 @@ class Implicit(AbstractHypergradient):
 
     @property
     def is_traceable(self) -> bool:  # type: ignore[override]
-        """Unless it begins at the last solution, reports, or has a solver that keeps something."""
-        return self.solver.is_traceable and not self.warm_start and not self.report_every
+        """Unless it begins at the last solution, reports, takes tangents, or has a solver that keeps something."""
+        is_kept = self.warm_start or self.report_every
+        return self.solver.is_traceable and not is_kept and self.product != "forward"
 
     @property
     def differentiates_twice(self) -> bool:  # type: ignore[override]
-        """Products by reverse mode do; so do solvers that look at the loss themselves."""
-        return self.product == "reverse" or self.solver.uses_loss or self.report_every > 0
+        """Exact products do; so do solvers that look at the loss themselves."""
+        return self.product != "finite_difference" or self.solver.uses_loss or self.report_every > 0
 
     def pullback(self, view: LowerView, inputs: Vector) -> "_ImplicitPullback":
         """Return the pullback by the implicit function theorem."""
@@ -114,6 +116,11 @@ class Implicit(AbstractHypergradient):
     def check_problem(self, problem: str, num_tasks: int | None) -> None:
         """Refuse what the solver cannot do with."""
         self.solver.check(problem, num_tasks)
+
+    @property
+    def pushes_solutions(self) -> bool:  # type: ignore[override]
+        """Whether products are derivatives along directions."""
+        return self.product != "reverse"
 
     @property
     def moves_solutions(self) -> bool:  # type: ignore[override]
@@ -254,6 +261,8 @@ class _ImplicitPullback:
     def _product(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
             return FiniteDifferenceProduct(view, theta, inputs, wanted, self.settings.radius)
+        if self.settings.product == "forward":
+            return ForwardProduct(view, theta, inputs, wanted)
         return ReverseProduct(view, theta, inputs, wanted)
 
     def _solve(

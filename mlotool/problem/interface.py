@@ -234,6 +234,7 @@ class AbstractHypergradient(ABC):
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept, whatever they take.
         is_persistent: whether it has rollouts of its own that go on from one gradient to the next.
         moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
+        pushes_solutions: whether it needs to know how solutions inside the loss move (`push`).
         can_push: whether it can tell how the solution moves with its inputs (`push`).
         needs_full_precision: whether it compares losses or gradients at nearby points, which autocast would blur.
         is_constant: whether it takes the solution for a constant, so that no gradient passes through.
@@ -252,6 +253,7 @@ class AbstractHypergradient(ABC):
     differentiates_twice: bool = False
     horizon: int | None = None
     moves_solutions: bool = False
+    pushes_solutions: bool = False
     can_push: bool = False
 
     @abstractmethod

@@ -69,7 +69,7 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
         for other in {role.problem for role in problem.roles.values()}:
             settings = ProblemSettings(compile=problems[other].settings.compile)
             check(Case(other, settings, algorithm=algorithm, solution=name, is_differentiated=is_differentiated))
-        if is_nested and algorithm.moves_solutions:
+        if is_nested and algorithm.pushes_solutions:
             _check_moved(problem, problems, steps)
         algorithm.check_problem(name, problem.settings.tasks)
         num_draws = problem.settings.unroll_steps * problem.settings.accumulate_batches
@@ -102,12 +102,13 @@ def _is_nested(problem: Problem, steps: Steps) -> bool:
 
 
 def _check_moved(problem: Problem, problems: Mapping[str, Problem], steps: Steps) -> None:
-    """Refuse differences of a total gradient where it is not known how the solutions inside move along."""
+    """Refuse derivatives of a total gradient along directions where it is not known how the solutions inside move."""
+    product = getattr(algorithm_of(problem), "product", None)
     for node in steps[problem.name]:
         algorithm = algorithm_of(problems[node.problem])
         if not algorithm.can_push:
             raise ConfigError(
-                f"problems.{problem.name}.hypergradient.product: found finite_difference, but '{problem.name}' both "
+                f"problems.{problem.name}.hypergradient.product: found {product}, but '{problem.name}' both "
                 f"shapes and reads '{node.problem}', and {type(algorithm).__name__} does not tell how the solution "
                 f"of '{node.problem}' moves; expected an implicit hypergradient there, or reverse products here. "
                 f"Write +hypergradient@problems.{problem.name}.hypergradient=cg."

@@ -48,6 +48,7 @@ def _implicit(make: Callable[[], AbstractSolver], product: Any) -> Callable[[], 
 DIFFERENTIATED: dict[str, Callable[[], AbstractHypergradient]] = {
     **{name: _implicit(make, "reverse") for name, make in SOLVERS.items()},
     **{f"{name}_difference": _implicit(make, "finite_difference") for name, make in SOLVERS.items()},
+    **{f"{name}_forward": _implicit(make, "forward") for name, make in SOLVERS.items()},
     "fresh": lambda: Implicit(Neumann(3, 0.1), batch="fresh"),
     "warm": lambda: Implicit(FixedPoint(3, 0.1), warm_start=True, report_every=2),
     "unrolled": Unrolled,

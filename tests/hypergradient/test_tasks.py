@@ -182,7 +182,7 @@ def test_a_small_task_has_a_finite_difference_of_its_own() -> None:
     assert torch.allclose(differences.cross(vector)[0], exact.cross(vector)[0], rtol=1e-7)
 
 
-@pytest.mark.parametrize("product", ["reverse", "finite_difference"])
+@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
 @pytest.mark.parametrize(
     "make",
     [lambda: NormalEquationConjugateGradient(200, 1e-11), lambda: Neumann(4, 0.05), lambda: Nystrom(4, 1.0)],
