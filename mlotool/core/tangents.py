@@ -26,7 +26,7 @@ def apart(tensors: Sequence[T]) -> tuple[list[T], list[Tensor | None]]:
         >>> values, tangents
         ([tensor([1.]), tensor([1.])], [tensor([0.]), None])
     """
-    if forward_ad._current_level < 0:
+    if not in_dual_level():
         return list(tensors), [None] * len(tensors)
     values, tangents = list[T](), list[Tensor | None]()
     for each in tensors:
@@ -56,17 +56,28 @@ def joined(values: Sequence[T], tangents: Sequence[Tensor | None]) -> list[T]:
 
 @contextmanager
 def dual_level() -> Iterator[None]:
-    """Open a level of forward mode, without the warning that torch gives of its own code at the first one."""
+    """Open a level of forward mode, also within a custom autograd function, where all tangents would be lost."""
     _load()
-    with forward_ad.dual_level():
+    with forward_ad.dual_level(), forward_ad._set_fwd_grad_enabled(True):
         yield
 
 
 @cache
 def _load() -> None:
+    """Load torch's formulas without the warning that it gives of its own code."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.script.* is deprecated", category=FutureWarning)
         import_module("torch._decomp.decompositions_for_jvp")
+
+
+def in_dual_level() -> bool:
+    """Return whether a level of forward mode is open; torch has one at a time.
+
+    Example:
+        >>> in_dual_level()
+        False
+    """
+    return forward_ad._current_level >= 0
 
 
 def any_has_tangent(tensors: Sequence[Tensor]) -> bool:
@@ -80,4 +91,4 @@ def any_has_tangent(tensors: Sequence[Tensor]) -> bool:
         >>> any_has_tangent([torch.ones(1)])
         False
     """
-    return forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(each).tangent is not None for each in tensors)
+    return in_dual_level() and any(forward_ad.unpack_dual(each).tangent is not None for each in tensors)

@@ -12,7 +12,9 @@ from torch import Tensor
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
+from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing, report
+from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
 from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
 from mlotool.hypergradient.diagnostics.quality import assess
 from mlotool.hypergradient.diagnostics.radius import warn_of_radius
@@ -186,6 +188,8 @@ class _ImplicitPullback:
         settings, problem = self.settings, self._unpaired.problem
         loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
         before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None
+        if settings.product == "forward":
+            check_forward_product(self._unpaired, theta, inputs, tuple(wanted))
         product = self._product(loss, theta, inputs, wanted)
         start = start_for(problem, cotangent) if settings.warm_start else None
         solution = self._solve(product, cotangent, theta, inputs, start)
@@ -261,7 +265,8 @@ class _ImplicitPullback:
     def _product(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
             return FiniteDifferenceProduct(view, theta, inputs, wanted, self.settings.radius)
-        if self.settings.product == "forward":
+        # Forward mode has one level: within a product of a problem above, what is solved here takes double backward.
+        if self.settings.product == "forward" and not in_dual_level():
             return ForwardProduct(view, theta, inputs, wanted)
         return ReverseProduct(view, theta, inputs, wanted)
 

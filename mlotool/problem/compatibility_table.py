@@ -7,12 +7,8 @@ combined with; a row holds for it where both of its features do. `compatibility.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mlotool.problem.compatibility_case import Case
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -105,8 +101,11 @@ FEATURES: Mapping[str, Feature] = {
     "hypergradient": Feature(
         "a solution that is differentiated", lambda case: case.algorithm is not None and not case.algorithm.is_constant
     ),
-    "twice": Feature("second derivatives (reverse products, Unrolled, SABA)", _algorithm("differentiates_twice")),
+    "twice": Feature(
+        "second derivatives (reverse and forward products, Unrolled, SABA)", _algorithm("differentiates_twice")
+    ),
     "differences": Feature("`product: finite_difference`", _algorithm("moves_solutions")),
+    "forward": Feature("`product: forward`", lambda case: getattr(case.algorithm, "product", None) == "forward"),
     "approximate": Feature("a solver whose derivative is not known", _approximates),
     "unrolled": Feature("Unrolled, EvolutionStrategies", _algorithm("sees_steps")),
     "persistent": Feature("`persistent: true`", _algorithm("is_persistent")),
@@ -333,6 +332,7 @@ ROWS: tuple[Row, ...] = (
             ("graphs", "the hypergradient of '{solution}' keeps the graphs of the steps of '{solution}'"),
             ("compile", "the module of '{name}' is compiled by itself"),
             ("shard", "the parameters of '{name}' are divided among ranks"),
+            ("forward", "the hypergradient of '{solution}' takes tangents, which a trace does not record"),
             (
                 "remembering",
                 "the hypergradient of '{solution}' keeps something from one use to the next, or decides by values",

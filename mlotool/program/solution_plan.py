@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.optim import SGD
 
 from mlotool.core.precision import full_precision
+from mlotool.core.tangents import any_has_tangent
 from mlotool.problem.batch_share import Share
 from mlotool.problem.interface import (
     AbstractHypergradient,
@@ -19,7 +21,7 @@ from mlotool.problem.interface import (
     Vector,
 )
 from mlotool.problem.problem import Problem
-from mlotool.problem.pullback import Connected
+from mlotool.problem.pullback import Connected, Pullback
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.stream import Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
@@ -31,7 +33,7 @@ from mlotool.program.learned_hyperparameters import learned_hyperparameters, sta
 from mlotool.program.loss_plan import Tensors, Values
 from mlotool.program.moment import NOW, Moment
 from mlotool.program.simulated_steps import check_simulation, simulated_batches
-from mlotool.program.solution_node import Solution
+from mlotool.program.solution_node import Node, solution
 from mlotool.program.solution_order import SolutionNode
 from mlotool.program.solution_tangents import moved, push
 
@@ -114,16 +116,26 @@ class SolutionPlan:
             direct: the reader's loss at other values, without solutions.
         """
         inputs = self.flat_inputs(values)
-        if not self.is_simulated(moment) and not any(tensor.requires_grad for tensor in inputs):
+        is_constant = not (any(tensor.requires_grad for tensor in inputs) or any_has_tangent(inputs))
+        if is_constant and not self.is_simulated(moment):
             values[self.number] = self._theta(moment)
             return
-        pullback = self.algorithm.pullback(self.view(values, inputs, moment, direct), inputs)
+        view = self.view(values, inputs, moment, direct)
+        pullback = self.algorithm.pullback(view, inputs)
         if pullback is None:
             values[self.number] = self._theta(moment)
         elif isinstance(pullback, Connected):
             values[self.number] = pullback.outputs
         else:
-            values[self.number] = Solution.apply(self._engine.rank_mean, self._engine.random, pullback, *inputs)
+            node = Node(self._engine.rank_mean, self._engine.random, pullback, view.devices)
+            values[self.number] = solution(node, inputs, partial(self._push, view, pullback))
+
+    def _push(self, view: LowerView, pullback: Pullback, inputs: Vector, directions: Vector) -> list[Tensor]:
+        # The pullback's own has its random numbers.
+        own = getattr(pullback, "push", None)
+        if own is None:
+            return self.algorithm.push(view, inputs, directions)
+        return list(own(pullback.outputs, inputs, directions))
 
     def roll_out(self, values: Values, moment: Moment, particle: Particle | None) -> None:
         """Put into `values` what theta*_l would have been for the values of its inputs."""

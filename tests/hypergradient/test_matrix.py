@@ -240,29 +240,40 @@ def by_problem(**algorithms: AbstractHypergradient) -> Callable[[], AbstractHype
 
 
 @pytest.mark.parametrize("shapes_both", [True, False], ids=["shapes-both", "shapes-the-middle"])
-@pytest.mark.parametrize("low", ["reverse", "finite_difference"])
+@pytest.mark.parametrize(
+    ("low", "mid"),
+    [
+        ("reverse", "finite_difference"),
+        ("finite_difference", "finite_difference"),
+        ("forward", "finite_difference"),
+        ("reverse", "forward"),
+        ("forward", "forward"),
+        ("forward", "reverse"),
+    ],
+)
 @pytest.mark.parametrize("solver", ["exact", "cg", "normal_cg"])
-def test_finite_differences_in_a_nested_program(solver: str, low: str, shapes_both: bool) -> None:
-    """The lower solution follows the perturbed parameters."""
+def test_products_in_a_nested_program(solver: str, low: str, mid: str, shapes_both: bool) -> None:
+    """The lower solution follows the parameters that move."""
     case = programs.nested(CUBIC, shapes_both)
     make = CONVERGED[solver]
     make_both = by_problem(
-        low=Implicit(make(0.2, 1e-9), product=low), mid=Implicit(make(0.2, 1e-9), product="finite_difference")
+        low=Implicit(make(0.2, TOLERANCE[mid]), product=low), mid=Implicit(make(0.2, TOLERANCE[mid]), product=mid)
     )
     found = case.program(make_both).gradient("top")["x"]
-    assert relative_error(found, case.reference()) < ACCURACY["finite_difference"]
+    assert relative_error(found, case.reference()) < max(ACCURACY[low], ACCURACY[mid])
 
 
-def test_finite_differences_above_a_nested_program() -> None:
+@pytest.mark.parametrize("product", ["forward", "finite_difference"])
+def test_products_above_a_nested_program(product: str) -> None:
     """Two solutions follow, one inside the other."""
     case = programs.doubly_nested(CUBIC)
     exact = Implicit(Exact())
-    differences = Implicit(Exact(), product="finite_difference")
-    found = case.program(by_problem(low=exact, mid=exact, high=differences)).gradient("top")["x"]
-    assert relative_error(found, case.reference()) < ACCURACY["finite_difference"]
+    high = Implicit(Exact(), product=product)
+    found = case.program(by_problem(low=exact, mid=exact, high=high)).gradient("top")["x"]
+    assert relative_error(found, case.reference()) < ACCURACY[product]
 
 
-def test_finite_differences_with_random_numbers_and_constants_in_a_nested_program() -> None:
+def test_products_with_random_numbers_and_constants_in_a_nested_program() -> None:
     """All evaluations of one pullback draw the same numbers, and take the same values behind stop_gradient."""
 
     def noisy(loss: Callable[..., Tensor], amount: float) -> Callable[..., Tensor]:
@@ -276,14 +287,15 @@ def test_finite_differences_with_random_numbers_and_constants_in_a_nested_progra
 
     case = programs.nested(CUBIC)
     found = []
-    for product in ("reverse", "finite_difference"):
+    for product in ("reverse", "forward", "finite_difference"):
         program = case.program(by_problem(low=Implicit(Exact()), mid=Implicit(Exact(), product=product)))
         # Reverse products draw for the lower problem once, finite differences also for the way that it moves.
         for name, amount in (("low", 0.0), ("mid", 1.0)):
             program.problems[name].loss = noisy(case.losses[name], amount)
         program.random.manual_seed(0)
         found.append(program.gradient("top")["x"])
-    assert relative_error(found[1], found[0]) < ACCURACY["finite_difference"]
+    assert relative_error(found[1], found[0]) < ACCURACY["forward"]
+    assert relative_error(found[2], found[0]) < ACCURACY["finite_difference"]
     assert relative_error(found[0], case.reference()) > 1e-3
 
 

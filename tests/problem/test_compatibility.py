@@ -76,6 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
     "hypergradient": {"algorithm": Implicit(Identity()), "solution": "low", "reader": "top"},
     "twice": {"algorithm": Implicit(Identity())},
     "differences": {"algorithm": Implicit(Identity(), "finite_difference")},
+    "forward": {"algorithm": Implicit(Identity(), "forward")},
     "approximate": {"algorithm": Implicit(Nystrom(rank=2))},
     "unrolled": {"algorithm": Unrolled()},
     "persistent": {"algorithm": EvolutionStrategies(persistent=True)},
@@ -140,6 +141,7 @@ HELD: dict[str, dict[str, Any]] = {
     "line_search": {"optimizer": partial(torch.optim.LBFGS, max_iter=2)},
     "reverse": {"hypergradient": Implicit(ConjugateGradient(3))},
     "differences": {"hypergradient": Implicit(Identity(), "finite_difference")},
+    "forward": {"hypergradient": Implicit(ConjugateGradient(3), "forward")},
     "unrolled": {"hypergradient": Unrolled()},
     "penalty": {"hypergradient": Penalty(multiplier=10.0, num_steps=2, step_size=0.1)},
     "saba": {"hypergradient": SABA(0.1)},
@@ -154,7 +156,7 @@ ROWS_OF = {
     "evolution": {"evolution", "unrolled"},
     "persistent": {"persistent", "unrolled"},
 }
-ALGORITHMS = {"reverse", "differences", "unrolled", "penalty", "saba", "evolution", "persistent"}
+ALGORITHMS = {"reverse", "forward", "differences", "unrolled", "penalty", "saba", "evolution", "persistent"}
 
 
 def lower_loss(batch: Tensor, *, w: Any, u: Any) -> Tensor:

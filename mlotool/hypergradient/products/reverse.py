@@ -44,6 +44,12 @@ class ReverseProduct(AbstractProduct):
             factor = torch.full_like(loss, self._scale or 1.0)
             self._gradient = vector_jacobian([loss], self._theta, [factor], create_graph=True)
 
+    @property
+    def gradient(self) -> list[Tensor]:
+        """The gradient at the point, one tensor a parameter."""
+        found = [each.detach() for each in self._gradient]
+        return found if self._scale is None else scaled(found, 1.0 / self._scale)
+
     def own_hessian(self, vector: Vector) -> list[Tensor]:
         """Return `H u`."""
         return self._product(self._theta, vector, retain=True)

@@ -1,0 +1,92 @@
+"""Whether products by forward mode are those by double backward: looked at once a problem, on its real batch.
+
+Forward mode carries tangents through what double backward takes for a constant (`tensor.data`), and a function of one's
+own may have a formula for one mode that is not that of the other. The results differ then by as much as their size, and
+nothing in a run would say so.
+"""
+
+import logging
+
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.replay import RandomState
+from mlotool.core.tangents import in_dual_level
+from mlotool.hypergradient.products import ForwardProduct, ReverseProduct
+from mlotool.hypergradient.vector import add, norm, scaled
+from mlotool.problem.interface import LowerView, Vector
+
+_log = logging.getLogger("mlotool")
+
+_TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-2}
+_TOLERANCE_OF_AUTOCAST = 0.1
+
+_DIFFERENT = (
+    "problems.{problem}.hypergradient.product: found forward, whose product with {what} differs from that of double "
+    "backward by {error:.2g} of its size, along a random direction; expected the same up to rounding. Something in the "
+    "loss has another derivative in forward mode: look for tensor.data (write tensor.detach()), and for "
+    "autograd.Functions of your own. Or write product: reverse."
+)
+
+
+def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted: tuple[bool, ...]) -> None:
+    """Compare `H u` and `M^T u` with those of double backward along a random direction, once a problem.
+
+    Args:
+        view: of the problem.
+        theta: the point.
+        inputs: what shapes the problem.
+        wanted: which of the inputs want a cotangent.
+
+    Raises:
+        ConfigError: they differ.
+
+    Example:
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = (torch.tensor([2.0]),), [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), theta, loss)
+        >>> check_forward_product(view, theta, inputs, (True,))  # nothing to refuse
+    """
+    traits = view.problem.traits
+    if traits.has_compared_forward or in_dual_level():
+        return
+    traits.has_compared_forward = True
+    random = RandomState(view.devices)
+    try:
+        with random.replayed():
+            reverse = ReverseProduct(view, theta, inputs, wanted)
+            slope, direction = norm(reverse.gradient), _direction(theta)
+            expected = {"H": reverse.own_hessian(direction), "M": reverse.cross(direction)}
+    except torch.OutOfMemoryError:
+        _log.info(
+            "problems.%s.hypergradient: products by forward mode were not compared with double backward, which does "
+            "not fit into memory.",
+            view.problem.name,
+        )
+        return
+    with random.replayed():
+        hessian, cross = ForwardProduct(view, theta, inputs, wanted).pull(direction)
+    is_full = view.problem.precision == "fp32"
+    tolerance = _TOLERANCES.get(theta[0].dtype, _TOLERANCE_OF_AUTOCAST) if is_full else _TOLERANCE_OF_AUTOCAST
+    # A product of about zero is rounding: what counts is its size beside the gradient's, by which it would change.
+    floor = tolerance * torch.finfo(theta[0].dtype).eps ** 0.5 * slope
+    for what, found in {"H": hessian, "M": cross}.items():
+        if not found:
+            continue
+        error = norm(add(found, expected[what], -1.0))
+        size = torch.maximum(norm(found), norm(expected[what]))
+        if not bool(error <= tolerance * size + floor):
+            share = float(error / size)
+            raise ConfigError(_DIFFERENT.format(problem=view.problem.name, what=what, error=share))
+
+
+def _direction(theta: Vector) -> list[Tensor]:
+    """Return a direction, the same each time, about as long as the parameters."""
+    found = []
+    for number, tensor in enumerate(theta):
+        generator = torch.Generator(tensor.device).manual_seed(number)
+        found.append(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device))
+    length = norm(theta)
+    return scaled(found, torch.where(length > 0, length, 1.0) / norm(found))
