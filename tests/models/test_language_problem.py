@@ -150,3 +150,12 @@ def test_what_a_layer_more_costs_is_its_parameters_and_its_input(product: Any) -
             peaks.setdefault(is_again, []).append(live.peak)
     plain, again = ((long - short) / 4 for short, long in peaks.values())
     assert again < 0.35 * plain
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_forward_products_change_nothing(chunk: int | None) -> None:
+    reverse, forward = (
+        _after(_program(Implicit(Neumann(3, 0.1), kind), chunk, 0.3)) for kind in ("reverse", "forward")
+    )
+    torch.testing.assert_close(forward, reverse, rtol=1e-10, atol=1e-12)
