@@ -9,7 +9,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def read_pretrained(folder: str, loader: str, kind: str, example: str, known: str, **options: Any) -> Any:
-    """Return the model of a folder, in eval mode, with attention that has second derivatives.
+    """Return the model of a folder, in fp32 and eval mode, with attention that has second derivatives.
 
     Args:
         folder: with config.json and model.safetensors, as `save_pretrained` writes them.
@@ -38,7 +38,7 @@ def read_pretrained(folder: str, loader: str, kind: str, example: str, known: st
             f"folder={folder} needs transformers, which is not installed; expected it. Run pip install 'mlotool[text]'."
         ) from error
     try:
-        return getattr(transformers, loader).from_pretrained(
+        model = getattr(transformers, loader).from_pretrained(
             str(path),
             local_files_only=True,
             trust_remote_code=False,
@@ -51,6 +51,8 @@ def read_pretrained(folder: str, loader: str, kind: str, example: str, known: st
             f"folder={folder}: no {kind} could be read ({str(error).splitlines()[0]}); expected {known} or one like "
             "it. Give the folder of another one."
         ) from error
+    # From transformers 5 on parameters are in the file's precision, but optimizers step those in fp32.
+    return model.float()
 
 
 def check_fits(folder: str, kind: str, name: str, found: int, limit: int) -> None:

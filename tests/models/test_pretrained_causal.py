@@ -78,6 +78,13 @@ def test_it_plays_roles_and_weighs(tmp_path: Path) -> None:
     torch.testing.assert_close(SequenceWeigher(model, initial=0.2)(tokens), torch.full((2,), 0.2))
 
 
+def test_parameters_are_in_fp32_whatever_the_file_has(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = _saved("GPT2", tmp_path)
+    transformers.GPT2LMHeadModel.from_pretrained(folder).bfloat16().save_pretrained(folder)
+    assert {each.dtype for each in PretrainedCausalLM(folder, 11, 12).parameters()} == {torch.float32}
+
+
 def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = _saved("GPT2", tmp_path)
     with pytest.raises(ConfigError, match=r"vocabulary_size=12; expected at most 11, as the model in folder=.*=11\."):
