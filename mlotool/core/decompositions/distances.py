@@ -1,0 +1,40 @@
+"""Distances between rows, written out."""
+
+import torch
+from torch import Tensor
+
+_MOST_ROWS = 25
+"""Above this, torch takes matrix products for Euclidean distances."""
+
+
+def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
+    """Return `|x_i - y_j|_p`.
+
+    Args:
+        x1: (..., P, M).
+        x2: (..., R, M).
+        p: of the norm.
+        compute_mode: as torch takes it. With matrix products the memory is P R; else P R M.
+    """
+    many = max(x1.shape[-2], x2.shape[-2]) > _MOST_ROWS
+    if p == 2.0 and (compute_mode == "use_mm_for_euclid_dist" or (many and compute_mode.endswith("necessary"))):
+        squares = x1.square().sum(-1)[..., :, None] + x2.square().sum(-1)[..., None, :]
+        return _root(squares - 2.0 * (x1 @ x2.mT))
+    return _norm(x1[..., :, None, :] - x2[..., None, :, :], p)
+
+
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
+    """Return `|x_i - x_j|_p` for i < j."""
+    first, second = torch.triu_indices(len(input), len(input), 1, device=input.device)
+    return _norm(input[first] - input[second], p)
+
+
+def _norm(difference: Tensor, p: float) -> Tensor:
+    """Return norms along the last axis, of derivative zero at zero."""
+    return _root(difference.square().sum(-1)) if p == 2.0 else torch.linalg.vector_norm(difference, p, dim=-1)
+
+
+def _root(squares: Tensor) -> Tensor:
+    # Zero times an infinite slope would be NaN.
+    is_positive = squares > 0
+    return torch.where(is_positive, torch.where(is_positive, squares, 1.0).sqrt(), 0.0)

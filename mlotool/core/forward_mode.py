@@ -1,0 +1,176 @@
+"""Tangents of gradients (forward over reverse) of losses that were written for gradients alone.
+
+Three things in such a loss would otherwise fail, or go wrong without a word: operators without a derivative in forward
+mode; `torch.no_grad()` and `.data`, which stop gradients and let tangents pass; and what cannot be had at all.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import FrameType, FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.autograd import grad_mode
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from mlotool.core.decompositions import FORWARD, TWICE, Table
+from mlotool.core.not_differentiable import explain
+
+_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+
+_OPENED = (F.multi_head_attention_forward, torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+"""Functions of torch in Python that call operators of the tables, at once or in a backward pass."""
+
+_OWN = ("torch._functorch.", "mlotool.core.", "mlotool.hypergradient.", "mlotool.problem.", "mlotool.program.")
+"""Whose switching of gradients says nothing about tangents."""
+
+
+@contextmanager
+def forward_mode(problem: str) -> Iterator[None]:
+    """Evaluate a loss, and its backward pass, on tensors with tangents.
+
+    Operators without forward mode are replaced by equal ones that have it (`core/decompositions`). What is computed
+    under `torch.no_grad()`, and what `.data` returns, has no tangent, as it has no gradient.
+
+    Args:
+        problem: whose loss it is.
+
+    Raises:
+        ConfigError: the loss has an operator, or a construction, that has no tangents here.
+
+    Example:
+        >>> from torch.autograd import forward_ad
+        >>> from mlotool.core.tangents import dual_level
+        >>> with dual_level(), forward_mode("w"):
+        ...     x = forward_ad.make_dual(torch.zeros(1), torch.ones(1))
+        ...     gradient = torch.func.vjp(lambda x: F.silu(x).sum(), x)[1](torch.ones(()), create_graph=False)[0]
+        ...     forward_ad.unpack_dual(gradient).tangent
+        tensor([0.5000])
+    """
+    before = torch._C._is_fwd_grad_enabled()
+    with _explained(problem, "forward"), ExitStack() as stack:
+        # A compiled module takes the constants of its trace for the tangents of its inputs. It takes long to import.
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_ForwardMode())
+        try:
+            yield
+        finally:
+            torch._C._set_fwd_grad_enabled(before)
+
+
+@contextmanager
+def twice_differentiable_mode(problem: str) -> Iterator[None]:
+    """Evaluate a loss whose gradient is differentiated by a second backward pass (reverse over reverse).
+
+    Operators that fail there, or are silently wrong, are replaced by equal ones.
+
+    Args:
+        problem: whose loss it is.
+
+    Raises:
+        ConfigError: the loss has an operator that cannot be differentiated twice.
+
+    Example:
+        >>> x = torch.ones(2, 3, requires_grad=True)
+        >>> with twice_differentiable_mode("w"):
+        ...     loss = F.scaled_dot_product_attention(x, x, x).sum()
+        ...     slope = torch.autograd.grad(loss, x, create_graph=True)[0]
+        ...     bool(torch.autograd.grad(slope.square().sum(), x)[0].isfinite().all())
+        True
+    """
+    with _explained(problem, "reverse"), _Decomposition(TWICE):
+        yield
+
+
+@contextmanager
+def _explained(problem: str, product: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        found = explain(error, problem, product)
+        if found is None:
+            raise
+        raise found from error
+
+
+class _Decomposition(TorchFunctionMode):
+    """Puts other operators in the place of some.
+
+    Args:
+        table: from operators to these.
+    """
+
+    def __init__(self, table: Table) -> None:
+        super().__init__()
+        self._table = table
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `func`, or what stands in its place."""
+        other = self._table.get(func)
+        if other is not None:
+            return other(*args, **(kwargs or {}))
+        if func in _OPENED:
+            with self:
+                return _opened(func)(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+class _ForwardMode(_Decomposition):
+    """Decomposes, and drops tangents where gradients are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(FORWARD)
+        self._before: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `func`, or what stands in its place."""
+        if func is torch._C._set_grad_enabled:
+            self._mirror(sys._getframe(1), *args)
+        elif func == _DATA:
+            # Besides, torch refuses `.data` within `torch.vmap`.
+            return args[0].detach()
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _mirror(self, frame: FrameType | None, is_on: bool) -> None:
+        """Switch tangents as gradients are switched; at the end of a context, as they were at its beginning.
+
+        Gradients are often off where tangents live: within a backward pass, and in custom functions. So what the end of
+        `torch.no_grad` restores says nothing, and the context itself must be known: it is `self` in torch's frames.
+        """
+        context, is_end = None, False
+        while frame is not None and frame.f_code.co_filename == grad_mode.__file__:
+            context, is_end = frame.f_locals.get("self"), frame.f_code.co_name == "__exit__"
+            frame = frame.f_back
+        if frame is None or frame.f_globals.get("__name__", "").startswith(_OWN):
+            return
+        if not is_end:
+            before = torch._C._is_fwd_grad_enabled()
+            if context is not None:
+                self._before.setdefault(context, before)
+            torch._C._set_fwd_grad_enabled(is_on)
+        elif context in self._before:
+            torch._C._set_fwd_grad_enabled(self._before.pop(context))
+
+
+@cache
+def _opened(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of torch that does not ask modes to take its place, so that they see what it calls.
+
+    Such a function calls the mode again when it is called under it, and for the mode's own call there is no mode.
+    """
+    assert isinstance(function, FunctionType)
+    checks = [name for name in function.__globals__ if name.startswith("has_torch_function")]
+    scope = {**function.__globals__, **dict.fromkeys(checks, lambda *_: False)}
+    found = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, function.__closure__)
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found

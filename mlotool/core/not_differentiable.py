@@ -1,0 +1,101 @@
+"""What to say of a loss that torch cannot differentiate in the way of a second-order product."""
+
+import re
+from typing import NamedTuple
+
+from mlotool.core.errors import ConfigError
+
+_REVERSE = "product: reverse in the hypergradient of '{problem}'"
+_DIFFERENCE = "product: finite_difference in the hypergradient of '{problem}'"
+
+
+class _Case(NamedTuple):
+    """An error of torch.
+
+    Args:
+        pattern: of its text; the operator is a group.
+        found: in the loss.
+        expected: instead.
+        remedies: by product.
+    """
+
+    pattern: str
+    found: str
+    expected: str
+    remedies: dict[str, str]
+
+
+_OPERATOR = "operators that are differentiable twice"
+_TANGENTS = "operators that have tangents, and whose backward has"
+
+_CASES = (
+    _Case(
+        r"Trying to use forward AD with '?(?:aten::)?(?P<name>[\w., ]+?)'? that does not support it",
+        "{name}, an operator without forward mode",
+        _TANGENTS,
+        {"forward": f"Write {_REVERSE}, which needs no tangents"},
+    ),
+    _Case(
+        r"(?:the )?derivative for '?(?:aten::)?(?P<name>[\w.]+)'? is not implemented",
+        "{name}, an operator without a derivative",
+        _OPERATOR,
+        dict.fromkeys(("forward", "reverse"), f"Write {_DIFFERENCE}"),
+    ),
+    _Case(
+        r"don't yet support saved tensor hooks",
+        "hooks on saved tensors, as torch.utils.checkpoint sets them",
+        "none, since they do not see tangents",
+        {"forward": f"Write mlotool.remat(block, x) in place of checkpoint(block, x), or {_REVERSE}"},
+    ),
+    _Case(
+        r"must override the setup_context staticmethod",
+        "an autograd.Function whose forward takes ctx",
+        "one that torch.func can take: forward without ctx, setup_context, and jvp",
+        {"forward": f"Write it so, or write {_REVERSE}"},
+    ),
+    _Case(
+        r"You must implement the jvp function for custom autograd\.Function",
+        "an autograd.Function without jvp",
+        "one that has tangents",
+        {"forward": f"Add a staticmethod jvp(ctx, *tangents), or write {_REVERSE}"},
+    ),
+    _Case(
+        r"Trying to set a forward gradient that has a different size",
+        "an operator whose tangent torch computes in another shape than its value",
+        _TANGENTS,
+        {"forward": f"Write {_REVERSE}"},
+    ),
+    _Case(
+        r"ZeroTensors are immutable",
+        "an operator whose backward writes into a tangent that is zero everywhere",
+        _TANGENTS,
+        {"forward": f"Write {_REVERSE}"},
+    ),
+)
+
+
+def explain(error: BaseException, problem: str, product: str = "forward") -> ConfigError | None:
+    """Return what to say of an error of torch: operator, product and problem, and what to write; None of any other.
+
+    Args:
+        error: what came out of evaluating a loss, or its derivatives.
+        problem: whose loss it is.
+        product: that was computed: forward or reverse.
+
+    Example:
+        >>> error = NotImplementedError("Trying to use forward AD with _ctc_loss that does not support it because ...")
+        >>> str(explain(error, "w"))[:91]
+        'problems.w.loss: found _ctc_loss, an operator without forward mode, under product: forward;'
+    """
+    if isinstance(error, ConfigError) or not isinstance(error, RuntimeError | NotImplementedError):
+        return None
+    text = str(error)
+    for case in _CASES:
+        match = re.search(case.pattern, text)
+        if match is None or product not in case.remedies:
+            continue
+        found, remedy = case.found.format(**match.groupdict()), case.remedies[product].format(problem=problem)
+        return ConfigError(
+            f"problems.{problem}.loss: found {found}, under product: {product}; expected {case.expected}. {remedy}."
+        )
+    return None

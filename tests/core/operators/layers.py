@@ -1,0 +1,198 @@
+"""Activations, normalization, attention, and layers with parameters."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from tests.core.operators.building import (
+    CHOICE,
+    MASK,
+    Decoder,
+    Operators,
+    SelfAttention,
+    attention,
+    from_module,
+    normalized,
+    sampled,
+    seeded,
+)
+
+_NAMES = """
+    relu relu6 elu selu celu gelu silu mish hardswish hardsigmoid hardtanh hardshrink softshrink tanhshrink softplus
+    softsign tanh sigmoid logsigmoid leaky_relu rrelu
+"""
+ACTIVATIONS: Operators = {name: ("r3,4", getattr(F, name)) for name in _NAMES.split()} | {
+    "gelu tanh": ("r3,4", lambda x: F.gelu(x, approximate="tanh")),
+    "threshold": ("r3,4", lambda x: F.threshold(x, 0.1, 0.2)),
+    "prelu": ("r3,4 r1", F.prelu),
+    "rrelu train": ("r3,4", seeded(lambda x: F.rrelu(x, training=True))),
+    "glu": ("r3,4", F.glu),
+    "softmax": ("r3,4", lambda x: F.softmax(x, -1)),
+    "softmin": ("r3,4", lambda x: F.softmin(x, -1)),
+    "log_softmax": ("r3,4", lambda x: F.log_softmax(x, -1)),
+    "gumbel_softmax": ("r3,4", seeded(F.gumbel_softmax)),
+    "silu in place": ("r3,4", lambda x: F.silu(x * 1.0, inplace=True)),
+    "mish in place": ("r3,4", lambda x: F.mish(x * 1.0, inplace=True)),
+    "hardswish in place": ("r3,4", lambda x: F.hardswish(x * 1.0, inplace=True)),
+    "torch.nn.SiLU": ("r3,4", nn.SiLU()),
+}
+
+NORMS: Operators = {
+    "layer_norm": ("r3,4 r4 r4", lambda x, w, b: F.layer_norm(x, (4,), w, b)),
+    "rms_norm": ("r3,4 r4", lambda x, w: F.rms_norm(x, (4,), w)),
+    "group_norm": ("r3,4,2 r4 r4", lambda x, w, b: F.group_norm(x, 2, w, b)),
+    "group_norm plain": ("r3,4,2,2", lambda x: F.group_norm(x, 2)),
+    "torch.group_norm": ("r3,4,2 r4 r4", lambda x, w, b: torch.group_norm(x, 2, w, b)),
+    "instance_norm": ("r3,4,5 r4 r4", lambda x, w, b: F.instance_norm(x, weight=w, bias=b)),
+    "batch_norm train": ("r5,3 r3 r3", lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True)),
+    "batch_norm eval": (
+        "r5,3 r3 r3",
+        lambda x, w, b: F.batch_norm(x, torch.zeros_like(w), torch.ones_like(w), w, b),
+    ),
+    "BatchNorm1d": ("r5,3 r", from_module(lambda: nn.BatchNorm1d(3))),
+    "local_response_norm": ("r3,4,5", lambda x: F.local_response_norm(x, 2)),
+    "normalize": ("r3,4", F.normalize),
+    "torch.renorm": ("r3,4", lambda x: torch.renorm(x, 2, 0, 0.5)),
+    "weight_norm (utils)": ("r3,3 r", normalized(torch.nn.utils.weight_norm)),
+    "weight_norm (parametrizations)": ("r3,3 r", normalized(parametrizations.weight_norm)),
+    "torch._weight_norm": ("r3,4 r3,1", lambda v, g: torch._weight_norm(v, g, 0)),
+    "torch._weight_norm dim 1": ("r3,4 r1,4", lambda v, g: torch._weight_norm(v, g, 1)),
+    "torch._weight_norm dim -1": ("r3,4 p", lambda v, g: torch._weight_norm(v, g, -1)),
+    "spectral_norm (utils)": (
+        "r3,3 r",
+        from_module(lambda: torch.nn.utils.spectral_norm(nn.Linear(3, 2)), mode="eval"),
+    ),
+    "spectral_norm (parametrizations)": (
+        "r3,3 r",
+        from_module(lambda: parametrizations.spectral_norm(nn.Linear(3, 2)), mode="eval"),
+    ),
+    "orthogonal (parametrizations)": ("r3,3 r", from_module(lambda: parametrizations.orthogonal(nn.Linear(3, 3)))),
+}
+
+ATTENTION: Operators = {
+    "sdpa": ("r1,2,3,4 r1,2,3,4 r1,2,3,4", F.scaled_dot_product_attention),
+    "sdpa causal": (
+        "r1,2,3,4 r1,2,3,4 r1,2,3,4",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
+    ),
+    "sdpa boolean mask": (
+        "r1,2,3,4 r1,2,3,4 r1,2,3,4",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=MASK),
+    ),
+    "sdpa learned mask": (
+        "r1,2,3,4 r1,2,3,4 r1,2,3,4 r3,3",
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+    ),
+    "sdpa dropout": (
+        "r1,2,3,4 r1,2,3,4 r1,2,3,4",
+        seeded(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)),
+    ),
+    "sdpa grouped queries": (
+        "r1,4,3,4 r1,2,3,4 r1,2,3,4",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+    ),
+    "multi_head_attention_forward": ("r3,1,4 r12,4 r4,4", attention(need_weights=False)),
+    "multi_head_attention_forward weights": ("r3,1,4 r12,4 r4,4", attention()),
+    "MultiheadAttention": (
+        "r3,1,4 r",
+        from_module(lambda: SelfAttention()),
+    ),
+    "MultiheadAttention eval": ("r3,1,4 r", from_module(lambda: SelfAttention(), mode="eval")),
+    "TransformerEncoderLayer": ("r3,1,4 r", from_module(lambda: nn.TransformerEncoderLayer(4, 2, 6, 0.1))),
+    "TransformerEncoderLayer eval": (
+        "r3,1,4 r",
+        from_module(lambda: nn.TransformerEncoderLayer(4, 2, 6, batch_first=True), mode="eval"),
+    ),
+    "TransformerDecoderLayer": ("r3,1,4 r", from_module(lambda: Decoder())),
+}
+
+
+LAYERS: Operators = {
+    "linear": ("r3,4 r2,4 r2", F.linear),
+    "bilinear": ("r3,4 r3,2 r2,4,2 r2", F.bilinear),
+    "conv1d": ("r1,2,5 r3,2,2 r3", F.conv1d),
+    "conv2d": ("r1,2,4,4 r2,1,2,2 r2", lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1, groups=2)),
+    "conv2d dilated": ("r1,2,4,4 r3,2,2,2", lambda x, w: F.conv2d(x, w, dilation=2, padding="same")),
+    "conv3d": ("r1,1,3,3,3 r2,1,2,2,2", F.conv3d),
+    "conv_transpose1d": ("r1,2,3 r2,2,2", F.conv_transpose1d),
+    "conv_transpose2d": ("r1,2,3,3 r2,2,2,2 r2", lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2)),
+    "unfold": ("r1,2,3,3", lambda x: F.unfold(x, 2)),
+    "fold": ("r1,4,4", lambda x: F.fold(x, (3, 3), 2)),
+    "max_pool1d": ("r1,2,6", lambda x: F.max_pool1d(x, 2)),
+    "max_pool2d": ("r1,2,4,4", lambda x: F.max_pool2d(x, 2)),
+    "max_pool2d indices": ("r1,2,4,4", lambda x: F.max_pool2d(x, 2, return_indices=True)[0]),
+    "max_pool3d": ("r1,1,4,4,4", lambda x: F.max_pool3d(x, 2)),
+    "max_unpool2d": ("r1,1,4,4", lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)),
+    "avg_pool1d": ("r1,2,6", lambda x: F.avg_pool1d(x, 2)),
+    "avg_pool2d": ("r1,2,4,4", lambda x: F.avg_pool2d(x, 2)),
+    "avg_pool3d": ("r1,1,4,4,4", lambda x: F.avg_pool3d(x, 2)),
+    "adaptive_avg_pool1d": ("r1,2,6", lambda x: F.adaptive_avg_pool1d(x, 4)),
+    "adaptive_avg_pool2d": ("r1,2,4,4", lambda x: F.adaptive_avg_pool2d(x, 3)),
+    "adaptive_avg_pool3d": ("r1,1,4,4,4", lambda x: F.adaptive_avg_pool3d(x, 3)),
+    "adaptive_max_pool1d": ("r1,2,6", lambda x: F.adaptive_max_pool1d(x, 4)),
+    "adaptive_max_pool2d": ("r1,2,4,4", lambda x: F.adaptive_max_pool2d(x, 3)),
+    "adaptive_max_pool3d": ("r1,1,4,4,4", lambda x: F.adaptive_max_pool3d(x, 3)),
+    "fractional_max_pool2d": ("r1,1,5,5", seeded(lambda x: F.fractional_max_pool2d(x, 2, output_size=3))),
+    "lp_pool1d": ("p1,2,6", lambda x: F.lp_pool1d(x, 2, 2)),
+    "lp_pool2d": ("p1,1,4,4", lambda x: F.lp_pool2d(x, 3, 2)),
+    "embedding": ("r4,3", lambda w: F.embedding(CHOICE, w)),
+    "embedding padding": ("r4,3", lambda w: F.embedding(CHOICE, w, padding_idx=1, scale_grad_by_freq=True)),
+    "embedding_bag": ("r4,3", lambda w: F.embedding_bag(CHOICE, w)),
+    "embedding_bag sum": ("r4,3 r2,2", lambda w, p: F.embedding_bag(CHOICE, w, mode="sum", per_sample_weights=p)),
+    "embedding_bag max": ("r4,3", lambda w: F.embedding_bag(CHOICE, w, mode="max")),
+    "embedding_bag offsets": (
+        "r4,3",
+        lambda w: F.embedding_bag(CHOICE.flatten(), w, torch.tensor([0, 1]), mode="mean"),
+    ),
+    "dropout": ("r3,4", seeded(F.dropout)),
+    "dropout2d": ("r2,3,2,2", seeded(F.dropout2d)),
+    "alpha_dropout": ("r3,4", seeded(lambda x: F.alpha_dropout(x, training=True))),
+    "feature_alpha_dropout": ("r2,3,2", seeded(lambda x: F.feature_alpha_dropout(x, training=True))),
+    "interpolate nearest": ("r1,1,3,3", lambda x: F.interpolate(x, scale_factor=2)),
+    "interpolate nearest-exact": ("r1,1,3,3", lambda x: F.interpolate(x, scale_factor=2, mode="nearest-exact")),
+    "interpolate linear": ("r1,1,3", lambda x: F.interpolate(x, scale_factor=2, mode="linear")),
+    "interpolate bilinear": ("r1,1,3,3", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")),
+    "interpolate antialias": (
+        "r1,1,4,4",
+        lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
+    ),
+    "interpolate bicubic": ("r1,1,3,3", lambda x: F.interpolate(x, scale_factor=2, mode="bicubic")),
+    "interpolate trilinear": ("r1,1,2,2,2", lambda x: F.interpolate(x, scale_factor=2, mode="trilinear")),
+    "interpolate area": ("r1,1,4,4", lambda x: F.interpolate(x, size=(3, 3), mode="area")),
+    "pixel_shuffle": ("r1,4,2,2", lambda x: F.pixel_shuffle(x, 2)),
+    "pixel_unshuffle": ("r1,1,4,4", lambda x: F.pixel_unshuffle(x, 2)),
+    "channel_shuffle": ("r1,4,2,2", lambda x: F.channel_shuffle(x, 2)),
+    "grid_sample": ("r1,1,4,4 u1,2,2,2", sampled),
+    "grid_sample bicubic": (
+        "r1,1,4,4 u1,2,2,2",
+        lambda x, grid: F.grid_sample(x, grid * 0.5, mode="bicubic", align_corners=False),
+    ),
+    "grid_sample nearest": (
+        "r1,1,4,4 u1,2,2,2",
+        lambda x, grid: F.grid_sample(x, grid * 0.5, mode="nearest", align_corners=False),
+    ),
+    "grid_sample 3d": (
+        "r1,1,3,3,3 u1,2,2,2,3",
+        lambda x, grid: F.grid_sample(x, grid * 0.5, align_corners=False),
+    ),
+    "affine_grid": ("r1,2,3", lambda x: F.affine_grid(x, [1, 1, 2, 2], align_corners=False)),
+    "pad": ("r1,2,3", lambda x: F.pad(x, (1, 2), value=0.3)),
+    "pad reflect": ("r1,2,3", lambda x: F.pad(x, (1, 2), mode="reflect")),
+    "pad reflect 2d": ("r1,2,3,3", lambda x: F.pad(x, (1, 2, 1, 1), mode="reflect")),
+    "pad replicate": ("r1,2,3", lambda x: F.pad(x, (1, 2), mode="replicate")),
+    "pad replicate 2d": ("r1,2,3,3", lambda x: F.pad(x, (1, 2, 1, 1), mode="replicate")),
+    "pad circular": ("r1,2,3", lambda x: F.pad(x, (1, 2), mode="circular")),
+    "RNN": ("r3,1,2 r", from_module(lambda: nn.RNN(2, 3), select=lambda y: y[0])),
+    "RNN relu": ("r3,1,2 r", from_module(lambda: nn.RNN(2, 3, nonlinearity="relu"), select=lambda y: y[0])),
+    "LSTM": ("r3,1,2 r", from_module(lambda: nn.LSTM(2, 3), select=lambda y: y[0])),
+    "LSTM two ways": (
+        "r3,1,2 r",
+        from_module(lambda: nn.LSTM(2, 3, 2, dropout=0.5, bidirectional=True), select=lambda y: y[0]),
+    ),
+    "LSTM projected": ("r3,1,2 r", from_module(lambda: nn.LSTM(2, 3, proj_size=2), select=lambda y: y[0])),
+    "GRU": ("r3,1,2 r", from_module(lambda: nn.GRU(2, 3), select=lambda y: y[0])),
+    "LSTMCell": ("r3,2 r", from_module(lambda: nn.LSTMCell(2, 3), select=lambda y: y[0])),
+    "GRUCell": ("r3,2 r", from_module(lambda: nn.GRUCell(2, 3))),
+    "RNNCell": ("r3,2 r", from_module(lambda: nn.RNNCell(2, 3))),
+}

@@ -1,0 +1,102 @@
+"""Every operator of a loss under forward over reverse: its products, or an error that names it."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.forward_mode import forward_mode, twice_differentiable_mode
+from tests.core.operators import OPERATORS
+from tests.core.operators.building import inputs_of
+from tests.core.operators.products import (
+    Loss,
+    difference,
+    direction,
+    distance,
+    forward,
+    forward_by_autograd,
+    loss_of,
+    reverse,
+)
+
+pytestmark = [
+    # torch.func opens levels of forward mode itself.
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+REFUSED = {
+    "checkpoint": "hooks on saved tensors",
+    "ctc_loss": "_ctc_loss",
+    "grid_sample 3d": "grid_sampler_3d",
+    "igamma": "igamma",
+    "index_reduce": "index_reduce",
+    "nested tensor": "_nested_tensor_from_tensor_list",
+    "ormqr": "ormqr",
+    "segment_reduce": "segment_reduce",
+    "segment_reduce prod": "segment_reduce",
+    "sparse.mm": "_to_sparse",
+    "special.zeta": "special_zeta",
+    "scatter_reduce prod": "scatter_reduce",
+}
+"""By what the error names."""
+
+REFUSED_TWICE = {
+    "ctc_loss": "_ctc_loss_backward",
+    "segment_reduce": "_segment_reduce_backward",
+    "segment_reduce prod": "_segment_reduce_backward",
+}
+NOT_FINITE = {
+    "forward": {"linalg.det at a singular point": "LU factors have no derivative there"},
+    "reverse": {"norm at zero": "torch's second derivative is 0 / 0"},
+}
+TAKEN = sorted(OPERATORS.keys() - REFUSED.keys() - NOT_FINITE["forward"].keys())
+
+
+def setting(name: str) -> tuple[Loss, list[Tensor], list[Tensor]]:
+    """Return a loss of the operator, a point and a direction."""
+    spec, operator = OPERATORS[name]
+    tensors = inputs_of(spec)
+    return loss_of(operator), tensors, direction(tensors)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_tangents_of_the_gradient_are_those_of_differences(name: str):
+    loss, tensors, vector = setting(name)
+    expected = difference(loss, tensors, vector)
+    assert distance(forward(loss, tensors, vector, lambda: forward_mode("w")), expected) < 1e-7
+    assert distance(forward_by_autograd(loss, tensors, vector, lambda: forward_mode("w")), expected) < 1e-7
+
+
+@pytest.mark.parametrize("name", [each for each in TAKEN if " " in OPERATORS[each][0]])
+def test_where_one_tensor_alone_has_a_tangent(name: str):
+    loss, tensors, vector = setting(name)
+    for index in range(len(tensors)):
+        only: Sequence[Tensor | None] = [u if k == index else None for k, u in enumerate(vector)]
+        whole = [torch.zeros_like(x) if u is None else u for x, u in zip(tensors, only, strict=True)]
+        expected = difference(loss, tensors, whole)
+        assert distance(forward(loss, tensors, only, lambda: forward_mode("w")), expected) < 1e-7
+
+
+@pytest.mark.parametrize(("name", "operator"), REFUSED.items())
+def test_what_has_no_tangents_is_named(name: str, operator: str):
+    loss, tensors, vector = setting(name)
+    with pytest.raises(ConfigError, match=rf"problems\.w\.loss: found .*{operator}.*product: forward.*expected.*'w'"):
+        forward(loss, tensors, vector, lambda: forward_mode("w"))
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS.keys() - REFUSED_TWICE.keys() - NOT_FINITE["reverse"].keys()))
+def test_double_backward_is_that_of_differences(name: str):
+    loss, tensors, vector = setting(name)
+    found = reverse(loss, tensors, vector, lambda: twice_differentiable_mode("w"))
+    assert distance(found, difference(loss, tensors, vector)) < 1e-7
+
+
+@pytest.mark.parametrize(("name", "operator"), REFUSED_TWICE.items())
+def test_what_has_no_second_derivative_is_named(name: str, operator: str):
+    loss, tensors, vector = setting(name)
+    with pytest.raises(ConfigError, match=rf"problems\.w\.loss: found .*{operator}.*product: reverse.*expected.*'w'"):
+        reverse(loss, tensors, vector, lambda: twice_differentiable_mode("w"))
