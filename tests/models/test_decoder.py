@@ -141,6 +141,13 @@ def test_dropout_is_that_of_the_roles_mode() -> None:
     assert model.training
 
 
+def test_embeddings_and_both_halves_are_dropped() -> None:
+    model, tokens = _model(dropout=1.0), _tokens()
+    assert not model(tokens).any()
+    model.dropout.p = 0.0
+    torch.testing.assert_close(model.features(tokens), model.norm(model.embedding(tokens)))
+
+
 def test_bf16_autocast_is_near_and_keeps_the_stream_precise() -> None:
     model, tokens = _model(num_layers=4).float(), _tokens()
     expected = model(tokens)

@@ -96,6 +96,7 @@ def test_a_tick_is_that_of_autograd_by_hand() -> None:
     torch.testing.assert_close(found, [each.detach() for each in expected], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:The Neumann solve")  # a young model has negative curvature
 @pytest.mark.parametrize("hypergradient", [Unrolled(), Implicit(Neumann(3, 0.1))], ids=["unrolled", "neumann"])
 def test_chunks_change_nothing_with_dropout_either(hypergradient: Any) -> None:
     whole, chunks = (_after(_program(hypergradient, chunk, dropout=0.3)) for chunk in (None, 5))
@@ -153,6 +154,7 @@ def test_what_a_layer_more_costs_is_its_parameters_and_its_input(product: Any) -
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, in its forward mode
+@pytest.mark.filterwarnings("ignore:The Neumann solve")
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_forward_products_change_nothing(chunk: int | None) -> None:
     reverse, forward = (
