@@ -36,6 +36,7 @@ SETTINGS = (
     "tasks",
     "compile",
     "shard",
+    "remat",
 )
 
 

@@ -44,6 +44,13 @@ def choice_faults(values: Values) -> Iterator[str]:
             f"runner.trace: found {trace!r}; expected true, false or one of {', '.join(TRACES)}."
             f"{did_you_mean(str(trace), TRACES)} Correct runner.trace."
         )
+    for name, problem in values["problems"].items():
+        remat = problem.get("remat")
+        if is_known(remat) and not (remat is None or isinstance(remat, str) or _is_texts(remat)):
+            yield (
+                f"problems.{name}.remat: found {remat!r}; expected paths of blocks of the module, auto or null. Write "
+                f"problems.{name}.remat: [blocks.*] or auto."
+            )
     if values["resume"] == "":
         yield "resume: found ''; expected auto, a run folder or a checkpoint of one, or null. Correct resume."
     devices = values["runner"]["devices"]
@@ -53,6 +60,10 @@ def choice_faults(values: Values) -> Iterator[str]:
             "runner.devices."
         )
     yield from _division_faults(values)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _division_faults(values: Values) -> Iterator[str]:

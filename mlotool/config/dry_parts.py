@@ -37,6 +37,8 @@ def part_faults(values: Values, known: Sequence[str]) -> list[str]:
         sizes.append(None if module is None else sum(each.numel() for each in module.parameters()))
         if module is not None and is_sound(f"{key}.optimizer", problem["optimizer"], [*known, *faults]):
             noted(faults, partial(module_optimizer, f"{key}.optimizer", problem["optimizer"], module))
+        if module is not None and problem["remat"] is not None and is_sound(f"{key}.remat", {}, known):
+            noted(faults, partial(_blocks, name, module, problem["remat"]))
         if is_sound(f"{key}.parallel", problem["parallel"], known):
             noted(faults, partial(instantiate, f"{key}.parallel", problem["parallel"]))
     is_small = all(size is not None and size <= MAX_PARAMETERS for size in sizes)
@@ -45,6 +47,12 @@ def part_faults(values: Values, known: Sequence[str]) -> list[str]:
 
         noted(faults, partial(assemble, values, data))
     return faults
+
+
+def _blocks(problem: str, module: Any, remat: Any) -> Any:
+    from mlotool.problem.remat import blocks_of
+
+    return blocks_of(problem, module, remat)
 
 
 def _data(values: Values, known: Sequence[str], faults: list[str]) -> Any:

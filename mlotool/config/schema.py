@@ -100,6 +100,7 @@ class ProblemConfig:
     channels_last: bool = False
     parallel: Any = None
     shard: bool = False
+    remat: Any = None
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.rematerialized_module import RematerializedModule
 from mlotool.core.slots import Slots
 
 _ASSIGNED = re.compile(r"'(?:BoundModule|_Live)' object has no attribute '(\w+)'")
@@ -95,12 +96,17 @@ class BoundModule:
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run another method of the module, `name`, with the bound parameters."""
-        return self._run(getattr(self._module, name), args, kwargs)
+        whole = self._call
+        call = whole.method(name) if isinstance(whole, RematerializedModule) else getattr(self._module, name)
+        return self._run(call, args, kwargs)
 
     def at(self, parameters: Mapping[str, Tensor]) -> "BoundModule":
         """Return the same module at other parameters, by name; those left out stay as they are."""
         bound = dict(zip(self._slots.names, self._tensors, strict=True)) if self._slots and self._tensors else {}
-        return BoundModule(self._module, {**bound, **parameters}, training=self._training)
+        other = BoundModule(self._module, {**bound, **parameters}, training=self._training)
+        if isinstance(self._call, RematerializedModule):
+            other._call = self._call
+        return other
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""

@@ -6,7 +6,9 @@ is itself a block: it is evaluated without a graph, and again in its own backwar
 second-order product holds is then the inputs of the blocks, and the inside of one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ _REVERSE_OVER_FORWARD = (
     "remat: found a gradient of a tangent (reverse over forward mode); expected tangents of a gradient (forward over "
     "reverse mode), which are the same product. Take the gradient inside, and the tangent of it outside."
 )
+
+_IS_PLAIN: ContextVar[bool] = ContextVar("mlotool_plain_remat", default=False)
 
 _in_transform = torch._C._are_functorch_transforms_active
 
@@ -60,11 +64,37 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         >>> torch.equal(remat(layer, x), layer(x))
         True
     """
+    if _IS_PLAIN.get():
+        return block(*inputs, **options)
     call, tensors = BlockCall.of(block, inputs, options)
     is_recorded = torch.is_grad_enabled() and (_in_transform() or any(each.requires_grad for each in tensors))
     if not is_recorded and not any_has_tangent(tensors):
         return block(*inputs, **options)
     return call.finish(_evaluate(call, tensors))
+
+
+@contextmanager
+def without_remat() -> Iterator[None]:
+    """Make `remat` a plain call, for who watches what a block does: a later evaluation of it would not be watched."""
+    token = _IS_PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _IS_PLAIN.reset(token)
+
+
+def graph_inside(node: Any) -> list[Any]:
+    """Return the last nodes of the graph that a node of `remat` stands for, made again; none for any other node.
+
+    Args:
+        node: of an autograd graph, outside of `torch.func`.
+    """
+    if getattr(node, "_forward_cls", None) is not _Remat:
+        return []
+    points, wanted = node.saved_tensors[: node.count], node.needs_input_grad[2 : 2 + node.count]
+    with torch.enable_grad():
+        found = node.function(*[x.detach().requires_grad_(flag) for x, flag in zip(points, wanted, strict=True)])
+    return [each.grad_fn for each in found if each is not None and each.requires_grad]
 
 
 def _evaluate(function: _Evaluation, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:

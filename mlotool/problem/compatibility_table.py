@@ -82,6 +82,7 @@ FEATURES: Mapping[str, Feature] = {
     "tasks": Feature("`tasks`", lambda case: case.settings.tasks is not None),
     "compile": Feature("`compile`", lambda case: case.settings.compile),
     "shard": Feature("`shard`", lambda case: case.settings.shard),
+    "blocks": Feature("`remat` of a problem", lambda case: case.settings.remat is not None),
     "parallel": Feature("`parallel`", lambda case: case.parallel is not None),
     "auxiliary": Feature("`parallel`: Auxiliary", _of_parallel("is_repeatable", False)),
     "processes": Feature("`parallel.processes`", _of_parallel("is_divided", True)),
@@ -168,6 +169,9 @@ ROWS: tuple[Row, ...] = (
         "Write hypergradient: first_order, or problems.{name}.shard: false.",
     ),
     Row("parallel", "compile", "compile", "false", _LAYER_PARALLEL),
+    Row("blocks", "compile", "remat", "null", "torch.compile decides by itself what a backward pass computes again"),
+    Row("blocks", "shard", "remat", "null", "a block that is evaluated again would have to gather its shards again"),
+    Row("blocks", "parallel", "remat", "null", _LAYER_PARALLEL),
     Row("parallel", "fp16", "precision", "fp32 or bf16", _LAYER_PARALLEL),
     Row(
         "parallel",
@@ -333,6 +337,7 @@ ROWS: tuple[Row, ...] = (
             ("compile", "the module of '{name}' is compiled by itself"),
             ("shard", "the parameters of '{name}' are divided among ranks"),
             ("forward", "the hypergradient of '{solution}' takes tangents, which a trace does not record"),
+            ("blocks", "a trace takes equal evaluations once, and would keep what remat of '{name}' drops"),
             (
                 "remembering",
                 "the hypergradient of '{solution}' keeps something from one use to the next, or decides by values",

@@ -23,6 +23,7 @@ from mlotool.problem.node import ProblemNode
 from mlotool.problem.optimizer_step import Evaluate, OptimizerFactory, optimizer_step
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.player import Player, ShardedPlayer, WholePlayer
+from mlotool.problem.remat import rematerialize
 from mlotool.problem.settings import ProblemSettings, SettingsKeywords
 from mlotool.problem.shards import Shards
 from mlotool.problem.stream import Stream
@@ -103,6 +104,8 @@ class Problem:
             stack_parameters(name, module, self.settings.tasks)
         self.shards: Shards | None = None
         self.compiled: Callable[..., Any] | None = compile_module(module) if self.settings.compile else None
+        remat = self.settings.remat
+        self.rematerialized = None if remat is None else rematerialize(name, module, remat)
         self.loss = loss
         self.roles = {role: _role(value) for role, value in (roles or {}).items()}
         self.stream = stream
@@ -286,7 +289,9 @@ class Problem:
         self.optimizer_step.bind(self.module, self.own, self.shards)
         self.player: Player
         if self.shards is None:
-            self.player = WholePlayer(self.module, self.own, self.slots, self.compiled, self.parallel)
+            self.player = WholePlayer(
+                self.module, self.own, self.slots, self.compiled or self.rematerialized, self.parallel
+            )
         else:
             self.player = ShardedPlayer(self.shards, self.own)
 

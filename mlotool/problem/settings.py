@@ -1,6 +1,6 @@
 """The settings of a problem: plain values that say how it steps and computes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
@@ -25,10 +25,15 @@ class SettingsKeywords(TypedDict, total=False):
     precision: str
     compile: bool
     shard: bool
+    remat: str | Sequence[str] | None
 
 
 def _is_names(value: Any) -> bool:
     return isinstance(value, Mapping) and all(isinstance(each, str) for item in value.items() for each in item)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 _RULES: Mapping[str, Rule] = {
@@ -50,6 +55,13 @@ _RULES: Mapping[str, Rule] = {
     "precision": Rule(lambda value: isinstance(value, str) and value in DTYPES, f"one of {', '.join(DTYPES)}"),
     "compile": FLAG,
     "shard": FLAG,
+    "remat": Rule(
+        lambda value: (
+            value is None or _is_text(value) or (isinstance(value, list | tuple) and all(map(_is_text, value)))
+        ),
+        "paths of blocks of the module, auto or null",
+        "Write remat=['blocks.*'] or remat='auto'.",
+    ),
 }
 
 
@@ -76,6 +88,9 @@ class ProblemSettings:
         compile: run its module through `torch.compile`. It has no second derivatives then.
         shard: on several ranks each holds a part of its parameters, of their gradient and of the optimizer's state
             (FSDP2). Gradients are of first order then.
+        remat: blocks of its module of which only the inputs are kept for derivatives, by `mlotool.remat`, in every loss
+            in which it plays: paths of submodules, such as `["blocks.*"]`, in which `*` is any text within one name; or
+            "auto": repeated blocks, in an nn.ModuleList or nn.Sequential. It trades time for memory, at every order.
 
     Example:
         >>> ProblemSettings(unroll_steps=2).unroll_steps
@@ -94,6 +109,7 @@ class ProblemSettings:
     precision: str = "fp32"
     compile: bool = False
     shard: bool = False
+    remat: str | tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, problem: str, given: Mapping[str, Any]) -> "ProblemSettings":
@@ -114,7 +130,9 @@ class ProblemSettings:
                     f"{did_you_mean(name, known)} Correct the name."
                 )
         require_all(f"problems.{problem}", given, {name: _RULES[name] for name in given})
-        return cls(**{**given, "optimizer_roles": dict(given.get("optimizer_roles") or {})})
+        remat = given.get("remat")
+        own = {"remat": remat if isinstance(remat, str) else tuple(remat or ()) or None}
+        return cls(**{**given, **own, "optimizer_roles": dict(given.get("optimizer_roles") or {})})
 
     @property
     def starts_from(self) -> str | None:

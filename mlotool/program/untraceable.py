@@ -23,15 +23,17 @@ def why_untraceable(number: int, engine: Engine) -> str | None:
 def _cases(number: int, engine: Engine) -> Iterator[Case]:
     """Yield the problem itself, those that play a role in its loss, and the solutions that its gradient passes."""
     problem, num_ranks = engine.problems[number], 1 if engine.rank_mean.is_alone else 2
-    # Whether a module is compiled or divided concerns every loss in which it plays a role; see below.
-    settings = replace(problem.settings, compile=False, shard=False)
+    # Whether a module is compiled, divided or evaluated again concerns every loss in which it plays a role; see below.
+    settings = replace(problem.settings, compile=False, shard=False, remat=None)
     yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, is_traced=True)
     own = problem.hypergradient
     if own is not None and (own.directs_steps or (own.keeps_graphs and problem.trajectory.is_kept)):
         yield Case(problem.name, ProblemSettings(), algorithm=own, is_traced=True)
     for role in problem.roles.values():
         player = engine.problems[engine.numbers[role.problem]]
-        held = ProblemSettings(compile=player.compiled is not None, shard=player.shards is not None)
+        held = ProblemSettings(
+            compile=player.compiled is not None, shard=player.shards is not None, remat=player.settings.remat
+        )
         yield Case(player.name, held, is_traced=True)
     for plan in all_plans(engine.solutions[number]):
         yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm, is_traced=True)

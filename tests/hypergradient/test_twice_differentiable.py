@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlotool import remat
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, Exact, Implicit, Neumann, Penalty, Unrolled
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program
@@ -63,6 +64,17 @@ def test_a_second_derivative_is_refused(make: Callable[[], AbstractHypergradient
     with pytest.raises(ConfigError, match=MATCH):
         program(make, is_hidden=is_hidden).gradient("u")
     assert program(make, lambda x: x**3, is_hidden).gradient("u")["x"].norm() > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_it_is_found_in_blocks_that_are_evaluated_again(depth: int) -> None:
+    cube: Callable[[Tensor], Tensor] = Cube.apply
+    plain: Callable[[Tensor], Tensor] = lambda x: x**3  # noqa: E731 - a function like the other
+    for _ in range(depth):
+        cube, plain = partial(remat, cube), partial(remat, plain)
+    with pytest.raises(ConfigError, match=MATCH):
+        program(lambda: Implicit(Exact()), cube).gradient("u")
+    assert program(lambda: Implicit(Exact()), plain).gradient("u")["x"].norm() > 0
 
 
 def test_a_derivative_of_a_pullback_is_refused() -> None:

@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
             "tasks": {"tasks": 2},
             "compile": {"compile": True},
             "shard": {"shard": True},
+            "blocks": {"remat": ("0",)},
             "fp16": {"precision": "fp16"},
             "optimizer_roles": {"optimizer_roles": {"lr": "rate"}},
             "reset_to": {"reset_to": "initial"},
@@ -137,6 +138,7 @@ HELD: dict[str, dict[str, Any]] = {
     "clip": {"gradient_clip_norm": 0.1},
     "scheduler": {"scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)},
     "accumulate": {"accumulate_batches": 2},
+    "blocks": {"remat": ["0"]},
     "several steps": {"unroll_steps": 2},
     "line_search": {"optimizer": partial(torch.optim.LBFGS, max_iter=2)},
     "reverse": {"hypergradient": Implicit(ConjugateGradient(3))},
@@ -172,7 +174,8 @@ def bilevel(**given: Any) -> Program:
     step = partial(torch.optim.SGD, lr=0.1)
     stream = Stream(BATCHES, 2, shuffle=False)
     below = {"optimizer": step, "hypergradient": Implicit(ConjugateGradient(3)), **given}
-    low = Problem("w", nn.Linear(3, 1), lower_loss, roles={"w": "w", "u": "u"}, stream=stream, **below)
+    module = nn.Sequential(nn.Linear(3, 1))
+    low = Problem("w", module, lower_loss, roles={"w": "w", "u": "u"}, stream=stream, **below)
     top = Problem(
         "u", nn.Linear(3, 1), upper_loss, roles={"w": "w", "u": "u"}, stream=Stream(BATCHES, 2), optimizer=step
     )

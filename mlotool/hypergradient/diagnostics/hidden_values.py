@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from mlotool.core.rematerialization import without_remat
 from mlotool.core.replay import LossTraits, RandomState, outside_replay
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products import FiniteDifferenceProduct
@@ -100,14 +101,13 @@ def _hidden_share(
         curved = [product.own_hessian(direction)] if with_hessian else []
         return [*curved, product.cross(direction)]
 
-    # What a compiled module does inside cannot be watched.
-    with random.replayed(), torch.compiler.set_stance("force_eager"):
-        held.record(leaves(theta), leaves(inputs, tuple(wanted)))
-        if not held.values:
-            return 0.0
+    # What a compiled module does inside cannot be watched, nor what `remat` does in a backward pass.
+    with random.replayed(), torch.compiler.set_stance("force_eager"), without_remat():
         try:
-            return max(map(apart, products(view.own_loss), products(held)))
-        except _OtherValuesError:
+            held.record(leaves(theta), leaves(inputs, tuple(wanted)))
+            return max(map(apart, products(view.own_loss), products(held))) if held.values else 0.0
+        except (_OtherValuesError, torch.OutOfMemoryError):
+            # The latter where there is no room for a loss without `remat`.
             return 0.0
 
 

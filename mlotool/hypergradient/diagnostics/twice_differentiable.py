@@ -4,10 +4,14 @@ Torch takes what such a function's backward returns for a constant, or raises wh
 double backward is zero, or lacks a part, and nothing says so.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.rematerialization import graph_inside
 from mlotool.problem.interface import LowerView
 
 # All functions that the decorator makes share their code.
@@ -39,7 +43,15 @@ def check_twice_differentiable(view: LowerView, loss: Tensor) -> None:
     """
     if view.problem.traits.is_twice_differentiable:
         return
-    seen, waiting = set(), [loss.grad_fn]
+    name = _once_differentiable([loss.grad_fn])
+    if name is not None:
+        raise ConfigError(_REFUSAL.format(problem=view.problem.name, name=name))
+    view.problem.traits.is_twice_differentiable = True
+
+
+def _once_differentiable(nodes: Iterable[Any]) -> str | None:
+    """Return the name of a function in a graph that can be differentiated once; None where there is none."""
+    seen, waiting = set(), list(nodes)
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
@@ -47,6 +59,10 @@ def check_twice_differentiable(view: LowerView, loss: Tensor) -> None:
         seen.add(node)
         function = getattr(node, "_forward_cls", None)
         if function is not None and getattr(function.backward, "__code__", None) is _MARK:
-            raise ConfigError(_REFUSAL.format(problem=view.problem.name, name=function.__name__))
+            return str(function.__name__)
+        # By itself, as what has been seen holds its tensors: then those of one block of `remat` at a time.
+        name = _once_differentiable(graph_inside(node))
+        if name is not None:
+            return name
         waiting += [other for other, _ in node.next_functions]
-    view.problem.traits.is_twice_differentiable = True
+    return None

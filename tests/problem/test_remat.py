@@ -1,0 +1,140 @@
+"""Which blocks the setting `remat` finds, and what it says where it finds none."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mlotool import Problem
+from mlotool.core.errors import ConfigError
+from mlotool.models import MLP, ResNet, TextTransformer, WideResNet
+from mlotool.problem.remat import blocks_of
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.scale = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x) * self.scale
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(2, 2)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def made(remat: Any, module: nn.Module | None = None) -> Problem:
+    return Problem("model", module or Net(), lambda batch, *, model: None, roles={"model": "model"}, remat=remat)
+
+
+@pytest.mark.parametrize(
+    ("remat", "paths"),
+    [
+        (["blocks.*"], ["blocks.0", "blocks.1", "blocks.2"]),
+        ("blocks.[02]", ["blocks.0", "blocks.2"]),
+        (
+            ["blocks.*.attention", "embedding"],
+            ["blocks.0.attention", "blocks.1.attention", "blocks.2.attention", "embedding"],
+        ),
+        (["head", "h*"], ["head"]),
+        ("auto", ["blocks.0", "blocks.1", "blocks.2"]),
+    ],
+)
+def test_paths_lead_to_blocks(remat: Any, paths: list[str]) -> None:
+    assert list(blocks_of("model", Net(), remat)) == paths
+
+
+def test_a_block_with_two_paths_is_one() -> None:
+    block = Block()
+    assert list(blocks_of("model", nn.Sequential(block, nn.Tanh(), block), "auto")) == ["0"]
+
+
+def found(module: nn.Module) -> list[str]:
+    return list(blocks_of("model", module, "auto"))
+
+
+def test_auto_finds_the_outermost_repeated_blocks() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8)
+    assert found(nn.Sequential(nn.Linear(4, 4), layer, nn.Dropout(), nn.TransformerEncoderLayer(4, 2, 8))) == ["1", "3"]
+    assert found(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)) == ["layers.0", "layers.1", "layers.2"]
+    # Sequences of blocks are no blocks; sequences of layers are.
+    stages = nn.Sequential(nn.Sequential(Block(), Block()), nn.Sequential(Block(), Block()))
+    assert found(stages) == ["0.0", "0.1", "1.0", "1.1"]
+    assert found(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Sequential(nn.Linear(2, 2)))) == ["0", "1"]
+    assert found(nn.Sequential(nn.Sequential(Block(), Block()), nn.Linear(2, 2))) == ["0.0", "0.1"]
+
+
+def test_auto_finds_the_blocks_of_our_models() -> None:
+    assert found(TextTransformer(10, 4, 2)) == ["blocks.0", "blocks.1"]
+    stages = [f"stages.{stage}.{block}" for stage in range(3) for block in range(2)]
+    assert found(ResNet(14, 10, [1, 8, 8])) == stages
+    assert found(WideResNet(16, 1, 10, [1, 8, 8])) == stages
+
+
+def test_it_says_what_auto_has_found(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "mlotool")
+    made("auto")
+    assert caplog.messages == ["problems.model.remat: auto found blocks.0 to blocks.2 (3 of Block)."]
+    caplog.clear()
+    made(["blocks.*"])
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("remat", [None, []])
+def test_without_blocks_the_module_runs_itself(remat: Any) -> None:
+    assert made(remat).rematerialized is None
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "nothing": (
+        ["block.*"],
+        "found 'block.*', which matches no submodule of Net; expected paths of submodules, in which * is any text "
+        "within one name (its children: embedding, blocks, head). Did you mean 'blocks.*'? Correct the path, or write "
+        "auto.",
+    ),
+    "deeper than it is": (["blocks.*.atention"], "Did you mean 'blocks.*.attention'?"),
+    "auto": ("atuo", "Did you mean 'auto'?"),
+    "parameter": (
+        ["blocks.*.scale"],
+        "matches the parameter 'blocks.0.scale'; expected blocks. Write 'blocks.0', the module that has it.",
+    ),
+    "list": (
+        ["blocks"],
+        "found 'blocks', which matches 'blocks', a ModuleList that is never called itself; expected modules that are. "
+        "Write 'blocks.*' for those inside it.",
+    ),
+    "whole": ([""], "found '', which is the whole module; expected blocks of it"),
+    "true": (True, "found True; expected paths of blocks of the module, auto or null. Write remat=['blocks.*'] or"),
+    "number": (3, "found 3; expected paths of blocks of the module, auto or null."),
+    "numbers": ([3], "found [3]; expected paths of blocks of the module, auto or null."),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_block_is_refused(name: str) -> None:
+    remat, part = WRONG[name]
+    with pytest.raises(ConfigError) as refused:
+        made(remat)
+    assert str(refused.value).startswith("problems.model.remat: found ")
+    assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("module", [MLP([1, 8, 8], 10), nn.Linear(2, 2), nn.Sequential(Block(), nn.Linear(2, 2))])
+def test_auto_that_finds_nothing_is_refused(module: nn.Module) -> None:
+    with pytest.raises(
+        ConfigError, match=r"problems\.model\.remat: found auto, but \w+ has no repeated blocks; expected"
+    ):
+        made("auto", module)

@@ -1,0 +1,421 @@
+"""The setting `remat` of a problem: programs with it and without it, in every algorithm and beside other settings."""
+
+import copy
+import io
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mlotool import Graph, Problem, Program, Schedule, Stream, stop_gradient
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import (
+    KFAC,
+    SABA,
+    ConjugateGradient,
+    EvolutionStrategies,
+    Exact,
+    Identity,
+    Implicit,
+    Nystrom,
+    OptimizerPreconditioner,
+    Penalty,
+    Unrolled,
+)
+from tests.live_storage import LiveStorage
+from tests.program.small import adam, assert_identical, assert_resumes, momentum, parameters, sgd
+
+WIDTH = 4
+
+
+class Block(nn.Module):
+    """A residual block that counts how often it is evaluated."""
+
+    def __init__(self, norm: str | None = "layer", dropout: float = 0.0, hide: Any = None) -> None:
+        super().__init__()
+        self.norm = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d, None: nn.Identity}[norm](WIDTH)
+        self.attention = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Sigmoid())
+        self.up, self.down = nn.Linear(WIDTH, 6), nn.Linear(6, WIDTH)
+        self.dropout = nn.Dropout(dropout)
+        self.hide = hide
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = self.norm(x)
+        if self.hide is not None:
+            x = x + 3 * self.hide(x).square() * self.up(x)[:, :WIDTH]
+        return x + self.dropout(self.down(torch.tanh(self.up(y * self.attention(y)))))
+
+
+class Net(nn.Module):
+    def __init__(self, num_blocks: int = 2, is_shared: bool = False, **settings: Any) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 2)
+        self.blocks = nn.ModuleList(Block(**settings) for _ in range(num_blocks))
+        if is_shared:
+            self.blocks.append(self.blocks[0])
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.features(x))
+
+
+class Weigher(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 3), nn.Linear(3, 1)
+
+    def forward(self, losses: Tensor) -> Tensor:
+        return torch.sigmoid(self.last(torch.tanh(self.first(losses[:, None]))))[:, 0]
+
+
+def data(seed: int, size: int = 20, num_tasks: int | None = None) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = () if num_tasks is None else (5,)
+    return [
+        {
+            "input": torch.randn(*shape, 3, generator=generator, dtype=torch.float64),
+            "target": torch.randint(2, shape, generator=generator),
+        }
+        for _ in range(size)
+    ]
+
+
+def lower_loss(batch: Mapping[str, Tensor], *, model: Any, weigher: Any) -> Tensor:
+    losses = cross_entropy(model(batch["input"]), batch["target"], reduction="none")
+    return (weigher(stop_gradient(losses)) * losses).mean()
+
+
+def upper_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    return cross_entropy(model(batch["input"]), batch["target"])
+
+
+def bilevel(
+    remat: Any,
+    hypergradient: Any = None,
+    net: Mapping[str, Any] | None = None,
+    lower: Mapping[str, Any] | None = None,
+    role: str | Mapping[str, str] = "model",
+) -> Program:
+    torch.manual_seed(0)
+    given = {"optimizer": momentum, **(lower or {})}
+    num_tasks = given.get("tasks")
+    batch_size = 8 if num_tasks is None else num_tasks
+    low = Problem(
+        "model",
+        Net(**(net or {})).double(),
+        lower_loss,
+        roles={"model": "model", "weigher": "weigher"},
+        stream=Stream(data(1, num_tasks=num_tasks), batch_size, seed=1, shuffle=False, drop_last=True),
+        hypergradient=hypergradient or Implicit(Identity(), "finite_difference"),
+        remat=remat,
+        **given,
+    )
+    high = Problem(
+        "weigher",
+        Weigher().double(),
+        upper_loss,
+        roles={"model": role},
+        stream=Stream(data(2, num_tasks=num_tasks), batch_size, seed=2),
+        optimizer=adam,
+    )
+    return Program([low, high], Graph({"weigher": ["model"]}, {"model": ["weigher"]}))
+
+
+def theta_of(made: Program) -> list[Tensor]:
+    return [each.detach() for problem in made.problems.values() for each in problem.theta.values()]
+
+
+def trained(made: Program, num_ticks: int = 10) -> list[Tensor]:
+    schedule = Schedule(made)
+    for _ in range(num_ticks):
+        schedule.tick()
+    return [each.clone() for each in [*theta_of(made), *made.problems["model"].module.buffers()]]
+
+
+def assert_close(ours: list[Tensor], its: list[Tensor], tolerance: float = 1e-12) -> None:
+    for mine, other in zip(ours, its, strict=True):
+        assert torch.allclose(mine, other, rtol=tolerance, atol=tolerance)
+
+
+def num_calls(made: Program) -> int:
+    return sum(each.calls for each in made.problems["model"].module.modules() if isinstance(each, Block))
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "cg": {"hypergradient": Implicit(ConjugateGradient(3))},
+    "differences": {"hypergradient": Implicit(ConjugateGradient(2), "finite_difference")},
+    "forward": {"hypergradient": Implicit(ConjugateGradient(3), "forward")},
+    "exact": {"hypergradient": Implicit(Exact(damping=0.1)), "net": {"num_blocks": 1}},
+    "nystrom": {"hypergradient": Implicit(Nystrom(rank=2))},
+    "sama": {"hypergradient": Implicit(OptimizerPreconditioner(), "finite_difference"), "lower": {"optimizer": adam}},
+    "kfac": {"hypergradient": Implicit(KFAC(damping=0.1)), "net": {"norm": None}},
+    "gauss-newton": {"hypergradient": Implicit(KFAC(damping=0.1, kind="ggn"))},
+    "unrolled": {"hypergradient": Unrolled(), "lower": {"unroll_steps": 2}},
+    "unrolled again": {"hypergradient": Unrolled(remat=True), "lower": {"unroll_steps": 2}},
+    "unrolled kept": {"hypergradient": Unrolled(remat=False), "lower": {"unroll_steps": 2}},
+    "penalty": {"hypergradient": Penalty(multiplier=10.0, num_steps=2, step_size=0.1)},
+    "saba": {"hypergradient": SABA(0.1), "lower": {"optimizer": sgd}},
+    "evolution": {"hypergradient": EvolutionStrategies(num_pairs=2), "lower": {"unroll_steps": 2}},
+}
+BESIDE: dict[str, dict[str, Any]] = {
+    "dropout": {"net": {"dropout": 0.3}},
+    "dropout, by reverse mode": {"net": {"dropout": 0.3}, "hypergradient": Implicit(ConjugateGradient(2))},
+    "batch norm": {"net": {"norm": "batch"}},
+    "batch norm, by reverse mode": {"net": {"norm": "batch"}, "hypergradient": Implicit(ConjugateGradient(2))},
+    "eval mode": {"net": {"norm": "batch", "dropout": 0.3}, "role": {"problem": "model", "mode": "eval"}},
+    "a shared block": {"net": {"is_shared": True}, "hypergradient": Implicit(ConjugateGradient(2))},
+    "accumulation": {"lower": {"accumulate_batches": 2}},
+    "clipping": {"lower": {"gradient_clip_norm": 0.05}},
+    "reset": {"lower": {"unroll_steps": 2, "reset_to": "initial"}},
+    "look-ahead": {"lower": {"unroll_steps": 2, "roll_back": True}, "hypergradient": Unrolled()},
+    "line search": {"lower": {"optimizer": partial(torch.optim.LBFGS, max_iter=2)}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*solve at problem")
+@pytest.mark.parametrize("name", [*ALGORITHMS, *BESIDE])
+def test_training_is_the_same(name: str) -> None:
+    if name == "kfac":
+        pytest.importorskip("curvlinops")
+    given = {**ALGORITHMS, **BESIDE}[name]
+    plain, ours = bilevel(None, **given), bilevel(["blocks.*"], **given)
+    # What Exact solves is ill-conditioned.
+    assert_close(trained(ours), trained(plain), 1e-10 if name == "exact" else 1e-12)
+    # The noise of evolution strategies needs no derivative but that of the steps.
+    assert num_calls(ours) > num_calls(plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*solve at problem")
+@pytest.mark.parametrize("name", ["cg", "differences", "unrolled"])
+def test_a_block_inside_a_block(name: str) -> None:
+    given = {**ALGORITHMS[name], "net": {"dropout": 0.3}}
+    plain, ours = bilevel(None, **given), bilevel(["blocks.*.attention", "blocks.*"], **given)
+    assert_close(trained(ours), trained(plain))
+    # In the evaluation for the outer block's pullback it is such a block as well, which its own pullback evaluates.
+    inside, evaluations = ours.problems["model"].module.blocks[0].attention[0], []
+    inside.register_forward_hook(lambda *_: evaluations.append(inside.weight.requires_grad))
+    x = torch.ones(2, 3, dtype=torch.float64)
+    torch.autograd.grad(ours.problems["model"].player.live(None, None)(x).sum(), [inside.weight])
+    assert evaluations == [False, False, True]
+
+
+@pytest.mark.filterwarnings("ignore:.*solve at problem")
+@pytest.mark.parametrize(
+    "hypergradient",
+    [Implicit(ConjugateGradient(2)), Implicit(Identity(), "finite_difference"), Unrolled()],
+    ids=["cg", "differences", "unrolled"],
+)
+def test_tasks(hypergradient: Any) -> None:
+    given = {"hypergradient": hypergradient, "net": {"dropout": 0.3}, "lower": {"tasks": 3}}
+    ours, plain = bilevel(["blocks.*"], **given), bilevel(None, **given)
+    assert_close(trained(ours, 4), trained(plain, 4))
+    assert num_calls(ours) > num_calls(plain)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_precision(precision: str) -> None:
+    ours, plain = (bilevel(remat, lower={"precision": precision}) for remat in (["blocks.*"], None))
+    assert_close(trained(ours, 5), trained(plain, 5), 1e-3)
+    assert num_calls(ours) > num_calls(plain)
+
+
+@pytest.mark.parametrize("rule", ["difference", "penalty"])
+def test_the_warning_about_hidden_values_is_the_same(rule: str) -> None:
+    algorithm = Implicit(Identity(), "finite_difference")
+    hypergradient = algorithm if rule == "difference" else Penalty(multiplier=10.0, num_steps=2, step_size=0.1)
+
+    def said(remat: Any, hide: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            trained(bilevel(remat, hypergradient, {"hide": hide}), 2)
+        return [str(each.message) for each in found]
+
+    assert not said(["blocks.*"], stop_gradient)
+    assert len(said(["blocks.*"], torch.detach)) == 1
+    assert said(["blocks.*"], torch.detach) == said(None, torch.detach)
+
+
+def test_methods_and_other_parameters_of_a_role() -> None:
+    """`role.method(...)` and `role.at(...)` evaluate the same blocks by `remat`."""
+
+    def loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        moved = {name: 0.9 * each for name, each in model.named_parameters()}
+        return (
+            model.at(moved).method("features", batch["input"]).square().mean()
+            + model.method("features", batch["input"]).square().mean()
+        )
+
+    found = []
+    for remat in (["blocks.*"], None):
+        torch.manual_seed(0)
+        settings = {"roles": {"model": "model"}, "stream": Stream(data(1), 8), "optimizer": sgd}
+        program = Program([Problem("model", Net().double(), loss, remat=remat, **settings)], Graph())
+        Schedule(program).tick()
+        found.append((theta_of(program), num_calls(program)))
+    assert_close(found[0][0], found[1][0])
+    assert found[0][1] == 2 * found[1][1]
+
+
+def test_the_module_stays_as_it_is() -> None:
+    program = bilevel(["blocks.*"])
+    module = program.problems["model"].module
+    plain = Net().double()
+    Schedule(program).tick()
+    assert list(module.state_dict()) == list(plain.state_dict())
+    assert all("forward" not in each.__dict__ for each in module.modules())
+    copied = copy.deepcopy(module)
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    x = data(1)[0]["input"][None]
+    assert torch.equal(copied(x), module(x)) and torch.equal(loaded(x), module(x))
+
+
+def test_it_stays_as_it_is_after_an_error() -> None:
+    class Broken(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError(str(super().forward(x).sum()))
+
+    problem = Problem("model", Broken().double(), upper_loss, roles={"model": "model"}, remat=["blocks.*"])
+    assert problem.rematerialized is not None
+    with pytest.raises(RuntimeError):
+        problem.rematerialized(torch.zeros(1, 3, dtype=torch.float64))
+    assert all("forward" not in each.__dict__ for each in problem.module.modules())
+
+
+def test_a_saved_program_goes_on_bit_by_bit() -> None:
+    assert_resumes(lambda: bilevel(["blocks.*"], net={"norm": "batch"}), num_ticks=3, num_more=3)
+
+
+def test_a_state_fits_a_program_without_it() -> None:
+    begun, plain = bilevel(["blocks.*"]), bilevel(None)
+    Schedule(begun).tick()
+    plain.load_state_dict(begun.state_dict())
+    assert_identical(parameters(plain), parameters(begun))
+
+
+def test_problems_of_one_module_have_settings_of_their_own() -> None:
+    torch.manual_seed(0)
+    net = Net().double()
+    again, plain = (
+        Problem(name, net, upper_loss, roles={"model": name}, remat=remat)
+        for name, remat in (("again", ["blocks.0"]), ("plain", None))
+    )
+    x = torch.ones(2, 3, dtype=torch.float64)
+    for problem, count in ((again, 3), (plain, 2), (again, 3)):
+        before = sum(each.calls for each in net.blocks)
+        model = problem.player.live(None, None)
+        torch.autograd.grad(model(x).sum(), list(net.parameters()))
+        assert sum(each.calls for each in net.blocks) - before == count
+
+
+def test_hooks_of_a_block_run_once_and_change_what_it_returns() -> None:
+    net = Net().double()
+    heard = []
+
+    def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        heard.append(module)
+        return 2 * output
+
+    net.blocks[0].register_forward_hook(hook)
+    net.blocks[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    x = torch.ones(2, 3, dtype=torch.float64)
+    problem = Problem("model", net, upper_loss, roles={"model": "model"}, remat="auto")
+    model = problem.player.live(None, None)
+    ours = torch.autograd.grad(model(x).sum(), list(net.parameters()))
+    assert heard == [net.blocks[0]]
+    assert_close(list(ours), list(torch.autograd.grad(net(x).sum(), list(net.parameters()))))
+
+
+def test_a_forward_of_the_instance_is_kept() -> None:
+    net = Net().double()
+    block = net.blocks[0]
+    own: Callable[[Tensor], Tensor] = lambda x: 3 * Block.forward(block, x)  # noqa: E731 - an attribute
+    block.forward = own
+    problem = Problem("model", net, upper_loss, roles={"model": "model"}, remat=["blocks.*"])
+    x = torch.ones(2, 3, dtype=torch.float64)
+    assert torch.equal(problem.player.live(None, None)(x), net(x))
+    assert block.forward is own
+
+
+def test_a_trace_leaves_its_problem_out() -> None:
+    program = bilevel(["blocks.*"])
+    traced = Program(program.problems.values(), program.graph, trace="eager")
+    with pytest.warns(UserWarning, match="are not traced: a trace takes equal evaluations once"):
+        schedule = Schedule(traced)
+    schedule.tick()
+
+
+@pytest.mark.parametrize("setting", [{"compile": True}, {"shard": True}])
+def test_what_it_does_not_go_with(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"problems\.model\.remat: found \('blocks\.\*',\); expected null, since "):
+        Problem("model", Net(), upper_loss, roles={"model": "model"}, remat=["blocks.*"], **setting)
+
+
+@pytest.mark.filterwarnings("ignore:.*solve at problem")
+@pytest.mark.parametrize("name", ["cg", "unrolled again"])
+def test_a_deeper_net_holds_little_more(name: str) -> None:
+    class Deep(nn.Module):
+        def __init__(self, num_blocks: int) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+            self.blocks = nn.Sequential(*(Wide() for _ in range(num_blocks)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(self.scale * x)[:, :2]
+
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(6):
+                x = torch.softmax(x @ self.weight, dim=1)
+            return x
+
+    def loss(batch: None, *, model: Any, weigher: Any) -> Tensor:
+        return (weigher(torch.ones(1, dtype=torch.float64)) * model(INPUT).square()).mean()
+
+    def above(batch: None, *, model: Any) -> Tensor:
+        return model(INPUT).square().mean()
+
+    def peak(num_blocks: int, remat: Any) -> int:
+        torch.manual_seed(0)
+        low = Problem(
+            "model",
+            Deep(num_blocks).double(),
+            loss,
+            roles={"model": "model", "weigher": "weigher"},
+            optimizer=sgd,
+            hypergradient=ALGORITHMS[name]["hypergradient"],
+            remat=remat,
+        )
+        high = Problem("weigher", Weigher().double(), above, roles={"model": "model"}, optimizer=sgd)
+        program = Program([low, high], Graph({"weigher": ["model"]}, {"model": ["weigher"]}))
+        schedule = Schedule(program)
+        schedule.tick()
+        with LiveStorage() as live:
+            schedule.tick()
+        return live.peak
+
+    per_block, plain = ((peak(12, remat) - peak(6, remat)) / 6 for remat in ("auto", None))
+    one_input = INPUT.numel() * INPUT.element_size()
+    assert per_block < 4 * one_input
+    assert plain > 12 * one_input
+
+
+INPUT = torch.linspace(-1, 1, 256 * WIDTH, dtype=torch.float64).reshape(256, WIDTH)
