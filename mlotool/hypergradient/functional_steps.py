@@ -17,7 +17,12 @@ from mlotool.problem.update import State
 
 
 def simulate(
-    unroll: Unroll, inputs: Vector, view: LowerView, begin: tuple[Vector, Sequence[State]] | None = None
+    unroll: Unroll,
+    inputs: Vector,
+    view: LowerView,
+    begin: tuple[Vector, Sequence[State]] | None = None,
+    *,
+    keeps_gradients: bool = False,
 ) -> tuple[tuple[StepRecord, ...], tuple[Tensor, ...], tuple[State, ...]]:
     """Take the steps of `unroll.batches` on a copy; return their records, and parameters and state after them.
 
@@ -26,6 +31,7 @@ def simulate(
         inputs: what shapes it, detached.
         view: of the problem.
         begin: the parameters and state before them; None is where the problem is.
+        keeps_gradients: whether the records have the gradients.
 
     Example:
         >>> import torch
@@ -53,8 +59,9 @@ def simulate(
             # For the first time: the generator moves on from batch to batch.
             draws.append((batch, RandomState(view.devices)))
             slopes.append(batch_gradient(view, unroll, batch, {}, leaves(theta), inputs, create_graph=False))
-        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}))
         gradient = mean_gradient(slopes, theta, view.problem.rank_mean)
+        kept = tuple(gradient) if keeps_gradients else None
+        records.append(StepRecord(tuple(theta), tuple(state), hyperparameters, tuple(draws), {}, gradient=kept))
         with torch.no_grad():
             theta, state = unroll.step(theta, gradient, state, hyperparameters, inputs)
     return tuple(records), tuple(theta), tuple(state)

@@ -1,6 +1,5 @@
 """Differentiation through the optimizer's steps."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,17 +8,21 @@ from torch import Tensor
 
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
+from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
-from mlotool.hypergradient.functional_steps import batch_gradient, simulate, step_gradients
+from mlotool.hypergradient.functional_steps import batch_gradient, simulate
 from mlotool.hypergradient.kept_graphs import UnrolledState, fit
-from mlotool.hypergradient.vector import add, leaves, vector_jacobian
+from mlotool.hypergradient.step_products import (
+    AbstractStepProduct,
+    FirstOrderStep,
+    ForwardStepProduct,
+    ReverseStepProduct,
+)
+from mlotool.hypergradient.unrolled_pass import ReversePass
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
 from mlotool.problem.pullback import Connected
-from mlotool.problem.trajectory import StepRecord
 from mlotool.problem.unroll import Unroll
-from mlotool.problem.update import State
-from mlotool.problem.update_derivative import COUNTER, StepCotangents
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class Unrolled(AbstractHypergradient):
         graph_budget: bytes for the graphs of one problem's steps, with `remat: auto`.
         second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
             paths through the start, the momentum and the hyperparameters.
+        product: how a step's gradient is differentiated: "reverse" (double backward) or "forward" (forward mode over
+            reverse mode: no graph of the gradient, so the memory of one step is about that of its own gradient with
+            tangents; each record then holds the step's gradient too). Both are exact.
 
     Raises:
         ConfigError: a setting is out of range, or the problem's optimizer is none of SGD, Adam, AdamW.
@@ -71,6 +77,7 @@ class Unrolled(AbstractHypergradient):
     remat: bool | Literal["auto"] = True
     graph_budget: int = 2**30
     second_order: bool = True
+    product: Literal["reverse", "forward"] = "reverse"
     sees_steps = True
 
     def __post_init__(self) -> None:
@@ -79,6 +86,11 @@ class Unrolled(AbstractHypergradient):
             raise ConfigError(
                 f"hypergradient.horizon: found {self.horizon!r}; expected a whole number of at least 1, or null "
                 "for all steps. Correct hypergradient.horizon."
+            )
+        if self.product == "forward" and self.remat is not True:
+            raise ConfigError(
+                f"hypergradient.remat: found {self.remat!r} with product: forward; expected true, since forward mode "
+                "keeps no graph of a step. Set hypergradient.remat=true, or hypergradient.product=reverse."
             )
         if self.graph_budget < 0:
             raise ConfigError(
@@ -96,11 +108,21 @@ class Unrolled(AbstractHypergradient):
         return self.keeps_graphs or (self.remat == "auto" and state.keeps_graphs is True)
 
     @property
+    def saves_gradients(self) -> bool:  # type: ignore[override]
+        """Whether the gradient of a step is kept with it: forward mode gives it after the step's own derivative."""
+        return self.product == "forward" and self.second_order
+
+    @property
+    def pushes_solutions(self) -> bool:  # type: ignore[override]
+        """Whether the steps are differentiated along directions."""
+        return self.saves_gradients
+
+    @property
     def differentiates_twice(self) -> bool:  # type: ignore[override]
         """Whether the gradients of the steps are differentiated."""
         return self.second_order
 
-    def pullback(self, view: LowerView, inputs: Vector) -> "_ReversePass | Connected":
+    def pullback(self, view: LowerView, inputs: Vector) -> "ReversePass | Connected":
         """Return the reverse pass through the steps that were taken, or those that are taken here."""
         unroll = view.unroll
         assert unroll is not None
@@ -111,8 +133,18 @@ class Unrolled(AbstractHypergradient):
         elif self.remat is False and view.problem.rank_mean.is_alone and torch.is_grad_enabled():
             return Connected(_connected(self, unroll, inputs, view))
         else:
-            records, theta, _ = simulate(unroll, [each.detach() for each in inputs], view)
-        return _ReversePass(self, view, unroll, records, theta)
+            still = [each.detach() for each in inputs]
+            records, theta, _ = simulate(unroll, still, view, keeps_gradients=self.saves_gradients)
+        last = records if self.horizon is None else records[-self.horizon :]
+        is_whole = unroll.has_all and len(last) == len(records)
+        return ReversePass(self._product, self.second_order, view, unroll, last, is_whole, theta)
+
+    @property
+    def _product(self) -> type[AbstractStepProduct]:
+        if not self.second_order:
+            return FirstOrderStep
+        # Forward mode has one level: within a product of a problem above, steps take double backward.
+        return ForwardStepProduct if self.product == "forward" and not in_dual_level() else ReverseStepProduct
 
     def _decide(self, unroll: Unroll, inputs: Vector, view: LowerView) -> None:
         """Choose between keeping graphs and computing steps again, at the first pullback through recorded steps."""
@@ -156,135 +188,3 @@ def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerV
         with torch.set_grad_enabled(is_connected):
             theta, state = unroll.step(at, gradient, state, hyperparameters, inputs)
     return tuple(theta)
-
-
-@dataclass
-class _ReversePass:
-    """The pullback of one solution node."""
-
-    algorithm: Unrolled
-    view: LowerView
-    unroll: Unroll
-    records: tuple[StepRecord, ...]
-    outputs: tuple[Tensor, ...]
-
-    @property
-    def last_records(self) -> tuple[StepRecord, ...]:
-        count = self.algorithm.horizon
-        return self.records if count is None else self.records[-count:]
-
-    @property
-    def reaches_start(self) -> bool:
-        is_whole = self.unroll.has_all and len(self.last_records) == len(self.records)
-        return self.unroll.start is not None and is_whole
-
-    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the cotangents of the wanted inputs."""
-        points = leaves(inputs, tuple(wanted))
-        sources = [point for point, flag in zip(points, wanted, strict=True) if flag]
-        total = [torch.zeros_like(source) for source in sources]
-        adjoint = list(cotangent)
-        state_adjoint: list[dict[str, Tensor]] = [{} for _ in adjoint]
-        steps = self.last_records
-        for number in reversed(range(len(steps))):
-            is_last = number == 0 and not self.reaches_start
-            adjoint, state_adjoint, found = self._step_back(
-                steps[number], points, sources, adjoint, state_adjoint, is_last
-            )
-            total = add(total, found)
-        if self.reaches_start:
-            assert self.unroll.start is not None
-            with torch.enable_grad():
-                start = self.unroll.start(points)
-            total = add(total, vector_jacobian(start, sources, adjoint, retain=False))
-        return total
-
-    def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the same as functions of the inputs: the steps are taken again, in one graph."""
-        aliases = [tensor.view_as(tensor) for tensor in inputs]
-        steps = self.last_records
-        point: Vector = [tensor.detach().requires_grad_() for tensor in steps[0].theta]
-        if self.reaches_start:
-            assert self.unroll.start is not None
-            point = self.unroll.start(aliases)
-        state: Sequence[State] = steps[0].state
-        for record in steps:
-            # A gradient is taken at an alias: the start may be a view that several parameters share.
-            at = [tensor.view_as(tensor) for tensor in point]
-            gradient = step_gradients(
-                self.unroll, record, at, aliases, self.view, create_graph=self.algorithm.second_order
-            )
-            point, state = self.unroll.step(at, gradient, state, record.hyperparameters, aliases)
-        sources = [value for value, flag in zip(aliases, wanted, strict=True) if flag]
-        return vector_jacobian(point, sources, cotangent, create_graph=True)
-
-    def _step_back(
-        self,
-        record: StepRecord,
-        points: Vector,
-        sources: Vector,
-        adjoint: Vector,
-        state_adjoint: Sequence[dict[str, Tensor]],
-        is_last: bool,
-    ) -> tuple[list[Tensor], list[dict[str, Tensor]], list[Tensor]]:
-        """Return the cotangents of theta, of the state (none of both where `is_last`) and of the sources."""
-        theta, origins = leaves(record.theta), sources
-        if record.graph is None:
-            mean = step_gradients(
-                self.unroll, record, theta, points, self.view, create_graph=self.algorithm.second_order
-            )
-        else:
-            theta, mean = record.graph.theta, record.graph.mean
-            origins = [each for each, point in zip(record.graph.inputs, points, strict=True) if point.requires_grad]
-        if self.unroll.step_pullback is None:
-            found, source_adjoint = self._by_autograd(record, mean, points, sources, adjoint, state_adjoint)
-        else:
-            found = self.unroll.step_pullback(
-                record.theta, mean, record.state, record.hyperparameters, adjoint, state_adjoint
-            )
-            source_adjoint = [torch.zeros_like(source) for source in sources]
-        # The step itself, then the gradient that entered it.
-        slope_adjoint = [each for each in found.gradient if each is not None]
-        theta_adjoint, held_adjoint = found.theta, found.state
-        if self.algorithm.second_order:
-            targets = [*origins] if is_last else [*theta, *origins]
-            present = [each for each in mean if each is not None]
-            through = vector_jacobian(present, targets, slope_adjoint, retain=record.graph is not None)
-            if not is_last:
-                theta_adjoint = add(theta_adjoint, through[: len(theta)])
-                through = through[len(theta) :]
-            source_adjoint = add(source_adjoint, through)
-        return theta_adjoint, held_adjoint, source_adjoint
-
-    def _by_autograd(
-        self,
-        record: StepRecord,
-        mean: Sequence[Tensor | None],
-        points: Vector,
-        sources: Vector,
-        adjoint: Vector,
-        state_adjoint: Sequence[dict[str, Tensor]],
-    ) -> tuple[StepCotangents, list[Tensor]]:
-        """Return the cotangents of what a step starts from, and those of the sources that shape its settings."""
-        gradient = [None if each is None else each.detach().requires_grad_() for each in mean]
-        state = [
-            {key: value if key == COUNTER else value.detach().requires_grad_() for key, value in each.items()}
-            for each in record.state
-        ]
-        with torch.enable_grad():
-            before = leaves(record.theta)
-            after, new_state = self.unroll.step(before, gradient, state, record.hyperparameters, points)
-        outputs, cotangents = list(after), list(adjoint)
-        for each, slope in zip(new_state, state_adjoint, strict=True):
-            for key, value in slope.items():
-                outputs.append(each[key])
-                cotangents.append(value)
-        present = [each for each in gradient if each is not None]
-        held = [value for each in state for key, value in each.items() if key != COUNTER]
-        found = iter(vector_jacobian(outputs, [*before, *present, *held, *sources], cotangents, retain=False))
-        step = StepCotangents(
-            [next(found) for _ in before],
-            [None if each is None else next(found) for each in gradient],
-            [{key: next(found) for key in each if key != COUNTER} for each in state],
-        )
-        return step, list(found)

@@ -232,6 +232,7 @@ class AbstractHypergradient(ABC):
         sees_steps: whether it differentiates the optimizer's steps, and so what shapes their start or their rate.
         horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept, whatever they take.
+        saves_gradients: whether the gradients of the recorded steps are kept.
         is_persistent: whether it has rollouts of its own that go on from one gradient to the next.
         moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
         pushes_solutions: whether it needs to know how solutions inside the loss move (`push`).
@@ -246,6 +247,7 @@ class AbstractHypergradient(ABC):
     batch: str = "last"
     sees_steps: bool = False
     keeps_graphs: bool = False
+    saves_gradients: bool = False
     is_persistent: bool = False
     needs_full_precision: bool = False
     is_constant: bool = False

@@ -90,6 +90,7 @@ class StepRecord:
         draws: the batches of its gradient, each with the random state before its evaluation.
         lower_snapshots: the lower problems that it read, as they were.
         graph: of its gradient, where that is kept.
+        gradient: over batches and ranks, before it is clipped, where that is kept; None of an unused parameter.
     """
 
     theta: tuple[Tensor, ...]
@@ -98,6 +99,7 @@ class StepRecord:
     draws: tuple[tuple[Any, RandomState], ...]
     lower_snapshots: LowerSnapshots
     graph: StepGraph | None = None
+    gradient: tuple[Tensor | None, ...] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the batches and the graph."""
@@ -107,6 +109,7 @@ class StepRecord:
             "settings": [dict(each) for each in self.hyperparameters],
             "random": [random.state_dict() for _, random in self.draws],
             "readings": {name: snapshot.state_dict() for name, snapshot in self.lower_snapshots.items()},
+            "gradient": None if self.gradient is None else list(self.gradient),
         }
 
     @classmethod
@@ -119,7 +122,11 @@ class StepRecord:
             name: LowerSnapshot.from_state_dict(name, each, streams, device) for name, each in state["readings"].items()
         }
         theta = tuple(each.to(device) for each in state["theta"])
-        return cls(theta, on_device(state["state"], device), tuple(state["settings"]), draws, lower_snapshots)
+        # Older checkpoints have none.
+        saved = state.get("gradient")
+        gradient = None if saved is None else tuple(None if each is None else each.to(device) for each in saved)
+        states, settings = on_device(state["state"], device), tuple(state["settings"])
+        return cls(theta, states, settings, draws, lower_snapshots, gradient=gradient)
 
 
 class Trajectory:

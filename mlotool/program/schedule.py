@@ -243,7 +243,7 @@ class Schedule:
 
         found = averaged(directions())
         if is_recorded:
-            self.program.recorder.record(problem.name, drawn, randoms)
+            self.program.recorder.record(problem.name, drawn, randoms, gradient=found[1])
         return found
 
     def _kept_gradient(self, problem: Problem, batches: Iterable[_Draw]) -> tuple[LossOutput, list[Tensor | None]]:

@@ -32,7 +32,12 @@ class StepRecorder:
         self._read = {name: order.read_by(name) for name, each in problems.items() if each.trajectory.is_kept}
 
     def record(
-        self, name: str, batches: Sequence[Any], randoms: Sequence[RandomState], graph: StepGraph | None = None
+        self,
+        name: str,
+        batches: Sequence[Any],
+        randoms: Sequence[RandomState],
+        graph: StepGraph | None = None,
+        gradient: Sequence[Tensor | None] | None = None,
     ) -> None:
         """Keep the step that a problem is about to take, as far as its hypergradient needs it.
 
@@ -41,8 +46,11 @@ class StepRecorder:
             batches: of the step.
             randoms: the random state before the evaluation on each of them.
             graph: of its gradient, where that is kept.
+            gradient: over batches and ranks, where it is known already; kept where the hypergradient wants it.
         """
         problem = self._problems[name]
+        algorithm = problem.hypergradient
+        is_saved = gradient is not None and algorithm is not None and algorithm.saves_gradients
         problem.trajectory.append(
             StepRecord(
                 tuple(tensor.clone() for tensor in problem.current()),
@@ -51,6 +59,7 @@ class StepRecorder:
                 tuple(zip(batches, randoms, strict=True)),
                 self._lower_snapshots(name),
                 graph,
+                tuple(gradient) if gradient is not None and is_saved else None,
             )
         )
 

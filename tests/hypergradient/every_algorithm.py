@@ -52,6 +52,7 @@ DIFFERENTIATED: dict[str, Callable[[], AbstractHypergradient]] = {
     "fresh": lambda: Implicit(Neumann(3, 0.1), batch="fresh"),
     "warm": lambda: Implicit(FixedPoint(3, 0.1), warm_start=True, report_every=2),
     "unrolled": Unrolled,
+    "unrolled_forward": lambda: Unrolled(product="forward"),
     "unrolled_last": lambda: Unrolled(horizon=1),
     "unrolled_first_order": lambda: Unrolled(second_order=False),
     "penalty": lambda: Penalty(multiplier=20.0, num_steps=2, step_size=0.1),

@@ -201,3 +201,15 @@ def test_memory_does_not_grow_with_the_inside_of_blocks() -> None:
     assert per_block(ForwardProduct, True) < 3.5 * one_input
     assert per_block(ForwardProduct, False) < 0.9 * per_block(ReverseProduct, False)
     assert per_block(ForwardProduct, True) < per_block(ForwardProduct, False) / 5
+
+
+def test_a_row_for_padding_is_no_disagreement() -> None:
+    """Torch drops its gradient, so the derivative of the gradient is no symmetric matrix."""
+    tokens = torch.tensor([[0, 1, 2, 0]])
+
+    def loss(theta: Vector, inputs: Vector) -> Tensor:
+        return nn.functional.embedding(tokens, theta[0], padding_idx=0).sum(1).pow(3).mul(inputs[0]).sum()
+
+    theta = [torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)]
+    view = LowerView(LowerProblem("w"), tuple(theta), loss)
+    check_forward_product(view, theta, [torch.ones(2, dtype=torch.float64)], (True,))

@@ -52,6 +52,9 @@ class Pair(nn.Module):
         return self.weight, self.bias
 
 
+WAYS = {"reverse": Unrolled(), "kept graphs": Unrolled(remat=False), "forward": Unrolled(product="forward")}
+
+
 def fit(theta: Sequence[Tensor], u: Tensor, batch: Tensor) -> Tensor:
     weight, bias = theta
     return ((batch @ weight + bias - 1) ** 2).mean() + (torch.exp(u) * weight**2).sum() + 0.1 * (weight**4).sum()
@@ -139,9 +142,9 @@ def upper_values(built: Program) -> Tensor:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("way", ["loss", "start", "lr"])
-@pytest.mark.parametrize("remat", [True, False])
-def test_against_differences_of_a_plain_loop(name: str, way: str, remat: bool) -> None:
-    built = program(way, OPTIMIZERS[name], Unrolled(remat=remat))
+@pytest.mark.parametrize("kind", WAYS)
+def test_against_differences_of_a_plain_loop(name: str, way: str, kind: str) -> None:
+    built = program(way, OPTIMIZERS[name], WAYS[kind])
     expected = by_differences(lambda values: by_loop(way, OPTIMIZERS[name], values), upper_values(built))
     found = flat(built.gradient("u", {"w": BATCHES}))
     assert torch.allclose(found, expected, rtol=1e-8, atol=1e-8 * float(expected.norm()))
@@ -153,20 +156,21 @@ def test_one_learning_rate_a_parameter() -> None:
     assert torch.allclose(flat(built.gradient("u", {"w": BATCHES})), expected, rtol=1e-8)
 
 
+@pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("way", ["loss", "start"])
-def test_clipping_is_part_of_the_step(way: str) -> None:
-    built = program(way, OPTIMIZERS["sgd"], gradient_clip_norm=0.7)
+def test_clipping_is_part_of_the_step(way: str, kind: str) -> None:
+    built = program(way, OPTIMIZERS["sgd"], WAYS[kind], gradient_clip_norm=0.7)
     expected = by_differences(lambda values: by_loop(way, OPTIMIZERS["sgd"], values, clip=0.7), upper_values(built))
     assert torch.allclose(flat(built.gradient("u", {"w": BATCHES})), expected, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["nesterov", "adamw"])
 @pytest.mark.parametrize("way", ["loss", "start", "lr"])
-@pytest.mark.parametrize("remat", [True, False])
-def test_the_steps_of_a_schedule_are_those_that_are_differentiated(name: str, way: str, remat: bool) -> None:
+@pytest.mark.parametrize("kind", WAYS)
+def test_the_steps_of_a_schedule_are_those_that_are_differentiated(name: str, way: str, kind: str) -> None:
     """The gradient of the upper step is that of a functional run on the same batches from the same state."""
     stream = lambda: Stream(samples(12, 1), 4, seed=1)  # noqa: E731
-    trained, twin = (program(way, OPTIMIZERS[name], Unrolled(remat=remat), stream=stream()) for _ in range(2))
+    trained, twin = (program(way, OPTIMIZERS[name], WAYS[kind], stream=stream()) for _ in range(2))
     schedule = Schedule(trained)
     for _ in range(len(BATCHES)):
         schedule.tick()
@@ -247,10 +251,11 @@ def test_first_order_maml_hands_the_cotangent_to_the_start() -> None:
     assert torch.allclose(flat(built.gradient("u")), expected, rtol=1e-12)
 
 
-def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll() -> None:
+@pytest.mark.parametrize("kind", ["reverse", "forward"])
+def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll(kind: str) -> None:
     def make() -> Program:
         stream = Stream(samples(12, 1), 4, seed=1)
-        return program("start", OPTIMIZERS["adam"], stream=stream, accumulate_batches=2)
+        return program("start", OPTIMIZERS["adam"], WAYS[kind], stream=stream, accumulate_batches=2)
 
     whole, first, second = make(), make(), make()
     runs = Schedule(whole), Schedule(first), Schedule(second)
@@ -267,12 +272,13 @@ def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll() -> None:
     assert_identical(parameters(second), parameters(whole))
 
 
-def test_dropout_is_replayed_and_the_generator_left_alone() -> None:
+@pytest.mark.parametrize("kind", ["reverse", "forward"])
+def test_dropout_is_replayed_and_the_generator_left_alone(kind: str) -> None:
     def noisy(batch: Tensor, *, w: Any, u: Any) -> Tensor:
         weight, bias = w()
         return fit((nn.functional.dropout(weight, 0.5), bias), u(), batch)
 
-    built = program("loss", OPTIMIZERS["sgd"])
+    built = program("loss", OPTIMIZERS["sgd"], WAYS[kind])
     built.problems["w"].loss = noisy
     built.random.manual_seed(0)
     first = flat(built.gradient("u", {"w": BATCHES}))

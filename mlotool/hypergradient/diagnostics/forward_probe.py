@@ -57,7 +57,7 @@ def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted
     try:
         with random.replayed():
             reverse = ReverseProduct(view, theta, inputs, wanted)
-            slope, direction = norm(reverse.gradient), _direction(theta)
+            slope, direction = norm(reverse.gradient), _direction(theta, reverse.gradient)
             expected = {"H": reverse.own_hessian(direction), "M": reverse.cross(direction)}
     except torch.OutOfMemoryError:
         _log.info(
@@ -82,11 +82,16 @@ def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted
             raise ConfigError(_DIFFERENT.format(problem=view.problem.name, what=what, error=share))
 
 
-def _direction(theta: Vector) -> list[Tensor]:
-    """Return a direction, the same each time, about as long as the parameters."""
+def _direction(theta: Vector, gradient: Vector) -> list[Tensor]:
+    """Return a direction, the same each time, about as long as the parameters, where the gradient is not zero.
+
+    Of a row of an embedding that is for padding torch drops the gradient: there double backward and forward mode differ
+    with good reason, and no vector that a pullback meets has anything.
+    """
     found = []
-    for number, tensor in enumerate(theta):
+    for number, (tensor, slope) in enumerate(zip(theta, gradient, strict=True)):
         generator = torch.Generator(tensor.device).manual_seed(number)
-        found.append(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device))
-    length = norm(theta)
-    return scaled(found, torch.where(length > 0, length, 1.0) / norm(found))
+        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
+        found.append(noise * (slope != 0))
+    length, size = norm(theta), norm(found)
+    return scaled(found, torch.where(length > 0, length, 1.0) / torch.where(size > 0, size, 1.0))
