@@ -1,8 +1,8 @@
 """One call of a block of a network as a function of tensors, which can be evaluated again later.
 
 What a call depends on besides its arguments is taken down when it is made: parameters and buffers, train or eval mode,
-autocast, random numbers, and the values behind `stop_gradient`. An evaluation without one of them would return
-something else, and nothing would say so.
+autocast, modes of torch's functions (such as a default device), random numbers, and the values behind `stop_gradient`.
+An evaluation without one of them would return something else, and nothing would say so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mlotool.core.errors import ConfigError
@@ -72,6 +73,7 @@ class BlockCall:
         self._buffers = [slot for each in modules for slot in _filled(each._buffers)]
         self._slots = [*parameters, *self._buffers]
         self._modes = [(each, each.training) for each in modules]
+        self._function_modes = _get_current_function_mode_stack()
         self._devices: tuple[torch.device, ...] = ()
         self._autocasts: list[_Autocast] = []
         # After the first evaluation: random state, values behind `stop_gradient`, and what it returned.
@@ -155,7 +157,12 @@ class BlockCall:
             for each, is_tensor in zip(self._constants, self._is_tensor, strict=True)
         ]
         inputs, options = tree_unflatten(leaves, self._structure)
-        return self._block(*inputs, **options)
+        with ExitStack() as stack:
+            # A mode that handles the autograd function of this call is off meanwhile.
+            now = _get_current_function_mode_stack()
+            for mode in [each for each in self._function_modes if each not in now]:
+                stack.enter_context(mode)
+            return self._block(*inputs, **options)
 
     @contextmanager
     def _in_slots(self, tensors: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from mlotool.core.forward_mode import forward_mode
 from mlotool.core.tangents import apart, dual_level, joined
 from mlotool.problem.interface import Vector
 
@@ -24,6 +25,7 @@ def moving_gradient(
     tangents: Tangents,
     wanted: Sequence[bool],
     *,
+    problem: str = "",
     seed: float = 1.0,
     is_nested: bool = False,
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
@@ -34,9 +36,13 @@ def moving_gradient(
         points: its arguments.
         tangents: how they move.
         wanted: with respect to which of them.
+        problem: whose loss it is, for messages.
         seed: the loss is taken that many times.
         is_nested: whether autograd is called inside the loss, as by solutions of other problems: then by
             `torch.autograd`, whose graph has the tangents too, else by `torch.func`.
+
+    Raises:
+        ConfigError: the loss has an operator without a derivative in forward mode.
 
     Returns:
         A tensor for each wanted argument, twice; None where the loss does not depend on it, or its gradient stays.
@@ -46,7 +52,7 @@ def moving_gradient(
         >>> moving_gradient(cube, [torch.tensor([2.0]), torch.tensor([3.0])], [torch.ones(1), None], [True, False])
         ([tensor([36.])], [tensor([36.])])
     """
-    with dual_level():
+    with dual_level(), forward_mode(problem):
         still = [each.detach() for each in points]
         take = _by_autograd if is_nested else _by_transform
         return apart(take(loss, still, tangents, wanted, seed))

@@ -201,6 +201,7 @@ class ForwardStepProduct(AbstractStepProduct):
                     [*record.theta, *step.inputs],
                     [*vector, *[None] * len(step.inputs)],
                     [*[needs_theta] * count, *step.wanted],
+                    problem=step.view.problem.name,
                     is_nested=step.view.problem.is_nested,
                 )[1]
             total = plus(total, found)

@@ -213,3 +213,33 @@ def test_a_row_for_padding_is_no_disagreement() -> None:
     theta = [torch.randn(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)]
     view = LowerView(LowerProblem("w"), tuple(theta), loss)
     check_forward_product(view, theta, [torch.ones(2, dtype=torch.float64)], (True,))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        nn.functional.silu,
+        lambda x: nn.functional.mse_loss(x, torch.ones_like(x)),
+        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None] ** 2, x[None]),
+        lambda x: nn.functional.group_norm(x[None].transpose(1, 2), 2).sin(),
+    ],
+    ids=["silu", "mse", "attention", "group_norm"],
+)
+@pytest.mark.parametrize("is_remat", [False, True])
+def test_operators_without_forward_mode(block: Callable[[Tensor], Tensor], is_remat: bool) -> None:
+    def loss(theta: Vector, inputs: Vector) -> Tensor:
+        x = torch.outer(theta[0], theta[1]).repeat(2, 2)
+        return ((remat(block, x) if is_remat else block(x)) * inputs[0].sum()).sum()
+
+    def by_differences(vector: Vector) -> list[Tensor]:
+        def slope(sign: float) -> list[Tensor]:
+            at = [(x + sign * 1e-5 * u).requires_grad_() for x, u in zip(theta, vector, strict=True)]
+            return list(torch.autograd.grad(loss(at, inputs), at))
+
+        return [(a - b) / 2e-5 for a, b in zip(slope(1.0), slope(-1.0), strict=True)]
+
+    view, theta, inputs = view_of(loss)
+    vector = [torch.tensor([0.3, -0.5], dtype=torch.float64), torch.tensor([0.2, 0.9], dtype=torch.float64)]
+    found = ForwardProduct(view, theta, inputs, [True]).hessian(vector)
+    for mine, its in zip(found, by_differences(vector), strict=True):
+        assert torch.allclose(mine, its, rtol=1e-6, atol=1e-8)

@@ -76,6 +76,7 @@ class ForwardProduct(AbstractProduct):
             self._points,
             [next(given) if flag else None for flag in moving],
             wanted,
+            problem=self._view.problem.name,
             seed=self._scale or 1.0,
             is_nested=self._view.problem.is_nested,
         )[1]
