@@ -2,10 +2,14 @@
 
     python -m benchmarks.recipe_stages darts --seeds 0 1 2 3 4
     python -m benchmarks.recipe_stages data_poisoning --seeds 0 1 2 3 4
+    python -m benchmarks.recipe_stages lm_data_mixture --seeds 0 1 2 3 4
 
 darts: the architecture that a search finds, and a random one, are trained from scratch by darts_evaluate.
 data_poisoning: a classifier with another start is trained from scratch on data with the learned perturbations, with
-random ones of full size (each entry at the bound) and without any. Each seed draws data and initial parameters anew.
+random ones of full size (each entry at the bound) and without any.
+lm_data_mixture: a language model is trained from scratch on the shares that were learned, on equal ones, on equal ones
+for the time of both trainings together, and on the one domain that one would choose by hand.
+Each seed draws data and initial parameters anew.
 """
 
 import argparse
@@ -22,12 +26,20 @@ from mlotool.config import build
 from mlotool.runner.evaluation import Evaluator
 
 Figures = dict[str, dict[str, float]]
+DOMAINS = ("docstrings", "code", "tables", "scrambled")
+LM_TICKS = 1000
+LM_SEARCH_TICKS = 430
+"""Ticks of plain training that take as long as the search: 300, each of which costs 1.42 of a plain one."""
 QUIET = ("logger=csv", "runner.progress_bar=false", "runner.num_threads=1")
 
 
 def main() -> None:
     """Measure one recipe and write results/recipe_<name>.json."""
-    stages: dict[str, Callable[[int, Sequence[str]], Figures]] = {"darts": _darts, "data_poisoning": _data_poisoning}
+    stages: dict[str, Callable[[int, Sequence[str]], Figures]] = {
+        "darts": _darts,
+        "data_poisoning": _data_poisoning,
+        "lm_data_mixture": _lm_data_mixture,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", choices=stages)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
@@ -76,6 +88,26 @@ def _data_poisoning(seed: int, overrides: Sequence[str]) -> Figures:
     return found
 
 
+def _lm_data_mixture(seed: int, overrides: Sequence[str]) -> Figures:
+    with tempfile.TemporaryDirectory() as folder:
+
+        def train(name: str, shares: Sequence[float], num_ticks: int) -> dict[str, float]:
+            own = [f"data.shares.train.{domain}={share}" for domain, share in zip(DOMAINS, shares, strict=True)]
+            ticks = [f"runner.max_ticks={num_ticks}", "evaluate.splits.val=500"]
+            found, _ = _run("lm_plain", [f"seed={seed}", "data=python_text_mixture", *own, *ticks], Path(folder) / name)
+            return found
+
+        search, _ = _run("lm_data_mixture", [*overrides, f"seed={seed}"], Path(folder) / "search")
+        learned = [search[f"shares/share_{number}"] for number in range(len(DOMAINS))]
+        return {
+            "search": search,
+            "learned": train("learned", learned, LM_TICKS),
+            "equal": train("equal", [1, 1, 1, 1], LM_TICKS),
+            "equal_longer": train("equal_longer", [1, 1, 1, 1], LM_TICKS + LM_SEARCH_TICKS),
+            "by_hand": train("by_hand", [1, 0, 0, 0], LM_TICKS),
+        }
+
+
 def _retrained(overrides: Sequence[str], poison: Any = None) -> dict[str, float]:
     config = mlotool.compose("data_poisoning", [*overrides, *QUIET])
     built = build(config)
@@ -90,7 +122,7 @@ def _retrained(overrides: Sequence[str], poison: Any = None) -> dict[str, float]
 
 def _run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[dict[str, float], Path]:
     result = mlotool.run(mlotool.compose(recipe, [*overrides, *QUIET]), output_dir=folder)
-    wanted = ("val/", "test/", "search/")
+    wanted = ("val/", "test/", "search/", "shares/")
     figures = {key: value for key, value in result.metrics.items() if key.startswith(wanted)}
     figures["training_s"] = _training_seconds(result.output_dir)
     figures["peak_rss_mb"] = record.peak_memory()

@@ -35,6 +35,7 @@ SMALLER = {
         *("problems.classifier.module.depth=16", "problems.classifier.parallel.auxnet.depth=10", *PARALLEL),
     ],
 }
+SHORT = ["data.length=32", "data.sizes={train: 50, meta: 10, val: 10, test: 20}"]
 # On data that has to be downloaded; on the embedded one here, with a model for it.
 ELSEWHERE = {
     "darts": [*SEARCH, *(f"problems.{name}.stream.batch_size=16" for name in ("architecture", "classifier"))],
@@ -45,6 +46,13 @@ ELSEWHERE = {
         *("problems.finetune.loss.free=[]", "problems.pretrain.loss.free=[]"),
         *(f"problems.{name}.stream.num_workers=0" for name in ("reweight", "finetune", "pretrain")),
     ],
+    # On a small model and short texts.
+    "lm_learning_rate_paper": [*SHORT, "model@problems.model.module=decoder", "problems.rate.module.size=14"],
+    "lm_loss_weighting_paper": [
+        *SHORT,
+        *(f"model@problems.{node}=decoder" for node in ("weigher.module.decoder", "model.module")),
+    ],
+    "lm_maml_paper": [*SHORT, *(f"model@problems.{name}.module=decoder" for name in ("meta", "learner"))],
     "mwn_text_paper": ["data=synthetic_text", "~data.tokenizer", "model@problems.classifier.module=text_transformer"],
 }
 # Both have the radius of the DARTS paper, meant for its images; of a few that are noise, eight pixels wide, the cells'

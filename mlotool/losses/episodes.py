@@ -98,7 +98,7 @@ def episode_next_token(
         The loss, with the metric `bits_per_token`, which is without the distance.
 
     Source: as for `episode_cross_entropy`; of language models Kemaev et al. 2025, MixFlow-MG (arXiv 2505.00793),
-        section 5.1, MAML.
+        section 5.2, MAML.
     """
     loss = token_losses(model, batch[part], chunk).mean()
     return LossOutput(

@@ -49,7 +49,7 @@ def weighted_next_token(
     Returns:
         The loss, with the metrics `mean_weight` and `bits_per_token`, which is not weighted.
 
-    Source: Kemaev et al. 2025, MixFlow-MG (arXiv 2505.00793), section 5.1, loss weighting.
+    Source: Kemaev et al. 2025, MixFlow-MG (arXiv 2505.00793), section 5.2, loss weighting.
     """
     losses, weight = token_losses(model, batch, chunk), weigher(batch["input"])
     return _weighted(losses, weight if weight.dim() > 1 else weight[:, None], normalize)
@@ -86,12 +86,16 @@ def mixture_next_token(
 
 
 def token_losses(model: BoundModule, batch: Batch, chunk: int | None = None) -> Tensor:
-    """Return the cross-entropy (b, t) of each token of `batch["target"]`; arguments as for `next_token`."""
+    """Return the cross-entropy (b, t) of each token of `batch["target"]`; arguments as for `next_token`.
+
+    Where a sample is a task of several windows, (tasks, s, t), the model sees all of them as one batch.
+    """
+    tokens = batch["input"].flatten(0, -2)
     if chunk is not None:
-        losses = model.method("losses", batch["input"], batch["target"], chunk=chunk)
+        losses = model.method("losses", tokens, batch["target"].flatten(0, -2), chunk=chunk)
         assert isinstance(losses, Tensor)
-        return losses
-    logits = model(batch["input"])
+        return losses.view(batch["target"].shape)
+    logits = model(tokens)
     return F.cross_entropy(logits.flatten(0, -2), batch["target"].flatten(), reduction="none").view(
         batch["target"].shape
     )

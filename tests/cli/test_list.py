@@ -28,8 +28,8 @@ def test_groups_by_task(call: Call) -> None:
     groups = _groups(call("list")[1])
     assert tuple(groups) == TASKS
     assert {"mwn", "data_cleaning", "label_correction"} < set(groups["data reweighting and cleaning"])
-    assert groups["hyperparameters"] == ["learned_lr", "logistic_hpo"]
-    assert groups["baselines"] == ["plain"]
+    assert groups["hyperparameters"] == ["learned_lr", "lm_learning_rate", "logistic_hpo"]
+    assert groups["baselines"] == ["lm_plain", "lm_plain_start", "plain"]
     assert "mwn_layerparallel" in groups["layer-parallel training"]
 
 
@@ -48,7 +48,7 @@ def test_recipes_of_ones_own_are_yours_unless_they_say_more(call: Call, tmp_path
     assert groups["yours"] == ["mine"]
     assert "other" in groups["meta-learning"]
     assert groups["\\x1b[31msorting"] == ["new"]
-    assert groups["baselines"] == ["plain", "task_only"]
+    assert groups["baselines"] == ["lm_plain", "lm_plain_start", "plain", "task_only"]
     assert "[./recipes] A third one." in out
 
 
