@@ -21,12 +21,18 @@ from torch.overrides import TorchFunctionMode
 from mlotool.core.decompositions import FORWARD, TWICE, Table
 from mlotool.core.not_differentiable import explain
 
-_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
-
 _OPENED = (F.multi_head_attention_forward, torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 """Functions of torch in Python that call operators of the tables, at once or in a backward pass."""
 
-_OWN = ("torch._functorch.", "mlotool.core.", "mlotool.hypergradient.", "mlotool.problem.", "mlotool.program.")
+_OWN = (
+    "mlotool.core.",
+    "mlotool.hypergradient.",
+    "mlotool.problem.",
+    "mlotool.program.",
+    "torch._functorch.",
+    # A backward that is marked once_differentiable: tangents pass it well.
+    "torch.autograd.function",
+)
 """Whose switching of gradients says nothing about tangents."""
 
 
@@ -53,7 +59,7 @@ def forward_mode(problem: str) -> Iterator[None]:
         tensor([0.5000])
     """
     before = torch._C._is_fwd_grad_enabled()
-    with _explained(problem, "forward"), ExitStack() as stack:
+    with _explained(problem, "forward"), _slow_attention(), ExitStack() as stack:
         # A compiled module takes the constants of its trace for the tangents of its inputs. It takes long to import.
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -84,8 +90,22 @@ def twice_differentiable_mode(problem: str) -> Iterator[None]:
         ...     bool(torch.autograd.grad(slope.square().sum(), x)[0].isfinite().all())
         True
     """
-    with _explained(problem, "reverse"), _Decomposition(TWICE):
+    with _explained(problem, "reverse"), _slow_attention(), _Decomposition(TWICE):
         yield
+
+
+@contextmanager
+def _slow_attention() -> Iterator[None]:
+    """Keep modules of attention from kernels for inference, which have no derivative.
+
+    They take them wherever no tensor seems to require a gradient, as within `torch.vmap`.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager
@@ -136,9 +156,6 @@ class _ForwardMode(_Decomposition):
         """Call `func`, or what stands in its place."""
         if func is torch._C._set_grad_enabled:
             self._mirror(sys._getframe(1), *args)
-        elif func == _DATA:
-            # Besides, torch refuses `.data` within `torch.vmap`.
-            return args[0].detach()
         return super().__torch_function__(func, types, args, kwargs)
 
     def _mirror(self, frame: FrameType | None, is_on: bool) -> None:

@@ -1,12 +1,22 @@
 """What to say of a loss that torch cannot differentiate in the way of a second-order product."""
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
+
+import torch
+from torch import nn
 
 from mlotool.core.errors import ConfigError
 
 _REVERSE = "product: reverse in the hypergradient of '{problem}'"
 _DIFFERENCE = "product: finite_difference in the hypergradient of '{problem}'"
+
+
+_SCRIPTED = (
+    "problems.{problem}.module: found '{name}', a module of torch.jit, under product: forward; expected modules of "
+    "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or write " + _REVERSE + "."
+)
 
 
 class _Case(NamedTuple):
@@ -66,6 +76,24 @@ _CASES = (
         {"forward": f"Write {_REVERSE}"},
     ),
     _Case(
+        r"Nested forward mode AD is not supported",
+        "torch.func.jvp, jacfwd or hessian, which are forward mode themselves",
+        "reverse mode inside a loss",
+        {"forward": f"Write torch.func.vjp, jacrev or grad there, or write {_REVERSE}"},
+    ),
+    _Case(
+        r"(?P<text>[^.]*`?\.data`? inside functorch transform|You are attempting to call Tensor\.requires_grad_\(\))",
+        "a tensor whose .data or requires_grad is set, as hooks of modules on gradients do",
+        "tensors that keep what they are",
+        {"forward": f"Write x.detach() and torch.where in place of it, or write {_REVERSE}"},
+    ),
+    _Case(
+        r"Cannot access (data pointer|storage)",
+        "the memory of a tensor, as copy, pickle and libraries outside of torch want it",
+        "operations of torch",
+        {"forward": f"Write x.clone(), or x.detach().numpy(), in place of it, or write {_REVERSE}"},
+    ),
+    _Case(
         r"ZeroTensors are immutable",
         "an operator whose backward writes into a tangent that is zero everywhere",
         _TANGENTS,
@@ -99,3 +127,24 @@ def explain(error: BaseException, problem: str, product: str = "forward") -> Con
             f"problems.{problem}.loss: found {found}, under product: {product}; expected {case.expected}. {remedy}."
         )
     return None
+
+
+def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:
+    """Refuse modules of TorchScript, whose outputs have no tangents in torch once they are optimized.
+
+    Nothing says so when they are called, and a TorchFunctionMode does not see what they call.
+
+    Args:
+        modules: that a loss calls, with all that is in them.
+        problem: whose loss it is.
+
+    Raises:
+        ConfigError: there is one.
+
+    Example:
+        >>> refuse_scripted([nn.Linear(1, 1)], "w")  # nothing to refuse
+    """
+    for module in modules:
+        for name, each in module.named_modules():
+            if isinstance(each, torch.jit.ScriptModule):
+                raise ConfigError(_SCRIPTED.format(problem=problem, name=name or type(each).__name__))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from mlotool.core.decompositions import (
     attention,
     bags,
+    constants,
     distances,
     linear_algebra,
     losses,
@@ -32,7 +33,11 @@ TWICE: Table = {
     F.multilabel_margin_loss: losses.multilabel_margin_loss,
     F.embedding_bag: bags.embedding_bag,
 }
-"""What fails in double backward, or is silently wrong (weight normalization)."""
+"""What fails in double backward, or is silently wrong (weight normalization, linear_cross_entropy)."""
+
+# Since torch 2.15.
+if hasattr(F, "linear_cross_entropy"):
+    TWICE[F.linear_cross_entropy] = losses.linear_cross_entropy
 
 FORWARD: Table = {
     **TWICE,
@@ -57,8 +62,15 @@ FORWARD: Table = {
     torch.scatter_reduce: sampling.scatter_reduce,
     Tensor.scatter_reduce: sampling.scatter_reduce,
     Tensor.scatter_reduce_: sampling.scatter_reduce_in_place,
+    torch.prod: pointwise.prod,
+    Tensor.prod: pointwise.prod,
     torch.cumprod: pointwise.cumprod,
     Tensor.cumprod: pointwise.cumprod,
+    Tensor.data.__get__: constants.data,  # type: ignore[attr-defined]
+    Tensor.detach_: constants.detach_in_place,
+    torch.detach_: constants.detach_in_place,
+    Tensor.numpy: constants.numpy,
+    Tensor.__array__: constants.array,
     torch.linalg.solve: linear_algebra.solve,
     torch.linalg.solve_ex: linear_algebra.solve_ex,
     torch.linalg.tensorsolve: linear_algebra.tensorsolve,

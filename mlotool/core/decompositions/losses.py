@@ -1,5 +1,7 @@
 """Losses, written out."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -90,6 +92,11 @@ def multilabel_margin_loss(
     counted = is_label[:, :, None] & is_other[:, None, :]
     found = (margins.clamp_min(0.0) * counted).sum((1, 2)) / scores.shape[1]
     return _reduced(found if input.dim() > 1 else found[0], _of_old(size_average, reduce, reduction))
+
+
+def linear_cross_entropy(*args: Tensor, options: object = None, **kwargs: Any) -> Tensor:
+    """Return the cross entropy of `x W^T + b` whole: the parts that options cut it into have gradients alone."""
+    return F.linear_cross_entropy(*args, **kwargs)
 
 
 def _reduced(values: Tensor, reduction: str) -> Tensor:

@@ -1,5 +1,7 @@
 """Group and weight normalization, written out."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,7 +21,7 @@ def group_norm(
         input: (N, C, ...).
     """
     # Layer normalization of one row a group.
-    rows = input.reshape(input.shape[0], num_groups, -1)
+    rows = input.reshape(input.shape[0], num_groups, math.prod(input.shape[1:]) // num_groups)
     found = F.layer_norm(rows, rows.shape[2:], eps=eps).reshape(input.shape)
     channels = (1, -1, *[1] * (input.dim() - 2))
     if weight is not None:

@@ -1,6 +1,7 @@
 """Activations, written out."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,11 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
 def logit_in_place(x: Tensor, eps: float | None = None) -> Tensor:
     """Put the same in the place of x."""
     return x.copy_(logit(x.clone(), eps))
+
+
+def prod(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the product; of all entries by one axis, since torch has no tangent of that gradient at two zeros."""
+    return torch.prod(x, *args, **kwargs) if args or "dim" in kwargs else torch.prod(x.reshape(-1), 0, **kwargs)
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:

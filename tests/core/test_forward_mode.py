@@ -1,0 +1,385 @@
+"""What a loss may do besides calling operators: under forward over reverse it means what it means to gradients."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from copy import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mlotool import remat, stop_gradient
+from mlotool.core.errors import ConfigError
+from mlotool.core.forward_mode import forward_mode, twice_differentiable_mode
+from mlotool.core.gradient import Recording
+from mlotool.core.not_differentiable import explain, refuse_scripted
+from tests.core.operators.products import difference, distance, forward, forward_by_autograd, reverse
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:To copy construct from a tensor"),
+]
+
+POINT = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
+VECTOR = torch.tensor([1.0, 0.5, -2.0], dtype=torch.float64)
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+Way = Callable[..., list[Tensor]]
+ways = pytest.mark.parametrize("way", [forward, forward_by_autograd], ids=lambda way: way.__name__)
+
+
+def product(way: Way, function: Callable[[Tensor], Tensor], num_tasks: int | None = None, mode: Any = None) -> Tensor:
+    """Return `H u` of a loss whose Hessian is that of each entry of the function, weighted."""
+    point, vector, called = POINT, VECTOR, function
+    if num_tasks is not None:
+        scale = torch.linspace(1.0, 0.5, num_tasks, dtype=torch.float64)[:, None]
+        point, vector, called = scale * point, scale.flip(0) * vector, torch.vmap(function, randomness="different")
+    return way(lambda x: (called(x) * WEIGHTS).sum(), [point], [vector], mode or (lambda: forward_mode("w")))[0]
+
+
+def without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x * x
+        with torch.enable_grad():
+            z = x * x
+        y = y + x
+    return y * x + z * x.sin()
+
+
+@torch.no_grad()
+def decorated(x: Tensor) -> Tensor:
+    return x * x
+
+
+@torch.no_grad()
+def generated(x: Tensor) -> Iterator[Tensor]:
+    yield x * x
+    yield x**3
+
+
+def switched(x: Tensor) -> Tensor:
+    torch.set_grad_enabled(False)
+    y = x * x
+    torch.set_grad_enabled(True)
+    return y * x**2
+
+
+def set_within(x: Tensor) -> Tensor:
+    with torch.set_grad_enabled(False):
+        y = x * x
+    return y * x**2
+
+
+def interrupted(x: Tensor) -> Tensor:
+    try:
+        with torch.no_grad():
+            y = x * x
+            raise KeyError
+    except KeyError:
+        return y * x**2
+
+
+def in_inference(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        y = x * x
+    return y.clone() * x**2
+
+
+def into_buffer(x: Tensor) -> Tensor:
+    buffer = torch.ones(3, dtype=torch.float64)
+    with torch.no_grad():
+        buffer.copy_(x)
+    return buffer * x**2
+
+
+def detached_in_place(x: Tensor) -> Tensor:
+    y = x * x
+    y.detach_()
+    return y * x**2
+
+
+def data_in_place(x: Tensor) -> Tensor:
+    y = x * 1.0
+    y.data.mul_(2.0)
+    return y * y * x
+
+
+HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "no_grad and enable_grad": without_gradients,
+    "no_grad as a decorator": lambda x: decorated(x) * x**2,
+    "no_grad of a generator": lambda x: sum((y * x**2 for y in generated(x)), torch.zeros_like(x)),
+    "no_grad left by an error": interrupted,
+    "set_grad_enabled called": switched,
+    "set_grad_enabled as a context": set_within,
+    "data": lambda x: (x * x).data * x.sin(),
+    "detach": lambda x: (x * x).detach() * x.sin(),
+    "stop_gradient": lambda x: stop_gradient(x * x) * x.sin(),
+    "straight through": lambda x: (x + (x.round() - x).detach()) ** 2 * x,
+    "round": lambda x: x.round() * x**2,
+    "gate": lambda x: torch.where(x > x.detach().mean(), x, x * x) * x,
+}
+"""The same with tasks and without."""
+
+ALONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "inference_mode": in_inference,
+    "a buffer under no_grad": into_buffer,
+    "detach_": detached_in_place,
+    "data in place": data_in_place,
+    "item": lambda x: x[0].item() * x**2,
+    "float": lambda x: float(x[0].detach()) * x**2,
+    "tolist": lambda x: torch.tensor(x.tolist(), dtype=x.dtype) * x**2,
+    "numpy": lambda x: torch.from_numpy(x.detach().numpy() ** 2) * x**2,
+    "asarray": lambda x: torch.from_numpy(np.asarray(x.detach(), dtype=np.float64) ** 2) * x**2,
+    "torch.tensor": lambda x: torch.tensor(x) * x**2,
+    "new_tensor": lambda x: x.new_tensor(x) * x**2,
+    "Parameter": lambda x: nn.Parameter(x) * x**2,
+    "copy_": lambda x: torch.empty_like(x).copy_(x) * x**2,
+    "argmax": lambda x: x[x.argmax()] ** 3 * x,
+    "bool": lambda x: x**3 if bool(x.sum() > 0) else x,
+    "a gradient inside": lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0] * x,
+    "torch.func inside": lambda x: torch.func.grad(lambda y: (y**3).sum())(x) * x,
+}
+
+
+@ways
+@pytest.mark.parametrize("num_tasks", [None, 2])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_has_no_gradient_has_no_tangent(name: str, num_tasks: int | None, way: Way):
+    function = HIDDEN[name]
+    expected = torch.stack(
+        [
+            reverse(lambda x: (function(x) * WEIGHTS).sum(), [a * POINT], [b * VECTOR])[0]
+            for a, b in [(1.0, 0.5), (0.5, 1.0)]
+        ]
+    )
+    if num_tasks is None:
+        expected = reverse(lambda x: (function(x) * WEIGHTS).sum(), [POINT], [VECTOR])[0]
+    torch.testing.assert_close(product(way, function, num_tasks), expected, rtol=1e-12, atol=1e-12)
+
+
+@ways
+@pytest.mark.parametrize("name", ALONE)
+def test_values_that_leave_the_graph_are_constants(name: str, way: Way):
+    expected = reverse(lambda x: (ALONE[name](x) * WEIGHTS).sum(), [POINT], [VECTOR])[0]
+    torch.testing.assert_close(product(way, ALONE[name]), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["no_grad as a decorator", "set_grad_enabled as a context", "data"])
+def test_without_the_mode_tangents_pass(name: str):
+    # If torch changes that, the mirror can go.
+    plain = forward(lambda x: (HIDDEN[name](x) * WEIGHTS).sum(), [POINT], [VECTOR])[0]
+    assert distance([plain], [product(forward, HIDDEN[name])]) > 0.1
+
+
+@ways
+@pytest.mark.parametrize("change", [lambda g: 2.0 * g, lambda g: g.clamp(-1.0, 1.0), lambda g: g * g])
+def test_hooks_on_gradients_are_differentiated(change: Callable[[Tensor], Tensor], way: Way):
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        y.register_hook(change)
+        return y * y * x
+
+    expected = difference(lambda x: (function(x) * WEIGHTS).sum(), [POINT], [VECTOR])
+    assert distance([product(way, function)], expected) < 1e-8
+    # Double backward calls the hook in the second pass too.
+    assert distance(reverse(lambda x: (function(x) * WEIGHTS).sum(), [POINT], [VECTOR]), expected) > 0.1
+
+
+def test_our_own_switching_of_gradients_leaves_tangents():
+    def function(x: Tensor) -> Tensor:
+        with Recording(False):
+            assert torch._C._is_fwd_grad_enabled()
+        with torch.no_grad():
+            with Recording(True):
+                assert not torch._C._is_fwd_grad_enabled()
+            hidden = x**2
+        return x**4 + hidden * x
+
+    expected = reverse(lambda x: (x**4 + (x**2).detach() * x) @ WEIGHTS, [POINT], [VECTOR])[0]
+    torch.testing.assert_close(product(forward, function), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_switches_that_stay_off_do_not_last():
+    with forward_mode("w"):
+        torch.set_grad_enabled(False)
+    assert torch._C._is_fwd_grad_enabled()
+    torch.set_grad_enabled(True)
+
+
+class Sine(torch.autograd.Function):
+    """A function with tangents of its own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def jvp(ctx: Any, move: Tensor) -> Tensor:
+        return move * ctx.saved_tensors[0].cos()
+
+
+class RoundStraight(Sine):
+    """Rounds; with a slope of its own."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 1.5 * slope
+
+    @staticmethod
+    def jvp(ctx: Any, move: Tensor) -> Tensor:
+        return 1.5 * move
+
+
+class Once(Sine):
+    """Double backward takes its slope for a constant."""
+
+    backward = staticmethod(torch.autograd.function.once_differentiable(Sine.backward))
+
+
+class OldSine(torch.autograd.Function):
+    """As it was written before torch.func."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope * ctx.saved_tensors[0].cos()
+
+
+class NoTangent(torch.autograd.Function):
+    """Without jvp."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope * ctx.saved_tensors[0].cos()
+
+
+@ways
+@pytest.mark.parametrize("num_tasks", [None, 2])
+def test_functions_with_tangents(num_tasks: int | None, way: Way):
+    found = product(way, lambda x: Sine.apply(x) ** 2 + RoundStraight.apply(x) ** 2 * x, num_tasks)
+    straight = lambda x: 1.5 * x + (x.round() - 1.5 * x).detach()  # noqa: E731
+    expected = product(way, lambda x: x.sin() ** 2 + straight(x) ** 2 * x, num_tasks)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@ways
+def test_functions_that_are_once_differentiable_have_products_here(way: Way):
+    found, expected = product(way, lambda x: Once.apply(x) ** 2), product(way, lambda x: x.sin() ** 2)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "old function": (r"an autograd\.Function whose forward takes ctx.*setup_context", OldSine.apply),
+    "function without jvp": (r"an autograd\.Function without jvp.*Add a staticmethod jvp", NoTangent.apply),
+    "checkpoint": (r"hooks on saved tensors.*mlotool\.remat", lambda x: checkpoint(torch.sin, x, use_reentrant=False)),
+    "jvp inside": ("torch.func.jvp, jacfwd", lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]),
+    "requires_grad_": (r"\.data or requires_grad", lambda x: x.detach().requires_grad_() * x),
+    "copy": ("the memory of a tensor", lambda x: copy(x) * x),
+    "operator": ("special_zeta, an operator without forward mode", lambda x: torch.special.zeta(x.abs() + 2, x)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_had_is_said_with_what_to_write(name: str):
+    message, function = REFUSED[name]
+    pattern = rf"problems\.w\.loss: found .*{message}.*product: reverse in the hypergradient of 'w'"
+    with pytest.raises(ConfigError, match=pattern.replace("setup_context", ".*setup_context")):
+        product(forward, function)
+
+
+def test_errors_of_other_kinds_are_left_as_they_are():
+    assert explain(RuntimeError("shapes differ"), "w") is None
+    with pytest.raises(RuntimeError, match="must match"), forward_mode("w"):
+        torch.ones(2) + torch.ones(3)
+
+
+def test_scripted_modules_are_refused():
+    net = nn.Sequential(nn.Tanh(), torch.jit.script(nn.Linear(1, 1)))
+    with pytest.raises(ConfigError, match=r"problems\.w\.module: found '1'.*torch\.jit.*product: reverse"):
+        refuse_scripted([nn.Linear(1, 1), net], "w")
+
+
+class Block(nn.Module):
+    """Operators of the table in a module with attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.norm = nn.GroupNorm(2, 4)
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.norm(F.silu(self.linear(x)).transpose(1, 2)).transpose(1, 2)
+
+
+@ways
+@pytest.mark.parametrize("num_tasks", [None, 2])
+@pytest.mark.parametrize("is_remat", [False, True])
+def test_the_mode_acts_in_blocks_and_in_tasks(is_remat: bool, num_tasks: int | None, way: Way):
+    block = Block().double().eval()
+    names = [name for name, _ in block.named_parameters()]
+    data = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64).view(2, 3, 4)
+
+    def loss(*theta: Tensor) -> Tensor:
+        own = dict(zip(names, theta, strict=True))
+        called = (lambda x: remat(block, x)) if is_remat else block
+        with torch.nn.utils.stateless._reparametrize_module(block, own):
+            y = called(called(data))
+        return (y**2).sum()
+
+    theta = [each.detach() for each in block.parameters()]
+    vector = [torch.ones_like(each).cumsum(0) * 0.1 for each in theta]
+    if num_tasks is not None:
+        theta, vector = ([torch.stack([each, 0.9 * each]) for each in group] for group in (theta, vector))
+    whole = loss if num_tasks is None else lambda *theta: torch.vmap(loss)(*theta).sum()
+    apart = loss if num_tasks is None else lambda *theta: sum(loss(*each) for each in zip(*theta, strict=True))
+    found = way(whole, theta, vector, lambda: forward_mode("w"))
+    assert distance(found, difference(apart, theta, vector)) < 1e-8
+    twice = reverse(whole, theta, vector, lambda: twice_differentiable_mode("w"))
+    assert distance(twice, found) < 1e-12
+
+
+@pytest.mark.parametrize("mode", [forward_mode, twice_differentiable_mode])
+def test_dropout_of_attention_draws_what_a_training_step_draws(mode: Callable[[str], AbstractContextManager[None]]):
+    x = torch.linspace(-1.0, 1.0, 24, dtype=torch.float64).view(1, 2, 3, 4)
+    torch.manual_seed(0)
+    expected = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+    torch.manual_seed(0)
+    with mode("w"):
+        found = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
