@@ -1,8 +1,8 @@
 """One call of a block of a network as a function of tensors, which can be evaluated again later.
 
 What a call depends on besides its arguments is taken down when it is made: parameters and buffers, train or eval mode,
-autocast, modes of torch's functions (such as a default device), random numbers, and the values behind `stop_gradient`.
-An evaluation without one of them would return something else, and nothing would say so.
+autocast, kernels of attention, modes of torch's functions (such as a default device), random numbers, and the values
+behind `stop_gradient`. An evaluation without one of them would return something else, and nothing would say so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -76,6 +77,7 @@ class BlockCall:
         self._function_modes = _get_current_function_mode_stack()
         self._devices: tuple[torch.device, ...] = ()
         self._autocasts: list[_Autocast] = []
+        self._attention = _attention_kernels()
         # After the first evaluation: random state, values behind `stop_gradient`, and what it returned.
         self._random: RandomState | None = None
         self._hidden: ConstantsOfPart | None = None
@@ -91,6 +93,8 @@ class BlockCall:
         with ExitStack() as stack:
             for autocast in self._autocasts:
                 stack.enter_context(autocast.again())
+            if self._attention != _attention_kernels():
+                stack.enter_context(sdpa_kernel(self._attention))
             stack.enter_context(_modes(self._modes))
             stack.enter_context(self._hidden.again())
             if self._random is not None:
@@ -194,6 +198,19 @@ class _Autocast(NamedTuple):
 
     def again(self) -> torch.autocast:
         return torch.autocast(self.kind, dtype=self.dtype, enabled=self.is_on, cache_enabled=self.is_cached)
+
+
+_ATTENTION = {
+    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
+    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+}
+
+
+def _attention_kernels() -> list[SDPBackend]:
+    # A loss chooses one that is differentiable twice by `with sdpa_kernel(...)`, which has ended in a backward pass.
+    return [kernel for kernel, is_on in _ATTENTION.items() if is_on()]
 
 
 _TENSOR = object()

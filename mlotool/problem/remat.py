@@ -56,9 +56,9 @@ def blocks_of(problem: str, module: nn.Module, setting: str | Sequence[str]) -> 
         found = dict(_repeated(module, ""))
         if not found:
             raise ConfigError(
-                f"{key}: found auto, but {type(module).__name__} has no repeated blocks; expected several children of "
-                "one class, with layers inside, in an nn.ModuleList or nn.Sequential. Write paths of submodules in its "
-                f"place, such as {key}=['{_example(module)}'], or leave remat out."
+                f"{key}: found auto, but {type(module).__name__} has no repeated blocks; expected modules with layers "
+                "inside, in an nn.ModuleList, or several of one class in an nn.Sequential. Write paths of submodules "
+                f"in its place, such as {key}=['{_example(module)}'], or leave remat out."
             )
     else:
         patterns = [setting] if isinstance(setting, str) else setting
@@ -115,12 +115,15 @@ def _matches(path: str, pattern: str) -> bool:
 def _repeated(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield repeated blocks by path: several children of one class in a list or a sequence, the outermost such ones.
 
-    Sequences of blocks one after the other, such as the stages of a ResNet, are no blocks themselves.
+    In a list, which is there for repetition, one is enough: a network of one layer needs no other setting. Sequences of
+    blocks one after the other, such as the stages of a ResNet, are no blocks themselves.
     """
     children = {name: each for name, each in module._modules.items() if each is not None}
     counts = Counter(type(each) for each in children.values() if _is_block(each))
     for name, each in children.items():
-        is_repeated = isinstance(module, nn.ModuleList | nn.Sequential) and counts[type(each)] > 1
+        is_repeated = isinstance(module, nn.ModuleList) or (
+            isinstance(module, nn.Sequential) and counts[type(each)] > 1
+        )
         is_block = is_repeated and _is_block(each)
         if is_block and type(each) is not nn.Sequential:
             yield f"{prefix}{name}", each

@@ -90,7 +90,8 @@ class ProblemSettings:
             (FSDP2). Gradients are of first order then.
         remat: blocks of its module of which only the inputs are kept for derivatives, by `mlotool.remat`, in every loss
             in which it plays: paths of submodules, such as `["blocks.*"]`, in which `*` is any text within one name; or
-            "auto": repeated blocks, in an nn.ModuleList or nn.Sequential. It trades time for memory, at every order.
+            "auto": blocks of layers in an nn.ModuleList, or repeated in an nn.Sequential. It trades time for memory, at
+            every order.
 
     Example:
         >>> ProblemSettings(unroll_steps=2).unroll_steps

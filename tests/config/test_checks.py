@@ -43,6 +43,8 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "analysis role": ({"analyses.weights.roles.model": "clasifier"}, ["Did you mean 'classifier'?"]),
     "analysis split": ({"analyses.weights.split": "trian"}, ["analyses.weights.split", "Did you mean 'train'?"]),
     "analysis batch": ({"analyses.weights.batch_size": 0}, ["analyses.weights.batch_size: found 0"]),
+    "remat as a flag": ({f"{CLASSIFIER}.remat": True}, [f"{CLASSIFIER}.remat: found True; expected paths of blocks"]),
+    "remat as numbers": ({f"{CLASSIFIER}.remat": [3]}, [f"{CLASSIFIER}.remat: found [3]", "auto or null. Write"]),
     "stream split": ({f"{CLASSIFIER}.stream.split": "trian"}, [f"{CLASSIFIER}.stream.split", "'train'?"]),
     "evaluate split": ({"evaluate.splits": {"vall": 100}}, ["evaluate.splits.vall", "Did you mean 'val'?"]),
     "evaluate interval": ({"evaluate.splits.val": "often"}, ["evaluate.splits.val: found 'often'", "end"]),

@@ -24,6 +24,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too large": ({f"{MODULE}.hidden": [10**9, 10**9]}, f"{MODULE}: its parameters take 4,000,000"),
     "group": ({f"{OPTIMIZER}.groups": [{"match": "nothing.*", "lr": 0.1}]}, f"{OPTIMIZER}.groups"),
+    "no block": (
+        {"problems.classifier.remat": ["layer.*"]},
+        "problems.classifier.remat: found 'layer.*', which matches no submodule of MLP; expected paths of submodules, "
+        "in which * is any text within one name (its children: layers). Did you mean 'layers.*'?",
+    ),
+    "no blocks": (
+        {"problems.classifier.remat": "auto"},
+        "problems.classifier.remat: found auto, but MLP has no repeated",
+    ),
     "no parameters": ({MODULE: {"_target_": "torch.nn.Flatten"}}, f"{OPTIMIZER}: torch.optim.sgd.SGD does not accept"),
     "layers": (
         {"problems.classifier.parallel": {"_target_": "mlotool.layerparallel.Multigrid"}},

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from mlotool import remat, stop_gradient
 from mlotool.core.errors import ConfigError
@@ -194,6 +196,22 @@ def test_all_evaluations_of_a_product_have_the_autocast_of_the_call(is_on: bool)
         torch.autograd.grad(slope.square().sum(), x)
     assert len(dtypes) >= 3
     assert set(dtypes) == {torch.bfloat16 if is_on else torch.float32}
+
+
+def test_all_evaluations_of_a_product_have_the_kernel_of_attention_of_the_call():
+    def block(x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(x, x, x).square().sum()
+
+    def product(is_remat: bool) -> Tensor:
+        x = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(1, 2, 4, 3).requires_grad_()
+        # Others have no second derivative.
+        with sdpa_kernel(SDPBackend.MATH):
+            value = remat(block, x) if is_remat else block(x)
+        (slope,) = torch.autograd.grad(value, x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)[0]
+
+    assert torch.allclose(product(True), product(False), rtol=1e-12)
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_values_behind_stop_gradient_are_those_of_the_unperturbed_evaluation():

@@ -79,6 +79,7 @@ def test_auto_finds_the_outermost_repeated_blocks() -> None:
 
 def test_auto_finds_the_blocks_of_our_models() -> None:
     assert found(TextTransformer(10, 4, 2)) == ["blocks.0", "blocks.1"]
+    assert found(TextTransformer(10, 4, 2, num_layers=1)) == ["blocks.0"]
     stages = [f"stages.{stage}.{block}" for stage in range(3) for block in range(2)]
     assert found(ResNet(14, 10, [1, 8, 8])) == stages
     assert found(WideResNet(16, 1, 10, [1, 8, 8])) == stages

@@ -1,0 +1,32 @@
+"""A recipe whose text transformer is evaluated again in backward passes, from the command line."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from mlotool.cli.main import main
+from mlotool.runner import load
+
+
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_has_the_metrics_of_one_without_it(
+    num_ranks: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def metrics(remat: str) -> dict[tuple[str, str], float]:
+        folder = tmp_path / remat
+        overrides = [f"problems.classifier.remat={remat}", f"runner.devices={num_ranks}", f"hydra.run.dir={folder}"]
+        more = ["problems.classifier.module.num_layers=2", "runner.accelerator=cpu", "debug=fast", "logger.wandb=false"]
+        assert main(["run", "+recipe=mwn_text", *overrides, *more]) == 0
+        rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
+        return {(tick, key): float(value) for tick, key, value in rows}
+
+    caplog.set_level(logging.INFO, "mlotool")
+    ours, its = metrics("auto"), metrics("null")
+    said = [each for each in caplog.messages if "remat" in each]
+    assert said == ["problems.classifier.remat: auto found blocks.0 to blocks.1 (2 of _Block)."]
+    assert ours.keys() == its.keys()
+    assert ours == pytest.approx(its, rel=1e-5, abs=1e-6)
+    # The module alone is saved: it needs none of this to be loaded.
+    states = [load(tmp_path / remat, "classifier").state_dict() for remat in ("auto", "null")]
+    assert list(states[0]) == list(states[1])
