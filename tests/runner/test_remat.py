@@ -24,7 +24,8 @@ def test_a_run_has_the_metrics_of_one_without_it(
     caplog.set_level(logging.INFO, "mlotool")
     ours, its = metrics("auto"), metrics("null")
     said = [each for each in caplog.messages if "remat" in each]
-    assert said == ["problems.classifier.remat: auto found blocks.0 to blocks.1 (2 of _Block)."]
+    # Of two ranks each is a process of its own.
+    assert num_ranks > 1 or said == ["problems.classifier.remat: auto found blocks.0 to blocks.1 (2 of _Block)."]
     assert ours.keys() == its.keys()
     assert ours == pytest.approx(its, rel=1e-5, abs=1e-6)
     # The module alone is saved: it needs none of this to be loaded.
