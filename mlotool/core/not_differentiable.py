@@ -38,7 +38,16 @@ class _Case(NamedTuple):
 _OPERATOR = "operators that are differentiable twice"
 _TANGENTS = "operators that have tangents, and whose backward has"
 
+_NOT_TWICE = ("_ctc_loss", "segment_reduce", "_cudnn_rnn")
+"""Operators without forward mode of which double backward fails as well."""
+
 _CASES = (
+    _Case(
+        rf"Trying to use forward AD with '?(?:aten::)?(?P<name>{'|'.join(_NOT_TWICE)})'? that does not support it",
+        "{name}, an operator without forward mode",
+        _TANGENTS,
+        {"forward": f"Write {_DIFFERENCE}, since double backward fails too"},
+    ),
     _Case(
         r"Trying to use forward AD with '?(?:aten::)?(?P<name>[\w., ]+?)'? that does not support it",
         "{name}, an operator without forward mode",
@@ -46,7 +55,7 @@ _CASES = (
         {"forward": f"Write {_REVERSE}, which needs no tangents"},
     ),
     _Case(
-        r"(?:the )?derivative for '?(?:aten::)?(?P<name>[\w.]+)'? is not implemented",
+        r"(?:the )?derivative for '?(?:aten::)?(?P<name>[\w., ]+?)'? is not implemented",
         "{name}, an operator without a derivative",
         _OPERATOR,
         dict.fromkeys(("forward", "reverse"), f"Write {_DIFFERENCE}"),

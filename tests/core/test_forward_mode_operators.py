@@ -1,10 +1,12 @@
 """Every operator of a loss under forward over reverse: its products, or an error that names it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import forward_mode, twice_differentiable_mode
@@ -81,6 +83,44 @@ def test_where_one_tensor_alone_has_a_tangent(name: str):
         assert distance(forward(loss, tensors, only, lambda: forward_mode("w")), expected) < 1e-7
 
 
+@pytest.mark.parametrize("name", sorted(OPERATORS.keys() - {"grid_sample 3d", "scatter_reduce prod"}))
+@pytest.mark.parametrize("mode", [forward_mode, twice_differentiable_mode])
+def test_values_are_those_of_the_operators(name: str, mode: Callable[[str], AbstractContextManager[None]]):
+    spec, operator = OPERATORS[name]
+
+    def value(dtype: torch.dtype) -> Tensor:
+        torch.manual_seed(5)
+        found = operator(*inputs_of(spec, dtype))
+        return torch.view_as_real(found) if found.is_complex() else found
+
+    expected = value(torch.float64), value(torch.float32)
+    with mode("w"):
+        found = value(torch.float64), value(torch.float32)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-4)
+
+
+AUTOCAST = """
+    silu mish hardsigmoid logit group_norm torch._weight_norm mse_loss huber_loss soft_margin_loss multi_margin_loss
+    multilabel_margin_loss cdist grid_sample masked_scatter cumprod prod linalg.solve linalg.tensorsolve
+    cholesky_inverse triangular_solve embedding_bag sdpa
+"""
+
+
+@pytest.mark.parametrize("name", AUTOCAST.split())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_is_that_of_the_operators(name: str, dtype: torch.dtype):
+    spec, operator = OPERATORS[name]
+    tensors = inputs_of(spec, dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = operator(*tensors)
+        with forward_mode("w"):
+            found = operator(*tensors)
+    assert found.dtype is expected.dtype
+    tolerance = 1e-4 if found.dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize(("name", "operator"), REFUSED.items())
 def test_what_has_no_tangents_is_named(name: str, operator: str):
     loss, tensors, vector = setting(name)
@@ -93,6 +133,19 @@ def test_double_backward_is_that_of_differences(name: str):
     loss, tensors, vector = setting(name)
     found = reverse(loss, tensors, vector, lambda: twice_differentiable_mode("w"))
     assert distance(found, difference(loss, tensors, vector)) < 1e-7
+
+
+def test_an_operator_that_fails_both_ways_is_sent_to_differences():
+    loss, tensors, vector = setting("ctc_loss")
+    with pytest.raises(ConfigError, match="Write product: finite_difference"):
+        forward(loss, tensors, vector, lambda: forward_mode("w"))
+    rows, indices = torch.ones(3, 2, dtype=torch.float64), torch.tensor([[0, 1]])
+    for mode, product in [(forward_mode, "forward"), (twice_differentiable_mode, "reverse")]:
+        with (
+            pytest.raises(ConfigError, match=f"_embedding_bag with max_norm.*: {product};.*Write product: finite"),
+            mode("w"),
+        ):
+            F.embedding_bag(indices, rows, max_norm=1.0)
 
 
 @pytest.mark.parametrize(("name", "operator"), REFUSED_TWICE.items())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mlotool.core.decompositions.lacking import lacking
+from mlotool.core.decompositions.lacking import lacking_twice
 
 
 def embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
@@ -33,7 +33,7 @@ class _Bags:
 
     def reduced(self) -> Tensor:
         if self.max_norm is not None or self.scale_grad_by_freq or self.sparse:
-            raise lacking("_embedding_bag with max_norm, scale_grad_by_freq or sparse")
+            raise lacking_twice("_embedding_bag with max_norm, scale_grad_by_freq or sparse")
         indices, (bags, count) = self.input.reshape(-1), self._bags()
         rows = F.embedding(indices, self.weight, self.padding_idx)
         is_counted = torch.ones_like(bags, dtype=torch.bool)

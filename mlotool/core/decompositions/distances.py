@@ -3,10 +3,13 @@
 import torch
 from torch import Tensor
 
+from mlotool.core.decompositions.precision import in_float32
+
 _MOST_ROWS = 25
 """Above this, torch takes matrix products for Euclidean distances."""
 
 
+@in_float32("cpu", "cuda")
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary") -> Tensor:
     """Return `|x_i - y_j|_p`.
 
@@ -23,6 +26,7 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_fo
     return _norm(x1[..., :, None, :] - x2[..., None, :, :], p)
 
 
+@in_float32("cpu", "cuda")
 def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     """Return `|x_i - x_j|_p` for i < j."""
     first, second = torch.triu_indices(len(input), len(input), 1, device=input.device)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mlotool.core.decompositions.precision import in_float32
+
 
 class SolveEx(NamedTuple):
     """What `torch.linalg.solve_ex` returns."""
@@ -35,6 +37,7 @@ class Triangular(NamedTuple):
     cloned_coefficient: Tensor
 
 
+@in_float32("cpu", "cuda")
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """Return `A^-1 B = U^-1 L^-1 P^T B`, or `B A^-1`."""
     # As torch does: B is a batch of vectors where its shape is that of A without the last axis.
@@ -48,11 +51,13 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return found.squeeze(-1) if is_vector else found
 
 
+@in_float32("cpu", "cuda")
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> SolveEx:
     """Return the same, and zeros: that nothing has gone wrong."""
     return SolveEx(solve(A, B, left=left), torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device))
 
 
+@in_float32("cpu", "cuda")
 def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tensor:
     """Return X with `tensordot(A, X) = B`."""
     moved = A if dims is None else A.movedim(tuple(dims), tuple(range(A.dim() - len(dims), A.dim())))
@@ -60,12 +65,14 @@ def tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Tens
     return solve(moved.reshape(B.numel(), math.prod(shape)), B.reshape(-1)).reshape(shape)
 
 
+@in_float32("cpu", "cuda")
 def det(A: Tensor) -> Tensor:
     """Return `sign(P) prod U_ii`."""
     P, _, U = torch.linalg.lu(A)
     return _parity(P) * U.diagonal(dim1=-2, dim2=-1).prod(-1)
 
 
+@in_float32("cpu", "cuda")
 def slogdet(A: Tensor) -> SlogDet:
     """Return the sign of the determinant, and `sum log |U_ii|`."""
     P, _, U = torch.linalg.lu(A)
@@ -73,12 +80,14 @@ def slogdet(A: Tensor) -> SlogDet:
     return SlogDet(_parity(P) * diagonal.sgn().prod(-1), diagonal.abs().log().sum(-1))
 
 
+@in_float32("cpu", "cuda")
 def logdet(A: Tensor) -> Tensor:
     """Return `log det A`; NaN where that is negative."""
     sign, size = slogdet(A)
     return torch.where(sign.detach().real > 0, size, size + (sign.detach().real).sqrt().log())
 
 
+@in_float32("cpu", "cuda")
 def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     """Return `(L L^H)^-1`, or `(L^H L)^-1`."""
     one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
@@ -87,6 +96,7 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     return inverse @ inverse.mH if upper else inverse.mH @ inverse
 
 
+@in_float32("cpu", "cuda")
 def triangular_solve(
     b: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Triangular:

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mlotool.core.decompositions.precision import in_float32
 
+
+@in_float32("cpu", "cuda")
 def mse_loss(
     input: Tensor,
     target: Tensor,
@@ -26,6 +29,7 @@ def mse_loss(
     return _reduced(weighted, how)
 
 
+@in_float32("cpu", "cuda")
 def huber_loss(
     input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
 ) -> Tensor:
@@ -40,6 +44,7 @@ def huber_loss(
     return found.sum() / weight.expand_as(found).sum() if reduction == "mean" else _reduced(found, reduction)
 
 
+@in_float32("cpu", "cuda")
 def soft_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -51,6 +56,7 @@ def soft_margin_loss(
     return _reduced(-F.logsigmoid(target * input), _of_old(size_average, reduce, reduction))
 
 
+@in_float32("cpu", "cuda")
 def multi_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -72,6 +78,7 @@ def multi_margin_loss(
     return _reduced(found if input.dim() > 1 else found[0], _of_old(size_average, reduce, reduction))
 
 
+@in_float32("cpu", "cuda")
 def multilabel_margin_loss(
     input: Tensor,
     target: Tensor,

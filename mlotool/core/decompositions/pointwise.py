@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mlotool.core.decompositions.precision import SHORT, in_float32
+
 
 def silu(x: Tensor, inplace: bool = False) -> Tensor:
     """Return `x sigmoid(x)`."""
@@ -34,11 +36,13 @@ def logit_in_place(x: Tensor, eps: float | None = None) -> Tensor:
     return x.copy_(logit(x.clone(), eps))
 
 
+@in_float32("cuda")
 def prod(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return the product; of all entries by one axis, since torch has no tangent of that gradient at two zeros."""
     return torch.prod(x, *args, **kwargs) if args or "dim" in kwargs else torch.prod(x.reshape(-1), 0, **kwargs)
 
 
+@in_float32("cuda")
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Return the products of the first 1, 2, ... entries.
 
@@ -55,7 +59,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
 
 def _applied(function: Callable[[Tensor], Tensor], x: Tensor, inplace: bool) -> Tensor:
     # The kernels of torch compute in float32 where the numbers are shorter.
-    short = x.dtype in (torch.float16, torch.bfloat16)
+    short = x.dtype in SHORT
     given = x.clone() if inplace and not short else x
     found = function(given.float()).to(x.dtype) if short else function(given)
     return x.copy_(found) if inplace else found

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch._decomp import decompositions
 
 from mlotool.core.decompositions.lacking import lacking
+from mlotool.core.decompositions.precision import SHORT, in_float32
 
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 
@@ -39,6 +40,7 @@ def masked_scatter_in_place(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return x.copy_(masked_scatter(x.clone(), mask, source))
 
 
+@in_float32("cpu", "cuda")
 def grid_sample(
     input: Tensor,
     grid: Tensor,
@@ -49,6 +51,9 @@ def grid_sample(
     """Return pictures at the points of a grid, by the weights of the pixels around each."""
     if input.dim() != 4:
         raise lacking("grid_sampler_3d")
-    return decompositions.grid_sampler_2d(
-        input, grid, _MODES.index(mode), _PADDINGS.index(padding_mode), bool(align_corners)
+    is_short = input.dtype in SHORT
+    given = (input.float(), grid.float()) if is_short else (input, grid)
+    found = decompositions.grid_sampler_2d(
+        *given, _MODES.index(mode), _PADDINGS.index(padding_mode), bool(align_corners)
     )
+    return found.to(input.dtype) if is_short else found

@@ -15,6 +15,7 @@ from tests.core.operators.building import (
     assigned,
     seeded,
     symmetric,
+    zeroed,
 )
 
 
@@ -154,10 +155,12 @@ TENSORS: Operators = {
     "linalg.vander": ("r3", torch.linalg.vander),
     "linalg.lstsq wide": ("r2,4 r2,1", lambda x, y: torch.linalg.lstsq(x, y)[0]),
     "pca_lowrank": ("r4,3", seeded(lambda x: torch.pca_lowrank(x, 3)[1])),
-    "prod with a zero": ("r3,4", lambda x: (x * ZERO.to(x.dtype)).prod()),
-    "prod dim with a zero": ("r3,4", lambda x: (x * ZERO.to(x.dtype)).prod(0)),
-    "prod with two zeros": ("r3,4", lambda x: (x * ZEROS.to(x.dtype)).prod(1)),
-    "cumprod with a zero": ("r3,4", lambda x: (x * ZERO.to(x.dtype)).cumprod(0)),
+    "prod with a zero": ("r3,4", lambda x: zeroed(x, ZERO).prod()),
+    "prod dim with a zero": ("r3,4", lambda x: zeroed(x, ZERO).prod(0)),
+    "prod with two zeros": ("r3,4", lambda x: zeroed(x, ZEROS).prod(1)),
+    "prod of all with two zeros": ("r3,4", lambda x: zeroed(x, ZEROS).prod()),
+    "cumprod with two zeros": ("r3,4", lambda x: zeroed(x, ZEROS).cumprod(1)),
+    "cumprod with a zero": ("r3,4", lambda x: zeroed(x, ZERO).cumprod(0)),
     "linalg.det at a singular point": ("r3,3", lambda x: torch.linalg.det(x * MASK_OF_RANK_TWO.to(x.dtype))),
     "cdist at distance zero": ("r3,4", lambda x: torch.cdist(x, x).square()),
     "norm at zero": ("r3,4", lambda x: (x * 0.0).norm() + x.sum()),
