@@ -1,0 +1,209 @@
+"""Tiny networks that are trained for some steps: as programs, and as loops in plain PyTorch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mlotool import Graph, Problem, Program
+from mlotool.hypergradient import Unrolled
+from mlotool.models import Decoder
+from tests.hypergradient.plain_unroll import BETAS, DECAY, EPSILON, MOMENTUM, UPDATES, PlainUnroll, Vector, call
+
+VOCABULARY, ROWS, LENGTH = 11, 3, 5
+WIDTH = 6
+WAYS = ("lr", "maml", "weighting")
+RATES = {"sgd": 0.5, "momentum": 0.3, "adam": 0.05, "adamw": 0.05}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=MOMENTUM),
+    "adam": partial(torch.optim.Adam, betas=BETAS, eps=EPSILON),
+    "adamw": partial(torch.optim.AdamW, betas=BETAS, eps=EPSILON, weight_decay=DECAY),
+}
+# Tokens of 8 steps, and those of the loss above.
+TOKENS = torch.randint(VOCABULARY, (17, ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+
+
+class Rate(nn.Module):
+    """A learning rate by its logarithm."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.tensor([value], dtype=torch.float64).log())
+
+    def forward(self) -> Tensor:
+        return self.x.exp()
+
+
+class Weights(nn.Module):
+    """One weight a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.linspace(-1, 1, ROWS, dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        return self.x.sigmoid()
+
+
+def decoder(seed: int = 0, **settings: Any) -> nn.Module:
+    """Return two blocks of width 8."""
+    torch.manual_seed(seed)
+    return Decoder(VOCABULARY, **{"width": 8, "hidden": 10, "num_heads": 2, "num_layers": 2, **settings}).double()
+
+
+class Mixer(nn.Module):
+    """A residual block over the features of all positions, with statistics of the batch."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.dropout = nn.BatchNorm1d(WIDTH), nn.Dropout(dropout)
+        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return x + self.dropout(self.down(torch.tanh(self.up(y))))
+
+
+class Mixed(nn.Module):
+    """A language model of one token, whose blocks move buffers and draw random numbers."""
+
+    def __init__(self, dropout: float, frozen: int | None) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.blocks = nn.ModuleList(Mixer(dropout) for _ in range(3))
+        if frozen is not None:
+            self.blocks[frozen].requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def mixed(seed: int = 0, dropout: float = 0.0, frozen: int | None = None) -> nn.Module:
+    """Return three blocks with BatchNorm."""
+    torch.manual_seed(seed)
+    return Mixed(dropout, frozen).double()
+
+
+def by_row(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean loss of each row."""
+    return cross_entropy(logits.mT, tokens[:, 1:], reduction="none").mean(1)
+
+
+@dataclass(frozen=True)
+class UnrolledCase:
+    """What a network learns, what is learned of its training, and how.
+
+    Args:
+        way: what the problem above is: a learning rate, a start or weights of rows.
+        optimizer: its name.
+        num_steps: of training.
+        network: from a seed to it.
+        accumulate: batches a step.
+        clip: largest norm of a gradient.
+        mode: of the network in the loss above; None leaves it.
+        settings: of the lower problem.
+    """
+
+    way: str
+    optimizer: str = "sgd"
+    num_steps: int = 3
+    network: Callable[..., nn.Module] = decoder
+    accumulate: int = 1
+    clip: float | None = None
+    mode: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> list[Tensor]:
+        return list(TOKENS[: self.num_steps * self.accumulate])
+
+    def upper(self) -> nn.Module:
+        modules = {"lr": lambda: Rate(RATES[self.optimizer]), "maml": lambda: self.network(1), "weighting": Weights}
+        return modules[self.way]()
+
+    def loss(self, logits: Tensor, weights: Tensor | float, tokens: Tensor) -> Tensor:
+        """Return the loss of the lower problem."""
+        return (weights * by_row(logits, tokens)).mean()
+
+    def program(self, hypergradient: Any, remat: Any = None) -> Program:
+        """Return it as a program."""
+        lower = {
+            "lr": {"optimizer_roles": {"lr": "upper"}},
+            "maml": {"reset_to": "upper"},
+            "weighting": {},
+        }[self.way]
+        roles = {"model": "model"} | ({"weights": "upper"} if self.way == "weighting" else {})
+
+        def loss(batch: Tensor, *, model: Any, weights: Any = None) -> Tensor:
+            return self.loss(model(batch[:, :-1]), 1.0 if weights is None else weights(), batch)
+
+        def goal(batch: Any, *, model: Any) -> Tensor:
+            return by_row(model(TOKENS[-1][:, :-1]), TOKENS[-1]).mean()
+
+        low = Problem(
+            "model",
+            self.network(0),
+            loss,
+            roles=roles,
+            optimizer=partial(OPTIMIZERS[self.optimizer], lr=RATES[self.optimizer]),
+            unroll_steps=self.num_steps,
+            hypergradient=hypergradient,
+            remat=remat,
+            accumulate_batches=self.accumulate,
+            gradient_clip_norm=self.clip,
+            **{**lower, **self.settings},
+        )
+        role = "model" if self.mode is None else {"problem": "model", "mode": self.mode}
+        high = Problem("upper", self.upper(), goal, roles={"model": role}, optimizer=partial(torch.optim.SGD, lr=1.0))
+        return Program([low, high], Graph({"upper": ["model"]}, {"model": ["upper"]}))
+
+    def found(self, hypergradient: Any, remat: Any = None, seed: int = 7) -> Tensor:
+        """Return the gradient of the loss above by mlotool, flat."""
+        made = self.program(hypergradient, remat)
+        made.random.manual_seed(seed)
+        return torch.cat([each.reshape(-1) for each in made.gradient("upper", {"model": self.batches}).values()])
+
+    def expected(self, *, is_second_order: bool = True, horizon: int | None = None, seed: int = 7) -> Tensor:
+        """Return it by one graph through all steps, flat."""
+        network, upper = self.network(0), self.upper()
+        theta = [each.detach() for each in network.parameters() if each.requires_grad]
+
+        def loss(theta: Vector, meta: Vector, tokens: Tensor) -> Tensor:
+            weights = meta[0].sigmoid() if self.way == "weighting" else 1.0
+            return self.loss(call(network, theta, tokens[:, :-1]), weights, tokens)
+
+        def goal(theta: Vector, meta: Vector) -> Tensor:
+            network.train(self.mode != "eval")
+            return by_row(call(network, theta, TOKENS[-1][:, :-1]), TOKENS[-1]).mean()
+
+        plain = PlainUnroll(
+            theta,
+            loss,
+            goal,
+            UPDATES[self.optimizer],
+            (lambda meta: meta[0].exp()) if self.way == "lr" else RATES[self.optimizer],
+            [self.batches[i : i + self.accumulate] for i in range(0, len(self.batches), self.accumulate)],
+            is_start=self.way == "maml",
+            clip=self.clip,
+            horizon=horizon,
+        )
+        torch.manual_seed(seed)
+        meta = [each.detach() for each in upper.parameters() if each.requires_grad]
+        return plain.gradient(meta, is_second_order=is_second_order)
+
+
+def parameters_of(problem: Problem) -> Tensor:
+    """Return the trained parameters of a problem, flat."""
+    return torch.cat([each.detach().reshape(-1) for each in problem.theta.values()])
+
+
+BOTH = {"reverse": Unrolled(), "forward": Unrolled(product="forward")}
+REMAT: dict[str, Any] = {"plain": None, "remat": ["blocks.*"]}
