@@ -80,6 +80,8 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # At its start a network may have negative curvature, which a solver says once.
 @pytest.mark.filterwarnings("ignore:The ConjugateGradient solve at problem 'learner'")
+# Another version of Python has other text.
+@pytest.mark.filterwarnings("ignore:data.sha256")
 @pytest.mark.parametrize(
     "recipe", [pytest.param(name, marks=BENDS) if name in ("darts", "darts_paper") else name for name in RECIPES]
 )
