@@ -8,32 +8,20 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.autograd import grad_mode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from mlotool.core.decompositions import FORWARD, TWICE, Table
+from mlotool.core.gradient_switches import GradientSwitches
 from mlotool.core.not_differentiable import explain
 
-_OPENED = (F.multi_head_attention_forward, torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+_OPENED = frozenset({F.multi_head_attention_forward, torch.autograd.grad, torch.autograd.backward, Tensor.backward})
 """Functions of torch in Python that call operators of the tables, at once or in a backward pass."""
-
-_OWN = (
-    "mlotool.core.",
-    "mlotool.hypergradient.",
-    "mlotool.problem.",
-    "mlotool.program.",
-    "torch._functorch.",
-    # A backward that is marked once_differentiable: tangents pass it well.
-    "torch.autograd.function",
-)
-"""Whose switching of gradients says nothing about tangents."""
 
 
 @contextmanager
@@ -63,7 +51,7 @@ def forward_mode(problem: str) -> Iterator[None]:
         # A compiled module takes the constants of its trace for the tangents of its inputs. It takes long to import.
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_ForwardMode())
+        stack.enter_context(_Decomposition(FORWARD, GradientSwitches()))
         try:
             yield
         finally:
@@ -124,11 +112,13 @@ class _Decomposition(TorchFunctionMode):
 
     Args:
         table: from operators to these.
+        switches: what follows `torch.no_grad` and its like.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, switches: GradientSwitches | None = None) -> None:
         super().__init__()
         self._table = table
+        self._switches = switches
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -140,43 +130,9 @@ class _Decomposition(TorchFunctionMode):
         if func in _OPENED:
             with self:
                 return _opened(func)(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-class _ForwardMode(_Decomposition):
-    """Decomposes, and drops tangents where gradients are dropped."""
-
-    def __init__(self) -> None:
-        super().__init__(FORWARD)
-        self._before: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Call `func`, or what stands in its place."""
-        if func is torch._C._set_grad_enabled:
-            self._mirror(sys._getframe(1), *args)
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def _mirror(self, frame: FrameType | None, is_on: bool) -> None:
-        """Switch tangents as gradients are switched; at the end of a context, as they were at its beginning.
-
-        Gradients are often off where tangents live: within a backward pass, and in custom functions. So what the end of
-        `torch.no_grad` restores says nothing, and the context itself must be known: it is `self` in torch's frames.
-        """
-        context, is_end = None, False
-        while frame is not None and frame.f_code.co_filename == grad_mode.__file__:
-            context, is_end = frame.f_locals.get("self"), frame.f_code.co_name == "__exit__"
-            frame = frame.f_back
-        if frame is None or frame.f_globals.get("__name__", "").startswith(_OWN):
-            return
-        if not is_end:
-            before = torch._C._is_fwd_grad_enabled()
-            if context is not None:
-                self._before.setdefault(context, before)
-            torch._C._set_fwd_grad_enabled(is_on)
-        elif context in self._before:
-            torch._C._set_fwd_grad_enabled(self._before.pop(context))
+        if self._switches is not None and func is torch._C._set_grad_enabled:
+            self._switches.follow(sys._getframe(1), *args)
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 @cache

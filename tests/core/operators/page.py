@@ -32,7 +32,10 @@ backward pass too. What is called from C++ they do not see. Functions of torch i
 
 A mode cannot ask where `torch.no_grad()` ends: gradients are also off within a backward pass and within custom
 functions, where tangents live. So each context is known by the frame that switches gradients, and its end restores what
-its beginning found. mlotool's own switching and torch.func's is left alone (`_OWN`).
+its beginning found (`core/gradient_switches.py`). mlotool's own switching and torch.func's is left alone.
+
+A mode takes about 3 us a call from Python: a product of a network of nine small layers, 1.8 ms, takes 1.26 of its time
+(CPU, one thread, median of nine interleaved ratios).
 
 ## What stands in the place of an operator
 """
