@@ -97,6 +97,12 @@ _CASES = (
         {"forward": f"Write x.detach() and torch.where in place of it, or write {_REVERSE}"},
     ),
     _Case(
+        r"attempted to call in-place operation \((?:aten::)?(?P<name>[\w.]+)\) that would mutate a captured",
+        "{name}, which changes a tensor from outside of the loss in place",
+        "buffers of the problem's modules, or new tensors",
+        {"forward": f"Register it as a buffer, write x.detach() into it, or write {_REVERSE}"},
+    ),
+    _Case(
         r"Cannot access (data pointer|storage)",
         "the memory of a tensor, as copy, pickle and libraries outside of torch want it",
         "operations of torch",
