@@ -32,6 +32,8 @@ _INSIDE = {
     "hypergradient": "solver",
     "parallel": "module",
 }
+# Where a node's kind follows from its key.
+_INSIDE_AT = {("hypergradient", "trajectory"): "trajectory"}
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,8 @@ def _inner_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
     # Where roles are ours they only name problems; elsewhere they are built like anything else.
     ours = _OURS.get(place.kind, ())
     for key, node in _inner(place.key, {k: v for k, v in place.node.items() if k not in ours}):
-        yield from _place_faults(Place(key, node, _INSIDE.get(place.kind, "nothing"), given), problems, targets=targets)
+        kind = _INSIDE_AT.get((place.kind, key.rpartition(".")[2]), _INSIDE.get(place.kind, "nothing"))
+        yield from _place_faults(Place(key, node, kind, given), problems, targets=targets)
 
 
 def _inner(key: str, node: Any) -> Iterator[tuple[str, Any]]:

@@ -28,6 +28,7 @@ KINDS = (
     "data",
     "hypergradient",
     "solver",
+    "trajectory",
     "optimizer",
     "scheduler",
     "parallel",
@@ -46,6 +47,7 @@ _SOLVERS = (
     "KFAC",
     "OptimizerPreconditioner",
 )
+_TRAJECTORIES = ("KeepAll", "KeepEvery", "Binomial")
 _DATA = (
     *("Digits", "MNIST", "CIFAR10", "CIFAR100", "ImageFolder", "Clothing1M", "OfficeHome", "TwoDomains"),
     *("DigitsEpisodes", "SinusoidEpisodes", "SyntheticClassification", "SyntheticText", "Wrench", "SST"),
@@ -58,6 +60,7 @@ _NAMES = {
     "data": tuple(f"mlotool.data.{name}" for name in _DATA),
     "hypergradient": tuple(f"mlotool.hypergradient.{name}" for name in _HYPERGRADIENTS),
     "solver": tuple(f"mlotool.hypergradient.{name}" for name in _SOLVERS),
+    "trajectory": tuple(f"mlotool.hypergradient.{name}" for name in _TRAJECTORIES),
     "parallel": tuple(f"mlotool.layerparallel.{name}" for name in _PARALLEL),
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),

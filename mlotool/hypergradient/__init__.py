@@ -20,11 +20,14 @@ from mlotool.hypergradient.solvers import (
     Status,
 )
 from mlotool.hypergradient.unrolled import Unrolled
+from mlotool.problem.step_store import AbstractStepStore, Binomial, KeepAll, KeepEvery
 
 __all__ = [
     "KFAC",
     "SABA",
     "AbstractSolver",
+    "AbstractStepStore",
+    "Binomial",
     "ConjugateGradient",
     "EvolutionStrategies",
     "Exact",
@@ -32,6 +35,8 @@ __all__ = [
     "FixedPoint",
     "Identity",
     "Implicit",
+    "KeepAll",
+    "KeepEvery",
     "Neumann",
     "NormalEquationConjugateGradient",
     "Nystrom",

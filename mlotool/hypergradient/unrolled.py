@@ -1,6 +1,6 @@
 """Differentiation through the optimizer's steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -18,10 +18,12 @@ from mlotool.hypergradient.step_products import (
     ForwardStepProduct,
     ReverseStepProduct,
 )
+from mlotool.hypergradient.stored_steps import StoredSteps
 from mlotool.hypergradient.unrolled_pass import ReversePass
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
 from mlotool.problem.pullback import Connected
+from mlotool.problem.step_store import AbstractStepStore, KeepAll
 from mlotool.problem.unroll import Unroll
 
 
@@ -58,6 +60,9 @@ class Unrolled(AbstractHypergradient):
         product: how a step's gradient is differentiated: "reverse" (double backward) or "forward" (forward mode over
             reverse mode: no graph of the gradient, so the memory of one step is about that of its own gradient with
             tangents; each record then holds the step's gradient too). Both are exact.
+        trajectory: what is kept of the steps until they are differentiated: `KeepAll`, `KeepEvery` (parameters and
+            optimizer state of every k-th step, gradients of all) or `Binomial` (a few checkpoints, whatever the
+            number of steps). What is not kept is computed again, to the bit.
 
     Raises:
         ConfigError: a setting is out of range, or the problem's optimizer is none of SGD, Adam, AdamW.
@@ -78,6 +83,7 @@ class Unrolled(AbstractHypergradient):
     graph_budget: int = 2**30
     second_order: bool = True
     product: Literal["reverse", "forward"] = "reverse"
+    trajectory: AbstractStepStore = field(default_factory=KeepAll)
     sees_steps = True
 
     def __post_init__(self) -> None:
@@ -91,6 +97,11 @@ class Unrolled(AbstractHypergradient):
             raise ConfigError(
                 f"hypergradient.remat: found {self.remat!r} with product: forward; expected true, since forward mode "
                 "keeps no graph of a step. Set hypergradient.remat=true, or hypergradient.product=reverse."
+            )
+        if not self.trajectory.is_whole and self.remat is not True:
+            raise ConfigError(
+                f"hypergradient.remat: found {self.remat!r} with a trajectory that does not keep all steps; expected "
+                "true: the graph of a step holds its parameters. Set hypergradient.remat=true."
             )
         if self.graph_budget < 0:
             raise ConfigError(
@@ -110,12 +121,13 @@ class Unrolled(AbstractHypergradient):
     @property
     def saves_gradients(self) -> bool:  # type: ignore[override]
         """Whether the gradient of a step is kept with it: forward mode gives it after the step's own derivative."""
-        return self.product == "forward" and self.second_order
+        is_needed = self.product == "forward" and self.second_order and self.trajectory.is_whole
+        return is_needed or self.trajectory.saves_gradients
 
     @property
     def pushes_solutions(self) -> bool:  # type: ignore[override]
         """Whether the steps are differentiated along directions."""
-        return self.saves_gradients
+        return self.product == "forward" and self.second_order
 
     @property
     def differentiates_twice(self) -> bool:  # type: ignore[override]
@@ -135,9 +147,12 @@ class Unrolled(AbstractHypergradient):
         else:
             still = [each.detach() for each in inputs]
             records, theta, _ = simulate(unroll, still, view, keeps_gradients=self.saves_gradients)
-        last = records if self.horizon is None else records[-self.horizon :]
-        is_whole = unroll.has_all and len(last) == len(records)
-        return ReversePass(self._product, self.second_order, view, unroll, last, is_whole, theta)
+        taken = replace(unroll, records=records)
+        first = 0 if self.horizon is None else max(0, len(records) - self.horizon)
+        steps = StoredSteps(self.trajectory, taken, view, inputs)
+        return ReversePass(
+            self._product, self.second_order, view, taken, steps, first, unroll.has_all and first == 0, theta
+        )
 
     @property
     def _product(self) -> type[AbstractStepProduct]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from mlotool.core.gradient import pulled_back
 from mlotool.hypergradient.functional_steps import step_gradients
 from mlotool.hypergradient.step_products import AbstractStepProduct, Cotangents, RecordedStep, plus
+from mlotool.hypergradient.stored_steps import StoredSteps
 from mlotool.hypergradient.vector import leaves, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.trajectory import StepRecord
@@ -26,8 +27,9 @@ class ReversePass:
         is_second_order: whether the gradients of the steps are differentiated.
         view: of the problem.
         unroll: what its steps are.
-        records: those that are differentiated, oldest first.
-        is_whole: whether they reach back to the start of the unroll.
+        steps: those that were taken, whole when they are asked for.
+        first: number of the first one that is differentiated.
+        is_whole: whether that is the first one of the unroll.
         outputs: the parameters after them.
 
     Example:
@@ -36,6 +38,7 @@ class ReversePass:
         >>> from mlotool.core.replay import RandomState
         >>> from mlotool.hypergradient.step_products import ReverseStepProduct
         >>> from mlotool.problem.interface import LowerProblem
+        >>> from mlotool.problem.step_store import KeepAll
         >>> from mlotool.problem.update import sgd
         >>> from mlotool.problem.update_derivative import StepArguments, pull_back
         >>> loss = lambda theta, inputs, batch, lower: (theta[0].square() * inputs[0]).sum() / 2
@@ -47,7 +50,8 @@ class ReversePass:
         >>> records = tuple(StepRecord((torch.tensor([x]),), ({},), rates, (draw,), {}) for x in (2.0, 1.8))
         >>> view = LowerView(LowerProblem("w"), (torch.tensor([1.62]),), loss)
         >>> unroll = Unroll(records, True, (), loss, None, back, None, None, None)
-        >>> whole = ReversePass(ReverseStepProduct, True, view, unroll, records, True, view.theta)
+        >>> steps = StoredSteps(KeepAll(), unroll, view, [torch.ones(1)])
+        >>> whole = ReversePass(ReverseStepProduct, True, view, unroll, steps, 0, True, view.theta)
         >>> whole.first_order(view.theta, [torch.ones(1)], [True], [torch.ones(1)])
         [tensor([-0.3600])]
     """
@@ -56,7 +60,8 @@ class ReversePass:
     is_second_order: bool
     view: LowerView
     unroll: Unroll
-    records: tuple[StepRecord, ...]
+    steps: StoredSteps
+    first: int
     is_whole: bool
     outputs: tuple[Tensor, ...]
 
@@ -70,15 +75,15 @@ class ReversePass:
         total: list[Tensor | None] = [None for flag in wanted if flag]
         adjoint: Sequence[Tensor] = cotangent
         of_state: Sequence[dict[str, Tensor]] = [{} for _ in cotangent]
-        for number in reversed(range(len(self.records))):
-            record = self.records[number]
+        numbers = range(len(self.unroll.records) - 1, self.first - 1, -1)
+        for number, record in zip(numbers, self.steps.backwards(self.first), strict=True):
             product = self.product(RecordedStep(self.unroll, self.view, record, inputs, wanted))
             found, of_settings = self._through_update(record, product.gradient, inputs, wanted, adjoint, of_state)
             adjoint, of_state, vector = found.theta, found.state, found.gradient
             total = plus(total, of_settings)
             # Nothing is held twice while the products are taken, where memory is at its peak.
             del found, of_settings
-            needs_theta = number > 0 or self.reaches_start
+            needs_theta = number > self.first or self.reaches_start
             of_theta, of_inputs = product.pull(vector, needs_theta=needs_theta)
             if needs_theta:
                 adjoint = [x if each is None else x + each for x, each in zip(adjoint, of_theta, strict=True)]
@@ -98,12 +103,13 @@ class ReversePass:
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
         """Return the same as functions of the inputs: the steps are taken again, in one graph."""
         aliases = [tensor.view_as(tensor) for tensor in inputs]
-        point: Vector = [tensor.detach().requires_grad_() for tensor in self.records[0].theta]
+        begin = self.steps.at(self.first)
+        point: Vector = [tensor.detach().requires_grad_() for tensor in begin.theta]
         if self.reaches_start:
             assert self.unroll.start is not None
             point = self.unroll.start(aliases)
-        state: Sequence[State] = self.records[0].state
-        for record in self.records:
+        state: Sequence[State] = begin.state
+        for record in self.unroll.records[self.first :]:
             # A gradient is taken at an alias: the start may be a view that several parameters share.
             at = [tensor.view_as(tensor) for tensor in point]
             gradient = step_gradients(self.unroll, record, at, aliases, self.view, create_graph=self.is_second_order)

@@ -122,6 +122,10 @@ FEATURES: Mapping[str, Feature] = {
     "ranks": Feature("several ranks", lambda case: case.num_ranks > 1),
     "trace": Feature("`runner.trace`", lambda case: case.is_traced),
     "graphs": Feature("`remat: false`", _algorithm("keeps_graphs")),
+    "sparse": Feature(
+        "`trajectory` that does not keep all steps",
+        lambda case: case.algorithm is not None and not case.algorithm.trajectory.is_whole,
+    ),
     "remembering": Feature(
         "a hypergradient that keeps something from pullback to pullback",
         lambda case: case.algorithm is not None and not case.algorithm.is_traceable,
@@ -336,6 +340,7 @@ ROWS: tuple[Row, ...] = (
             ("graphs", "the hypergradient of '{solution}' keeps the graphs of the steps of '{solution}'"),
             ("compile", "the module of '{name}' is compiled by itself"),
             ("shard", "the parameters of '{name}' are divided among ranks"),
+            ("sparse", "the steps of '{solution}' are taken again from their gradients (trajectory)"),
             ("forward", "the hypergradient of '{solution}' takes tangents, which a trace does not record"),
             ("blocks", "a trace takes equal evaluations once, and would keep what remat of '{name}' drops"),
             (

@@ -14,6 +14,7 @@ from mlotool.core.replay import LossTraits
 from mlotool.problem.memory import Memory
 from mlotool.problem.pullback import Connected, Pullback
 from mlotool.problem.rank_mean import RankMean
+from mlotool.problem.step_store import AbstractStepStore, KeepAll
 from mlotool.problem.unroll import Unroll
 
 Vector = Sequence[Tensor]
@@ -233,6 +234,7 @@ class AbstractHypergradient(ABC):
         horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept, whatever they take.
         saves_gradients: whether the gradients of the recorded steps are kept.
+        trajectory: of which of the recorded steps the parameters are kept.
         is_persistent: whether it has rollouts of its own that go on from one gradient to the next.
         moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
         pushes_solutions: whether it needs to know how solutions inside the loss move (`push`).
@@ -248,6 +250,7 @@ class AbstractHypergradient(ABC):
     sees_steps: bool = False
     keeps_graphs: bool = False
     saves_gradients: bool = False
+    trajectory: AbstractStepStore = KeepAll()
     is_persistent: bool = False
     needs_full_precision: bool = False
     is_constant: bool = False

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,8 +84,8 @@ class StepRecord:
     """One optimizer step.
 
     Args:
-        theta: the parameters before it, one tensor each.
-        state: the optimizer's state before it, one a parameter.
+        theta: the parameters before it, one tensor each; empty where the step is no checkpoint.
+        state: the optimizer's state before it, one a parameter; likewise.
         hyperparameters: of the optimizer at this step, one mapping a parameter.
         draws: the batches of its gradient, each with the random state before its evaluation.
         lower_snapshots: the lower problems that it read, as they were.
@@ -100,6 +100,31 @@ class StepRecord:
     lower_snapshots: LowerSnapshots
     graph: StepGraph | None = None
     gradient: tuple[Tensor | None, ...] | None = None
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether it has parameters and state."""
+        return bool(self.theta)
+
+    def on(self, device: torch.device, *, pinned: bool = False) -> "StepRecord":
+        """Return it with its own tensors (no batches, no graph) on a device.
+
+        Args:
+            device: where to.
+            pinned: into the host's pinned memory, from which a GPU reads without waiting.
+        """
+
+        def put(tensor: Tensor) -> Tensor:
+            if not pinned or not tensor.is_cuda:
+                return tensor.to(device, non_blocking=True)
+            return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+        return replace(
+            self,
+            theta=tuple(put(each) for each in self.theta),
+            state=tuple({key: each if key == "step" else put(each) for key, each in one.items()} for one in self.state),
+            gradient=None if self.gradient is None else tuple(None if x is None else put(x) for x in self.gradient),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the batches and the graph."""
@@ -140,7 +165,8 @@ class Trajectory:
     def __init__(self, is_kept: bool = False, horizon: int | None = None) -> None:
         self.is_kept = is_kept
         self.num_taken = 0
-        self._steps: deque[StepRecord] = deque(maxlen=horizon)
+        self._horizon = horizon
+        self._steps: deque[StepRecord] = deque()
 
     @property
     def has_all(self) -> bool:
@@ -154,9 +180,14 @@ class Trajectory:
         return iter(self._steps)
 
     def append(self, record: StepRecord) -> None:
-        """Add the newest step."""
+        """Add the newest step; beyond the horizon, steps are dropped up to the last checkpoint that leads to it."""
         self._steps.append(record)
         self.num_taken += 1
+        while self._horizon is not None and len(self._steps) > self._horizon:
+            checkpoints = range(1, len(self._steps) - self._horizon + 1)
+            if not any(self._steps[place].is_checkpoint for place in checkpoints):
+                return
+            self._steps.popleft()
 
     def clear(self) -> None:
         """Forget them: what shapes the problem has moved on."""

@@ -11,6 +11,10 @@ from mlotool.problem.update import Hyperparameters, State
 from mlotool.problem.update_derivative import StepCotangents
 
 Vector = Sequence[Tensor]
+Step = Callable[
+    [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Hyperparameters], Vector],
+    tuple[list[Tensor], list[State]],
+]
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Unroll:
             finds.
         start: `inputs -> theta` where the problem starts from the parameters of another one; else None.
         begin: `() -> (theta, state)`: where a simulation begins otherwise.
+        replay: `(theta, gradient, state, hyperparameters, inputs) -> (theta, state)`: a step that was taken, again, to
+            the bit; not differentiable.
         hyperparameters: `count -> those of the next count steps`, schedules included; one mapping a parameter.
         num_steps: how many of an unroll's steps are recorded before a problem above steps, at least.
         is_traced: whether the problem's next steps run as a trace, of which no graph can be kept.
@@ -41,10 +47,7 @@ class Unroll:
     has_all: bool
     batches: tuple[tuple[Any, ...], ...]
     own_loss: Callable[[Vector, Vector, Any, LowerSnapshots], Tensor]
-    step: Callable[
-        [Vector, Sequence[Tensor | None], Sequence[State], Sequence[Hyperparameters], Vector],
-        tuple[list[Tensor], list[State]],
-    ]
+    step: Step
     step_pullback: (
         Callable[
             [
@@ -63,5 +66,6 @@ class Unroll:
     begin: Callable[[], tuple[Vector, Sequence[State]]]
     hyperparameters: Callable[[int], list[tuple[Hyperparameters, ...]]]
     num_steps: int = 1
+    replay: Step | None = None
     is_traced: bool = False
     modules: tuple[nn.Module, ...] = ()

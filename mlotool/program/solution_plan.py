@@ -22,6 +22,7 @@ from mlotool.problem.interface import (
 )
 from mlotool.problem.problem import Problem
 from mlotool.problem.pullback import Connected, Pullback
+from mlotool.problem.replayed_step import taken_again
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.stream import Stream
 from mlotool.problem.trajectory import LowerSnapshot, LowerSnapshots
@@ -305,6 +306,7 @@ class SolutionPlan:
             begin,
             lower.optimizer_step.next_hyperparameters,
             self._num_recorded,
+            step if lower.settings.optimizer_roles else partial(taken_again, lower.optimizer_step, lower.own),
             engine.is_traced(self.number),
             self._modules,
         )

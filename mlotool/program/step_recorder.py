@@ -50,18 +50,19 @@ class StepRecorder:
         """
         problem = self._problems[name]
         algorithm = problem.hypergradient
-        is_saved = gradient is not None and algorithm is not None and algorithm.saves_gradients
-        problem.trajectory.append(
-            StepRecord(
-                tuple(tensor.clone() for tensor in problem.current()),
-                problem.optimizer_state(),
-                tuple(dict(each) for each in problem.optimizer_step.hyperparameters()),
-                tuple(zip(batches, randoms, strict=True)),
-                self._lower_snapshots(name),
-                graph,
-                tuple(gradient) if gradient is not None and is_saved else None,
-            )
+        assert algorithm is not None
+        store = algorithm.trajectory
+        is_kept = store.keeps(problem.trajectory.num_taken, problem.settings.unroll_steps)
+        step = StepRecord(
+            tuple(tensor.clone() for tensor in problem.current()) if is_kept else (),
+            problem.optimizer_state() if is_kept else (),
+            tuple(dict(each) for each in problem.optimizer_step.hyperparameters()),
+            tuple(zip(batches, randoms, strict=True)),
+            self._lower_snapshots(name),
+            graph,
+            tuple(gradient) if gradient is not None and algorithm.saves_gradients else None,
         )
+        problem.trajectory.append(step.on(torch.device("cpu"), pinned=True) if store.offload else step)
 
     def _lower_snapshots(self, name: str) -> dict[str, LowerSnapshot]:
         """Return the problems that a step of `name` reads, each with what its pullback needs if it has one there."""

@@ -27,7 +27,9 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     settings = replace(problem.settings, compile=False, shard=False, remat=None)
     yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, is_traced=True)
     own = problem.hypergradient
-    if own is not None and (own.directs_steps or (own.keeps_graphs and problem.trajectory.is_kept)):
+    if own is not None and (
+        own.directs_steps or (problem.trajectory.is_kept and (own.keeps_graphs or not own.trajectory.is_whole))
+    ):
         yield Case(problem.name, ProblemSettings(), algorithm=own, is_traced=True)
     for role in problem.roles.values():
         player = engine.problems[engine.numbers[role.problem]]

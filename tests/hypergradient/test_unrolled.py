@@ -79,6 +79,7 @@ def program(
     hypergradient: Any = None,
     *,
     rates: int = 1,
+    num_steps: int = len(BATCHES),
     **settings: Any,
 ) -> Program:
     """Return an upper problem `u` that shapes `w` by its loss, its start or its learning rate."""
@@ -91,7 +92,7 @@ def program(
         lower_loss,
         roles=roles,
         optimizer=optimizer,
-        unroll_steps=len(BATCHES),
+        unroll_steps=num_steps,
         hypergradient=hypergradient or Unrolled(),
         **ways.get(way, {}),
         **settings,

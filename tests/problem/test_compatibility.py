@@ -27,6 +27,7 @@ from mlotool import (
     Unrolled,
 )
 from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import KeepEvery
 from mlotool.layerparallel import Auxiliary
 from mlotool.problem.compatibility import broken, check, message
 from mlotool.problem.compatibility_case import Case
@@ -77,6 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
     "hypergradient": {"algorithm": Implicit(Identity()), "solution": "low", "reader": "top"},
     "twice": {"algorithm": Implicit(Identity())},
     "differences": {"algorithm": Implicit(Identity(), "finite_difference")},
+    "sparse": {"algorithm": Unrolled(trajectory=KeepEvery())},
     "forward": {"algorithm": Implicit(Identity(), "forward")},
     "approximate": {"algorithm": Implicit(Nystrom(rank=2))},
     "unrolled": {"algorithm": Unrolled()},
