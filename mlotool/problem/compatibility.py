@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from mlotool.core.errors import ConfigError
 from mlotool.problem.compatibility_case import Case
-from mlotool.problem.compatibility_table import FEATURES, ROWS, Row
+from mlotool.problem.compatibility_features import FEATURES
+from mlotool.problem.compatibility_table import ROWS, Row
 
 
 def check(case: Case) -> None:

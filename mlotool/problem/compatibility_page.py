@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from mlotool.problem.compatibility_table import FEATURES, ROWS
+from mlotool.problem.compatibility_features import FEATURES
+from mlotool.problem.compatibility_table import ROWS
 
 _HEAD = """# What goes together
 

@@ -31,8 +31,9 @@ from mlotool.hypergradient import KeepEvery
 from mlotool.layerparallel import Auxiliary
 from mlotool.problem.compatibility import broken, check, message
 from mlotool.problem.compatibility_case import Case
+from mlotool.problem.compatibility_features import FEATURES
 from mlotool.problem.compatibility_page import page
-from mlotool.problem.compatibility_table import FEATURES, ROWS, Row
+from mlotool.problem.compatibility_table import ROWS, Row
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.settings import ProblemSettings
 

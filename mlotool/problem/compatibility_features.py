@@ -1,0 +1,104 @@
+"""The features of a problem that the table of what does not go together knows."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mlotool.problem.compatibility_case import Case
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One side of a row.
+
+    Args:
+        label: in the page.
+        holds: whether a case has it.
+    """
+
+    label: str
+    holds: Callable[[Case], bool]
+
+
+def _algorithm(attribute: str) -> Callable[[Case], bool]:
+    return lambda case: case.algorithm is not None and bool(getattr(case.algorithm, attribute))
+
+
+def _is_algorithm(name: str) -> Callable[[Case], bool]:
+    return lambda case: any(each.__name__ == name for each in type(case.algorithm).__mro__)
+
+
+def _of_parallel(attribute: str, value: bool) -> Callable[[Case], bool]:
+    return lambda case: case.parallel is not None and bool(getattr(case.parallel, attribute)) is value
+
+
+def _searches(case: Case) -> bool:
+    from mlotool.problem.optimizer_step import needs_closure
+
+    return case.optimizer is not None and needs_closure(case.optimizer)
+
+
+def _has_no_pure_form(case: Case) -> bool:
+    from mlotool.problem.update import UPDATES
+
+    return case.optimizer is not None and type(case.optimizer) not in UPDATES
+
+
+def _drops_steps(case: Case) -> bool:
+    return case.algorithm is not None and not case.algorithm.trajectory.is_whole
+
+
+def _approximates(case: Case) -> bool:
+    solver = getattr(case.algorithm, "solver", None)
+    return solver is not None and not solver.is_differentiable
+
+
+FEATURES: Mapping[str, Feature] = {
+    "tasks": Feature("`tasks`", lambda case: case.settings.tasks is not None),
+    "compile": Feature("`compile`", lambda case: case.settings.compile),
+    "shard": Feature("`shard`", lambda case: case.settings.shard),
+    "blocks": Feature("`remat` of a problem", lambda case: case.settings.remat is not None),
+    "parallel": Feature("`parallel`", lambda case: case.parallel is not None),
+    "auxiliary": Feature("`parallel`: Auxiliary", _of_parallel("is_repeatable", False)),
+    "processes": Feature("`parallel.processes`", _of_parallel("is_divided", True)),
+    "fp16": Feature("`precision: fp16`", lambda case: case.settings.precision == "fp16"),
+    "line_search": Feature("an optimizer with a line search", _searches),
+    "impure": Feature("another optimizer than SGD, Adam and AdamW", _has_no_pure_form),
+    "optimizer_roles": Feature(
+        "hyperparameters that a problem gives", lambda case: bool(case.settings.optimizer_roles)
+    ),
+    "scheduler": Feature("`scheduler`", lambda case: case.scheduler is not None),
+    "reset_to": Feature("`reset_to`", lambda case: case.settings.reset_to is not None),
+    "roll_back": Feature("`roll_back`", lambda case: case.settings.roll_back),
+    "warmup": Feature("`warmup_steps`", lambda case: case.settings.warmup_steps > 0),
+    "clip": Feature("`gradient_clip_norm`", lambda case: case.settings.gradient_clip_norm is not None),
+    "same_batch": Feature("`same_batch_as`", lambda case: type(case.stream).__name__ == "SameBatch"),
+    "reads": Feature("a gradient that passes through solutions of other problems", lambda case: case.read != ""),
+    "hypergradient": Feature(
+        "a solution that is differentiated", lambda case: case.algorithm is not None and not case.algorithm.is_constant
+    ),
+    "twice": Feature(
+        "second derivatives (reverse and forward products, Unrolled, SABA)", _algorithm("differentiates_twice")
+    ),
+    "differences": Feature("`product: finite_difference`", _algorithm("moves_solutions")),
+    "forward": Feature("`product: forward`", lambda case: getattr(case.algorithm, "product", None) == "forward"),
+    "approximate": Feature("a solver whose derivative is not known", _approximates),
+    "unrolled": Feature("Unrolled, EvolutionStrategies", _algorithm("sees_steps")),
+    "persistent": Feature("`persistent: true`", _algorithm("is_persistent")),
+    "penalty": Feature("Penalty", _is_algorithm("Penalty")),
+    "saba": Feature("SABA", _is_algorithm("SABA")),
+    "directing": Feature("a hypergradient that makes the problem's steps (SABA)", _algorithm("directs_steps")),
+    "evolution": Feature("EvolutionStrategies", _is_algorithm("EvolutionStrategies")),
+    "nested": Feature("a problem that shapes and reads a lower one", lambda case: case.is_nested),
+    "differentiated": Feature(
+        "a problem whose pullback is differentiated, by one above that both shapes and reads it",
+        lambda case: case.is_differentiated,
+    ),
+    "ranks": Feature("several ranks", lambda case: case.num_ranks > 1),
+    "trace": Feature("`runner.trace`", lambda case: case.is_traced),
+    "graphs": Feature("`remat: false`", _algorithm("keeps_graphs")),
+    "sparse": Feature("`trajectory` without all steps", _drops_steps),
+    "remembering": Feature(
+        "a hypergradient that keeps something from pullback to pullback",
+        lambda case: case.algorithm is not None and not case.algorithm.is_traceable,
+    ),
+}
