@@ -15,19 +15,28 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.repeatable import FirstResults, holds_tensors
 from mlotool.core.replay import ConstantsOfPart, RandomState
 from mlotool.core.slots import Slot
 
 _CHANGED_INPUT = (
-    "remat: found a block that changes one of its inputs in place; expected inputs that stay, since the block is "
-    "evaluated on them again. Write x = x + y for x += y at the beginning of the block."
+    "remat: found a block that changes one of its inputs or parameters in place; expected that they stay, since the "
+    "block is evaluated on them again. Write x = x + y for x += y at the beginning of the block; renormalise weights "
+    "(max_norm), or let them follow others, outside of it."
 )
 
 _CAPTURED = (
     "remat: found a block that reads a tensor which requires a gradient and is neither one of its inputs nor one of "
     "its parameters; expected all such tensors among these, since the gradient of any other would be lost. Hand it to "
     "the block as an argument, or make it a parameter of the block."
+)
+
+_OPAQUE = (
+    "remat: found a block that returns {kind}, which holds tensors; expected tensors in lists, tuples and "
+    "dictionaries, since the gradient of any others would be lost. Return one of these, or register the class with "
+    "torch.utils._pytree.register_pytree_node."
 )
 
 
@@ -82,6 +91,7 @@ class BlockCall:
         self._random: RandomState | None = None
         self._hidden: ConstantsOfPart | None = None
         self._moved: list[tuple[Slot, bool]] | None = None
+        self._results: FirstResults | None = None
         self._num_outputs = 0
         self._returned: tuple[list[Any], Any] = ([], None)
 
@@ -102,6 +112,9 @@ class BlockCall:
             with self._in_slots(tensors) as arguments:
                 returned = self._called(arguments)
         outputs = [each for each in tree_flatten(returned)[0] if isinstance(each, Tensor)]
+        if self._results is not None:
+            self._results.compare(outputs)
+            self._results = None
         return (*outputs, *[None] * len(self._moved))
 
     def finish(self, found: Sequence[Tensor | None]) -> Any:
@@ -142,6 +155,10 @@ class BlockCall:
         outputs = [each for each in leaves if isinstance(each, Tensor)]
         if any(each.requires_grad for each in outputs):
             raise ConfigError(_CAPTURED)
+        opaque = next((each for each in leaves if not isinstance(each, Tensor) and holds_tensors(each)), None)
+        if opaque is not None:
+            raise ConfigError(_OPAQUE.format(kind=kind_of(opaque)))
+        self._results = FirstResults.of(self._block, outputs)
         self._num_outputs = len(outputs)
         self._returned = ([_TENSOR if isinstance(each, Tensor) else each for each in leaves], structure)
         self._moved, values = [], list[Tensor]()

@@ -16,6 +16,7 @@ from mlotool.core.decompositions import (
     bags,
     constants,
     distances,
+    dropout,
     linear_algebra,
     losses,
     normalization,
@@ -41,6 +42,9 @@ if hasattr(F, "linear_cross_entropy"):
 
 FORWARD: Table = {
     **TWICE,
+    F.dropout: dropout.dropout,
+    torch.dropout: dropout.dropout_by_name,
+    torch.dropout_: dropout.dropout_in_place,
     F.silu: pointwise.silu,
     F.mish: pointwise.mish,
     torch.logit: pointwise.logit,

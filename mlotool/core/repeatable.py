@@ -1,0 +1,121 @@
+"""Whether a block that is evaluated again returns what it has returned before: looked at for some of its calls.
+
+A counter, a cache or a running mean in an attribute, Python's or numpy's random numbers, a generator of its own: any of
+these makes of the second evaluation another function than the first one was, and its derivative is then that of a
+network that nobody has evaluated. Nothing else would say so.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils._pytree import tree_leaves
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.tangents import apart
+from mlotool.core.tracing import is_tracing
+
+_CHANGED = (
+    "remat: found a block, {block}, that returned something else when it was evaluated again; expected the same "
+    "function each time. Draw random numbers from torch's default generators alone (no random, no numpy, no generator= "
+    "of your own), and keep what changes from call to call in a buffer, or leave this block out of remat."
+)
+
+_TOLERANCES = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-3, torch.complex64: 2e-3}
+_TOLERANCE_IN_SHORT = 3e-2
+"""Of bf16 and fp16; above what kernels differ by that add up in any order."""
+
+_calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
+"""By block; the first call of one, the second, the fourth and so on are looked at, since some blocks change later."""
+
+
+class FirstResults:
+    """What a block has returned, in two numbers a tensor.
+
+    Args:
+        block: which has.
+        results: the tensors among what it has returned.
+
+    Example:
+        >>> first = FirstResults("a block", [torch.ones(2)])
+        >>> first.compare([torch.ones(2)])  # nothing to refuse
+    """
+
+    def __init__(self, block: Any, results: Sequence[Tensor]) -> None:
+        self._block = block
+        self._numbers = _numbers(results)
+
+    @classmethod
+    def of(cls, block: Callable[..., Any], results: Sequence[Tensor]) -> "FirstResults | None":
+        """Return them where this call of the block is looked at, and values can be read; else None."""
+        # Functions are often made anew for each call, and share their code.
+        key = block.__code__ if isinstance(block, FunctionType) else block
+        try:
+            number = _calls[key] = _calls.get(key, 0) + 1
+        except TypeError:
+            # It cannot be held weakly, or hashed.
+            return None
+        if number & (number - 1) or is_tracing() or not _can_be_read(results):
+            return None
+        return cls(key, results)
+
+    def compare(self, results: Sequence[Tensor]) -> None:
+        """Raise ConfigError unless these are the same results."""
+        if not _can_be_read(results):
+            return
+        now = _numbers(results)
+        pairs = zip(self._numbers, now, results, strict=False)
+        if len(now) != len(self._numbers) or not all(_is_same(*pair) for pair in pairs):
+            name = getattr(self._block, "co_name", None) or type(getattr(self._block, "block", self._block)).__name__
+            raise ConfigError(_CHANGED.format(block=name))
+
+
+def _can_be_read(results: Sequence[Tensor]) -> bool:
+    return not any(is_functorch_wrapped_tensor(each) or each.is_meta for each in results)
+
+
+def _numbers(results: Sequence[Tensor]) -> list[Tensor]:
+    """Return for each tensor its inner product with a fixed one, and its norm."""
+    found = []
+    for each in apart(results)[0]:
+        with torch.no_grad():
+            flat = torch.view_as_real(each.resolve_conj()) if each.is_complex() else each
+            flat = flat.detach().reshape(-1).double().nan_to_num(0.0, 0.0, 0.0)
+            ramp = torch.linspace(0.5, 1.5, flat.numel(), dtype=flat.dtype, device=flat.device)
+            found.append(torch.stack([flat @ ramp, flat.norm()]))
+    return found
+
+
+def _is_same(before: Tensor, now: Tensor, result: Tensor) -> bool:
+    is_real = result.is_floating_point() or result.is_complex()
+    tolerance = _TOLERANCES.get(result.dtype, _TOLERANCE_IN_SHORT) if is_real else 1e-9
+    # What has overflowed is no sign of anything.
+    return not bool(((before - now).abs() > tolerance * torch.maximum(before[1], now[1])).any())
+
+
+def holds_tensors(value: Any) -> bool:
+    """Return whether tensors are among the attributes or items of something that is no tensor itself.
+
+    Args:
+        value: any, as a dataclass.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> holds_tensors(SimpleNamespace(x=[torch.ones(1)])), holds_tensors("text")
+        (True, False)
+    """
+    if value is None or isinstance(value, str | bytes | int | float | complex | type | nn.Module):
+        return False
+    if isinstance(value, Mapping):
+        items: Any = list(value.values())
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        items = list(value)
+    else:
+        slots = [name for each in type(value).__mro__ for name in each.__dict__.get("__slots__", ())]
+        items = [*getattr(value, "__dict__", {}).values(), *[getattr(value, name, None) for name in slots]]
+    return any(isinstance(each, Tensor) for each in tree_leaves(items))

@@ -1,0 +1,295 @@
+"""Blocks as they are written in research code, and what is to become of them: nothing else than with plain autograd."""
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm
+from torch.utils.checkpoint import checkpoint
+
+from mlotool import remat, stop_gradient
+
+BATCH, TIME, WIDTH = 6, 5, 8
+TOKENS = torch.randint(7, (BATCH, TIME), generator=torch.Generator().manual_seed(4))
+
+
+class Mlp(nn.Module):
+    """Two layers with something between them.
+
+    Args:
+        between: `(block, values of the first layer) -> what the second one reads`.
+        prepare: sets a new block up.
+    """
+
+    def __init__(
+        self, between: Callable[[Any, Tensor], Tensor] | None = None, prepare: Callable[[Any], None] | None = None
+    ) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.between = between
+        if prepare is not None:
+            prepare(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.first(x))
+        return x + self.last(y if self.between is None else self.between(self, y))
+
+
+class Attention(nn.Module):
+    """With masks and changes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.register_buffer("mask", torch.full((TIME, TIME), float("-inf")).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).mT / WIDTH**0.5
+        scores += self.mask
+        y = x.sin()
+        y += scores.softmax(-1) @ self.value(x)
+        y[..., 0].mul_(0.5)
+        y[:, 1:] += y[:, :-1].clone()
+        return y
+
+
+class Experts(nn.Module):
+    def __init__(self, is_masked: bool) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, 3), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.is_masked = is_masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.reshape(-1, WIDTH)
+        weights, chosen = self.router(flat).softmax(-1).topk(1 if self.is_masked else 2, -1)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            rows, places = torch.where(chosen == number)
+            if self.is_masked:
+                out[rows] = weights[rows] * torch.tanh(expert(flat[rows]))
+            elif len(rows):
+                out.index_add_(0, rows, weights[rows, places][:, None] * torch.tanh(expert(flat[rows])))
+        return x + out.reshape(x.shape)
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        found = []
+        for number in range(TIME):
+            state = self.cell(x[:, number], state)
+            found.append(state[0])
+        return x + torch.stack(found, 1)
+
+
+class Nested(nn.Module):
+    """Takes and returns containers with things in them that are no tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = Mlp()
+
+    def forward(self, x: Any) -> Any:
+        x = x[0]["x"] if isinstance(x, tuple) else x
+        return {"x": self.inside(x), "none": None, "count": 3}, None, [x.argmax(-1), "text"]
+
+
+class Lookup(nn.Module):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(7, WIDTH, **settings), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.last(self.embedding(TOKENS))) * x
+
+
+@dataclass
+class Output:
+    x: Tensor
+
+
+class Opaque(Mlp):
+    def forward(self, x: Any) -> Any:
+        return Output(super().forward(x.x if isinstance(x, Output) else x))
+
+
+class Rounded(torch.autograd.Function):
+    """Straight through; with tangents where it has `jvp`."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        return
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        return cotangent
+
+
+class RoundedWithTangents(Rounded):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+class OldSine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        return cotangent * ctx.saved_tensors[0].cos()
+
+
+class Tanh(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.tanh() + 0.1 * weight
+
+
+def with_teacher(block: Any, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        teacher = block.first(y).softmax(-1)
+    return y * teacher
+
+
+def with_cached_weights(block: Any, y: Tensor) -> Tensor:
+    with parametrize.cached():
+        return block.first(block.first(y))
+
+
+def with_moving_mean(block: Any, y: Tensor) -> Tensor:
+    block.mean = 0.9 * block.mean + 0.1 * y.detach().mean((0, 1))
+    return y - block.mean
+
+
+def with_position_cache(block: Any, y: Tensor) -> Tensor:
+    if not len(block.mean):
+        block.mean = torch.arange(TIME, dtype=y.dtype)[:, None].cos()
+    return y * block.mean
+
+
+def with_mean_in_attribute(block: Any, y: Tensor) -> Tensor:
+    block.last_mean = 0.5 * getattr(block, "last_mean", 0.0) + y.detach().mean()
+    return y * (1 + block.last_mean)
+
+
+def with_counter(block: Any, y: Tensor) -> Tensor:
+    block.count = getattr(block, "count", 0) + 1
+    return y * (1 + 0.1 * block.count)
+
+
+def with_own_generator(block: Any, y: Tensor) -> Tensor:
+    if not hasattr(block, "generator"):
+        block.generator = torch.Generator().manual_seed(1)
+    return y * torch.rand(y.shape, generator=block.generator, dtype=y.dtype)
+
+
+def with_hook(block: Any, y: Tensor) -> Tensor:
+    z = y * 1
+    if z.requires_grad:
+        z.register_hook(lambda slope: 0.5 * slope)
+    return z.sin()
+
+
+def relu_first(block: Any) -> None:
+    plain = block.forward
+    block.forward = lambda x: plain(F.relu(x, inplace=True))
+
+
+def checkpointed(block: Any, y: Tensor) -> Tensor:
+    return checkpoint(block.first, y, use_reentrant=False)
+
+
+def buffer(*shape: int) -> Callable[[Any], None]:
+    return lambda block: block.register_buffer("mean", torch.zeros(*shape))
+
+
+def with_pre_hooks(block: Any) -> None:
+    block.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    block.last.register_forward_pre_hook(lambda module, inputs: (inputs[0].sin(),))
+    block.first.register_forward_hook(lambda module, inputs, output: 1.5 * output)
+
+
+def with_backward_hook(block: Any) -> None:
+    block.first.register_full_backward_hook(lambda module, slopes, _: (0.5 * slopes[0],))
+
+
+def with_frozen_copy(block: Any) -> None:
+    block.frozen = copy.deepcopy(block.first).requires_grad_(False)
+
+
+Make = Callable[[], nn.Module]
+
+SAME: dict[str, Make] = {
+    "attention with masks, in place": Attention,
+    "experts, by index_add_": lambda: Experts(False),
+    "experts, by assignment": lambda: Experts(True),
+    "cells in a loop": Cells,
+    "two layers of LSTM with dropout": lambda: Mlp(
+        lambda block, y: block.memory(y)[0],
+        lambda block: setattr(block, "memory", nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, dropout=0.3)),
+    ),
+    "nested containers": Nested,
+    "blocks in blocks": lambda: Mlp(lambda block, y: remat(block.last, F.dropout(remat(block.first, y), 0.2))),
+    "hooks that change what passes": lambda: Mlp(prepare=with_pre_hooks),
+    "a teacher under no_grad": lambda: Mlp(with_teacher),
+    "detach": lambda: Mlp(lambda block, y: y * y.detach().sigmoid()),
+    "data": lambda: Mlp(lambda block, y: y * y.data.sigmoid() * block.first.weight.data.sum()),
+    "item": lambda: Mlp(lambda block, y: y * y.mean().item()),
+    "stop_gradient": lambda: Mlp(lambda block, y: y * stop_gradient(y)),
+    "straight through": lambda: Mlp(lambda block, y: y + ((3 * y).round() - y).detach()),
+    "straight through, a function": lambda: Mlp(lambda block, y: y * RoundedWithTangents.apply(3 * y)),
+    "sorted": lambda: Mlp(lambda block, y: y.sort(-1)[0]),
+    "complex numbers": lambda: Mlp(lambda block, y: torch.fft.irfft(torch.fft.rfft(y) ** 2 * (1 + 1j), n=WIDTH)),
+    "gumbel softmax": lambda: Mlp(lambda block, y: F.gumbel_softmax(y, hard=True)),
+    "dropout": lambda: Mlp(lambda block, y: F.dropout(y, 0.3)),
+    "dropout of a transposed tensor": lambda: Mlp(lambda block, y: F.dropout(y.transpose(0, 1), 0.3).transpose(0, 1)),
+    "dropout in place": lambda: Mlp(lambda block, y: F.dropout((2 * y.mT), 0.3, inplace=True).mT),
+    "noise like a transposed tensor": lambda: Mlp(lambda block, y: y * torch.randn_like(y.mT).mT),
+    "a row for padding": lambda: Lookup(padding_idx=0),
+    "gradients by frequency": lambda: Lookup(scale_grad_by_freq=True),
+    "a moving mean in a buffer": lambda: Mlp(with_moving_mean, buffer(WIDTH)),
+    "a cache in a buffer": lambda: Mlp(with_position_cache, buffer(0)),
+    "spectral norm": lambda: Mlp(prepare=lambda block: spectral_norm(block.first)),
+    "an orthogonal weight": lambda: Mlp(prepare=lambda block: orthogonal(block.first)),
+    "a parametrization, cached": lambda: Mlp(
+        with_cached_weights, lambda block: parametrize.register_parametrization(block.first, "weight", Tanh())
+    ),
+    "a frozen copy": lambda: Mlp(lambda block, y: block.frozen(y), with_frozen_copy),
+}
+"""All ways find the same."""
+
+AGAIN, MODES, TANGENTS, PLACE = "returned something else", "differs from that of double", "under product", "in place"
+
+REFUSED: dict[str, tuple[Make, str | None, str | None]] = {
+    "a counter": (lambda: Mlp(with_counter), AGAIN, MODES),
+    "a mean in an attribute": (lambda: Mlp(with_mean_in_attribute), AGAIN, MODES),
+    "a generator of its own": (lambda: Mlp(with_own_generator), AGAIN, MODES),
+    "random numbers of Python": (lambda: Mlp(lambda block, y: y * random.random()), AGAIN, MODES),
+    "random numbers of numpy": (lambda: Mlp(lambda block, y: y * float(numpy.random.rand())), AGAIN, MODES),
+    "a dataclass": (Opaque, "returns an Output, which holds tensors", None),
+    "an input changed in place": (lambda: Mlp(prepare=relu_first), PLACE, None),
+    "weights renormalised in place": (lambda: Lookup(max_norm=1.0), PLACE, PLACE),
+    "a hook of a tensor": (lambda: Mlp(with_hook), None, MODES),
+    "hooks of gradients": (lambda: Mlp(prepare=with_backward_hook), None, TANGENTS),
+    "an old function": (lambda: Mlp(lambda block, y: OldSine.apply(y)), None, TANGENTS),
+    "a function without tangents": (lambda: Mlp(lambda block, y: y * Rounded.apply(3 * y)), None, TANGENTS),
+    "a checkpoint of torch": (lambda: Mlp(checkpointed), None, TANGENTS),
+}
+"""By name: the block, what remat says of it, and what forward mode says; None where they find the same."""
