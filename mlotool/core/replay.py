@@ -223,6 +223,7 @@ class LossTraits:
         has_measured_radius: whether its finite differences have been taken at two radii.
         has_compared_forward: whether its products by forward mode have been compared with double backward.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
+        replaces_operators: whether double backward takes other operators in the place of some of the loss.
         warned_of: what a warning was given of, which is given once.
     """
 
@@ -232,6 +233,7 @@ class LossTraits:
         self.has_measured_radius = False
         self.has_compared_forward = False
         self.is_twice_differentiable = False
+        self.replaces_operators = False
         self.warned_of: set[object] = set()
 
 

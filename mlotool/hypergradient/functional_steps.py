@@ -1,13 +1,14 @@
 """A problem's optimizer steps taken on a copy, and the gradients of steps that were recorded."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.diagnostics.twice_differentiable import check_twice_differentiable
+from mlotool.hypergradient.diagnostics.twice_differentiable import twice_differentiable
 from mlotool.hypergradient.vector import leaves
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
@@ -127,7 +128,6 @@ def batch_gradient(
         (tensor([2.]),)
     """
     with torch.enable_grad():
-        loss = unroll.own_loss(theta, inputs, batch, lower_snapshots)
-        if create_graph:
-            check_twice_differentiable(view, loss)
+        evaluate = partial(unroll.own_loss, theta, inputs, batch, lower_snapshots)
+        loss = twice_differentiable(view, evaluate) if create_graph else evaluate()
         return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)

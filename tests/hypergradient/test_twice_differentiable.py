@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlotool import remat
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, Exact, Implicit, Neumann, Penalty, Unrolled
+from mlotool.hypergradient.products import ReverseProduct
+from mlotool.problem.interface import LowerProblem, LowerView, Vector
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program
 from tests import programs
 from tests.program.small import numbers
@@ -101,3 +103,38 @@ def test_what_takes_first_derivatives_alone_works_as_with_the_plain_function() -
 def test_saba_is_refused_too() -> None:
     with pytest.raises(ConfigError, match=MATCH):
         program(lambda: SABA(step_size=0.1)).gradient("u")
+
+
+@pytest.mark.parametrize("is_remat", [False, True])
+@pytest.mark.parametrize("name", ["attention", "weight_norm"])
+def test_operators_that_fail_in_double_backward_are_replaced(name: str, is_remat: bool) -> None:
+    """Fused attention has no second derivative; weight normalization has a wrong one, without a word."""
+
+    def block(x: Tensor, w: Tensor) -> Tensor:
+        if name == "weight_norm":
+            return x @ torch._weight_norm(w, w[:, :1].square(), 0)
+        return nn.functional.scaled_dot_product_attention(x[None], (x @ w)[None], (x @ w)[None])[0]
+
+    def loss(theta: Vector, inputs: Vector) -> Tensor:
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        noise = 1 + 0.1 * torch.rand(3, 4, dtype=torch.float64)
+        found = remat(block, x, theta[0]) if is_remat else block(x, theta[0])
+        return (noise * found * inputs[0]).pow(2).sum()
+
+    generator = torch.Generator().manual_seed(0)
+    theta = [torch.randn(4, 4, generator=generator, dtype=torch.float64)]
+    vector = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    inputs = [torch.ones((), dtype=torch.float64)]
+
+    def slope(sign: float) -> Tensor:
+        torch.manual_seed(2)
+        at = (theta[0] + sign * 1e-5 * vector).requires_grad_()
+        return torch.autograd.grad(loss([at], inputs), at)[0]
+
+    expected = (slope(1.0) - slope(-1.0)) / 2e-5
+    view = LowerView(LowerProblem("w"), tuple(theta), loss)
+    for _ in range(2):
+        torch.manual_seed(2)
+        product = ReverseProduct(view, theta, inputs, [True])
+        assert torch.allclose(product.hessian([vector])[0], expected, rtol=1e-6, atol=1e-8)
+    assert view.problem.traits.replaces_operators

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.not_differentiable import refuse_scripted
 from mlotool.core.replay import RandomState
 from mlotool.core.tangents import in_dual_level
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct
@@ -53,6 +54,8 @@ def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted
     if traits.has_compared_forward or in_dual_level():
         return
     traits.has_compared_forward = True
+    if view.problem.module is not None:
+        refuse_scripted([view.problem.module], view.problem.name)
     random = RandomState(view.devices)
     try:
         with random.replayed():

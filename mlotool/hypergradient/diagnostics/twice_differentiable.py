@@ -4,18 +4,27 @@ Torch takes what such a function's backward returns for a constant, or raises wh
 double backward is zero, or lacks a part, and nothing says so.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.forward_mode import twice_differentiable_mode
 from mlotool.core.rematerialization import graph_inside
+from mlotool.core.replay import RandomState
 from mlotool.problem.interface import LowerView
 
 # All functions that the decorator makes share their code.
 _MARK = once_differentiable(lambda ctx: None).__code__
+
+# Nodes of the operators in `mlotool.core.decompositions.TWICE`.
+_REPLACEABLE = re.compile(
+    "(ScaledDotProduct.*Attention.*|WeightNormInterface|Hardsigmoid|MultiMarginLoss|MultilabelMarginLoss|EmbeddingBag"
+    "|.*LinearCrossEntropy.*)Backward"
+)
 
 _REFUSAL = (
     "problems.{problem}.loss: found {name}, an autograd.Function whose backward is marked once_differentiable, so that "
@@ -25,13 +34,18 @@ _REFUSAL = (
 )
 
 
-def check_twice_differentiable(view: LowerView, loss: Tensor) -> None:
-    """Refuse a value of the loss that depends on the parameters through a function that is differentiable once.
+def twice_differentiable(view: LowerView, evaluate: Callable[[], Tensor]) -> Tensor:
+    """Return a value of the loss whose gradient can be differentiated.
 
-    The graph is searched once a problem.
+    Its graph is searched once a problem. Where operators are in it that fail in double backward, or are silently wrong
+    there (fused attention, weight normalization), the loss is evaluated with equal ones from then on.
+
+    Args:
+        view: of the problem.
+        evaluate: returns the value.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: it depends on the parameters through a function that is differentiable once.
 
     Example:
         >>> import torch
@@ -39,29 +53,48 @@ def check_twice_differentiable(view: LowerView, loss: Tensor) -> None:
         >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
         >>> theta, inputs = [torch.tensor([2.0], requires_grad=True)], [torch.tensor([1.0])]
         >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
-        >>> check_twice_differentiable(view, view(theta, inputs))  # nothing to refuse
+        >>> float(twice_differentiable(view, lambda: view(theta, inputs)))
+        1.0
     """
-    if view.problem.traits.is_twice_differentiable:
-        return
-    name = _once_differentiable([loss.grad_fn])
-    if name is not None:
-        raise ConfigError(_REFUSAL.format(problem=view.problem.name, name=name))
-    view.problem.traits.is_twice_differentiable = True
+    name, traits = view.problem.name, view.problem.traits
+    if traits.is_twice_differentiable:
+        return evaluate()
+    if not traits.replaces_operators:
+        random = RandomState(view.devices)
+        loss = evaluate()
+        function = _found([loss.grad_fn], _marked)
+        if function is not None:
+            raise ConfigError(_REFUSAL.format(problem=name, name=function))
+        if _found([loss.grad_fn], _replaceable) is None:
+            traits.is_twice_differentiable = True
+            return loss
+        traits.replaces_operators = True
+        random.restore()
+    with twice_differentiable_mode(name):
+        return evaluate()
 
 
-def _once_differentiable(nodes: Iterable[Any]) -> str | None:
-    """Return the name of a function in a graph that can be differentiated once; None where there is none."""
+def _marked(node: Any) -> str | None:
+    function = getattr(node, "_forward_cls", None)
+    if function is None or getattr(function.backward, "__code__", None) is not _MARK:
+        return None
+    return str(function.__name__)
+
+
+def _replaceable(node: Any) -> str | None:
+    return str(node.name()) if _REPLACEABLE.match(node.name()) else None
+
+
+def _found(nodes: Iterable[Any], look: Callable[[Any], str | None]) -> str | None:
+    """Return the first that `look` finds at a node of a graph, also inside blocks of `remat`."""
     seen, waiting = set(), list(nodes)
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        function = getattr(node, "_forward_cls", None)
-        if function is not None and getattr(function.backward, "__code__", None) is _MARK:
-            return str(function.__name__)
         # By itself, as what has been seen holds its tensors: then those of one block of `remat` at a time.
-        name = _once_differentiable(graph_inside(node))
+        name = look(node) or _found(graph_inside(node), look)
         if name is not None:
             return name
         waiting += [other for other, _ in node.next_functions]

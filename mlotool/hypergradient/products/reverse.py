@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mlotool.hypergradient.diagnostics.twice_differentiable import check_twice_differentiable
+from mlotool.hypergradient.diagnostics.twice_differentiable import twice_differentiable
 from mlotool.hypergradient.products.base import AbstractProduct
 from mlotool.hypergradient.vector import leaves, norm, scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
@@ -38,8 +38,7 @@ class ReverseProduct(AbstractProduct):
         points = leaves(inputs, tuple(wanted))
         self._wanted = [point for point, flag in zip(points, wanted, strict=True) if flag]
         with torch.enable_grad():
-            loss = view.own_loss(self._theta, points)
-            check_twice_differentiable(view, loss)
+            loss = twice_differentiable(view, lambda: view.own_loss(self._theta, points))
             self._scale = FP16_LOSS_SCALE if view.problem.precision == "fp16" else None
             factor = torch.full_like(loss, self._scale or 1.0)
             self._gradient = vector_jacobian([loss], self._theta, [factor], create_graph=True)
