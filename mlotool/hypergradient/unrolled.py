@@ -10,7 +10,6 @@ from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
-from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
 from mlotool.hypergradient.functional_steps import batch_gradient, simulate
 from mlotool.hypergradient.kept_graphs import UnrolledState, fit
 from mlotool.hypergradient.step_products import (
@@ -25,7 +24,6 @@ from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
 from mlotool.problem.pullback import Connected
 from mlotool.problem.step_store import AbstractStepStore, KeepAll
-from mlotool.problem.trajectory import StepRecord
 from mlotool.problem.unroll import Unroll
 
 
@@ -152,8 +150,6 @@ class Unrolled(AbstractHypergradient):
         taken = replace(unroll, records=records)
         first = 0 if self.horizon is None else max(0, len(records) - self.horizon)
         steps = StoredSteps(self.trajectory, taken, view, inputs)
-        if self._product is ForwardStepProduct and not view.problem.traits.has_compared_forward:
-            _compare(steps.at(len(records) - 1), taken, view, inputs)
         return ReversePass(
             self._product, self.second_order, view, taken, steps, first, unroll.has_all and first == 0, theta
         )
@@ -183,18 +179,6 @@ class Unrolled(AbstractHypergradient):
     def load_state(self, saved: dict[str, Any]) -> UnrolledState:
         """Return the state that was saved."""
         return UnrolledState(saved.get("keeps_graphs"))
-
-
-def _compare(record: StepRecord, unroll: Unroll, view: LowerView, inputs: Vector) -> None:
-    """Hold the products of a step by forward mode to those by double backward."""
-    batch, random = record.draws[0]
-
-    def own_loss(theta: Vector, points: Vector) -> Tensor:
-        return unroll.own_loss(theta, points, batch, record.lower_snapshots)
-
-    there = replace(view, theta=record.theta, own_loss=own_loss)
-    with random.replayed():
-        check_forward_product(there, record.theta, inputs, (True,) * len(inputs))
 
 
 def _connected(algorithm: Unrolled, unroll: Unroll, inputs: Vector, view: LowerView) -> tuple[Tensor, ...]:
