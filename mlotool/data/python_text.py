@@ -22,11 +22,11 @@ class PythonText(AbstractLanguageData):
 
     | domain | what | bytes in 3.11 |
     |---|---|---|
-    | documentation | the language reference, as `help("topics")` shows it; each paragraph once | 0.37 million |
-    | docstrings | of about 100 modules of the standard library | 0.66 million |
-    | code | the same modules without their docstrings | 2.6 million |
+    | documentation | the language reference, which `help("topics")` lists; each paragraph once | 0.38 million |
+    | docstrings | of about 100 modules of the standard library | 0.69 million |
+    | code | the same modules without their docstrings | 2.5 million |
     | tables | the sources of the character sets, encodings/*.py | 1.4 million |
-    | scrambled | the docstrings with the letters of each line in a random order | 0.66 million |
+    | scrambled | the docstrings with the letters of each line in a random order | 0.69 million |
 
     The text depends on the version of Python, which `sha256` tells. How it is split stands in `AbstractLanguageData`.
 
