@@ -53,9 +53,15 @@ def moving_gradient(
         ([tensor([36.])], [tensor([36.])])
     """
     with dual_level(), forward_mode(problem):
-        still = [each.detach() for each in points]
+        still = [_unshared(each.detach()) for each in points]
         take = _by_autograd if is_nested else _by_transform
         return apart(take(loss, still, tangents, wanted, seed))
+
+
+def _unshared(point: Tensor) -> Tensor:
+    """Return a tensor whose entries have places of their own, as its tangent's: tasks may share one start."""
+    is_shared = any(step == 0 and size > 1 for step, size in zip(point.stride(), point.shape, strict=True))
+    return point.contiguous() if is_shared else point
 
 
 def _by_transform(

@@ -107,6 +107,31 @@ def test_settings(name: str) -> None:
     assert_exact(case, [case.found(each, remat) for each in algorithms for remat in REMAT.values()])
 
 
+@pytest.mark.parametrize("way", ["maml", "weighting"])
+def test_tasks(way: str) -> None:
+    case = UnrolledCase(way, "adam", tasks=4)
+    assert_exact(case, [case.found(each, remat) for each in BOTH.values() for remat in REMAT.values()])
+
+
+def test_tasks_whose_networks_drop() -> None:
+    """The draws of `torch.vmap` are not those of one task after the other: here the ways are compared."""
+    case = UnrolledCase("maml", "adam", network=dropped, tasks=4)
+    expected, *found = (case.found(each, remat) for each in BOTH.values() for remat in REMAT.values())
+    assert (expected - case.expected()).norm() > LEAST_SHARE * expected.norm()
+    assert all((each - expected).norm() < TOLERANCE * expected.norm() for each in found)
+
+
+def test_autocast() -> None:
+    """In bf16 the ways round differently; all are far from what a product without autocast gives."""
+    case = UnrolledCase("maml", "sgd", 1, partial(decoder, is_double=False), is_autocast=True)
+    expected, exact = case.expected(), replace(case, is_autocast=False).expected()
+    assert (exact - expected).norm() > 0.2 * expected.norm()
+    found = {(kind, again): case.found(BOTH[kind], REMAT[again]) for kind in BOTH for again in REMAT}
+    assert (found["reverse", "plain"] - expected).norm() < 1e-6 * expected.norm()
+    assert torch.equal(found["forward", "plain"], found["forward", "remat"])
+    assert all((each - expected).norm() < 0.02 * expected.norm() for each in found.values())
+
+
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(("way", "optimizer"), [("weighting", "momentum"), ("maml", "sgd"), ("lr", "adam")])
 def test_steps_of_a_schedule(way: str, optimizer: str, kind: str) -> None:

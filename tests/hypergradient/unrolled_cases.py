@@ -1,6 +1,6 @@
 """Tiny networks that are trained for some steps: as programs, and as loops in plain PyTorch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,6 +27,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 # Tokens of 8 steps, and those of the loss above.
 TOKENS = torch.randint(VOCABULARY, (17, ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(0))
 
+ONES = torch.ones(ROWS, dtype=torch.float64)
+
 
 class Rate(nn.Module):
     """A learning rate by its logarithm."""
@@ -40,7 +42,7 @@ class Rate(nn.Module):
 
 
 class Weights(nn.Module):
-    """One weight a row."""
+    """Some weights between 0 and 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,10 +52,11 @@ class Weights(nn.Module):
         return self.x.sigmoid()
 
 
-def decoder(seed: int = 0, **settings: Any) -> nn.Module:
+def decoder(seed: int = 0, is_double: bool = True, **settings: Any) -> nn.Module:
     """Return two blocks of width 8."""
     torch.manual_seed(seed)
-    return Decoder(VOCABULARY, **{"width": 8, "hidden": 10, "num_heads": 2, "num_layers": 2, **settings}).double()
+    found = Decoder(VOCABULARY, **{"width": 8, "hidden": 10, "num_heads": 2, "num_layers": 2, **settings})
+    return found.double() if is_double else found
 
 
 class Mixer(nn.Module):
@@ -109,6 +112,9 @@ class UnrolledCase:
         accumulate: batches a step.
         clip: largest norm of a gradient.
         mode: of the network in the loss above; None leaves it.
+        sizes: rows of each batch; None has `ROWS` in all.
+        tasks: how many networks are trained, each on batches of its own.
+        is_autocast: whether the lower loss is evaluated in bf16 where autocast has it so.
         settings: of the lower problem.
     """
 
@@ -119,19 +125,26 @@ class UnrolledCase:
     accumulate: int = 1
     clip: float | None = None
     mode: str | None = None
+    sizes: tuple[int, ...] | None = None
+    tasks: int | None = None
+    is_autocast: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def batches(self) -> list[Tensor]:
+        if self.sizes is not None:
+            return list(TOKENS.flatten(0, 1)[: sum(self.sizes)].split(self.sizes))
+        if self.tasks is not None:
+            return list(TOKENS[: self.num_steps * self.tasks].unflatten(0, (self.num_steps, self.tasks)))
         return list(TOKENS[: self.num_steps * self.accumulate])
 
     def upper(self) -> nn.Module:
         modules = {"lr": lambda: Rate(RATES[self.optimizer]), "maml": lambda: self.network(1), "weighting": Weights}
         return modules[self.way]()
 
-    def loss(self, logits: Tensor, weights: Tensor | float, tokens: Tensor) -> Tensor:
-        """Return the loss of the lower problem."""
-        return (weights * by_row(logits, tokens)).mean()
+    def loss(self, logits: Tensor, weights: Tensor, tokens: Tensor) -> Tensor:
+        """Return the loss of the lower problem: a row has the weight of its first token."""
+        return (weights[tokens[:, 0] % ROWS] * by_row(logits, tokens)).mean()
 
     def program(self, hypergradient: Any, remat: Any = None) -> Program:
         """Return it as a program."""
@@ -143,7 +156,7 @@ class UnrolledCase:
         roles = {"model": "model"} | ({"weights": "upper"} if self.way == "weighting" else {})
 
         def loss(batch: Tensor, *, model: Any, weights: Any = None) -> Tensor:
-            return self.loss(model(batch[:, :-1]), 1.0 if weights is None else weights(), batch)
+            return self.loss(model(batch[:, :-1]), ONES if weights is None else weights(), batch)
 
         def goal(batch: Any, *, model: Any) -> Tensor:
             return by_row(model(TOKENS[-1][:, :-1]), TOKENS[-1]).mean()
@@ -159,6 +172,8 @@ class UnrolledCase:
             remat=remat,
             accumulate_batches=self.accumulate,
             gradient_clip_norm=self.clip,
+            tasks=self.tasks,
+            precision="bf16" if self.is_autocast else "fp32",
             **{**lower, **self.settings},
         )
         role = "model" if self.mode is None else {"problem": "model", "mode": self.mode}
@@ -166,38 +181,47 @@ class UnrolledCase:
         return Program([low, high], Graph({"upper": ["model"]}, {"model": ["upper"]}))
 
     def found(self, hypergradient: Any, remat: Any = None, seed: int = 7) -> Tensor:
-        """Return the gradient of the loss above by mlotool, flat."""
+        """Return the gradient of the loss above by mlotool, flat, of steps that are simulated."""
         made = self.program(hypergradient, remat)
         made.random.manual_seed(seed)
         return torch.cat([each.reshape(-1) for each in made.gradient("upper", {"model": self.batches}).values()])
 
     def expected(self, *, is_second_order: bool = True, horizon: int | None = None, seed: int = 7) -> Tensor:
-        """Return it by one graph through all steps, flat."""
-        network, upper = self.network(0), self.upper()
-        theta = [each.detach() for each in network.parameters() if each.requires_grad]
+        """Return it by one graph through all steps, flat; the mean over tasks."""
+        steps = [self.batches[i : i + self.accumulate] for i in range(0, len(self.batches), self.accumulate)]
+        of_tasks = (
+            [steps] if self.tasks is None else [[[step[0][task]] for step in steps] for task in range(self.tasks)]
+        )
+        meta = [each.detach() for each in self.upper().parameters() if each.requires_grad]
+        torch.manual_seed(seed)
+        found = [self._plain(each, horizon).gradient(meta, is_second_order=is_second_order) for each in of_tasks]
+        return torch.stack(found).mean(0)
+
+    def _plain(self, steps: Sequence[Sequence[Tensor]], horizon: int | None) -> PlainUnroll:
+        state = torch.get_rng_state()
+        network = self.network(0)
+        torch.set_rng_state(state)
 
         def loss(theta: Vector, meta: Vector, tokens: Tensor) -> Tensor:
-            weights = meta[0].sigmoid() if self.way == "weighting" else 1.0
-            return self.loss(call(network, theta, tokens[:, :-1]), weights, tokens)
+            weights = meta[0].sigmoid() if self.way == "weighting" else ONES
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.is_autocast):
+                return self.loss(call(network, theta, tokens[:, :-1]), weights, tokens)
 
         def goal(theta: Vector, meta: Vector) -> Tensor:
             network.train(self.mode != "eval")
             return by_row(call(network, theta, TOKENS[-1][:, :-1]), TOKENS[-1]).mean()
 
-        plain = PlainUnroll(
-            theta,
+        return PlainUnroll(
+            [each.detach() for each in network.parameters() if each.requires_grad],
             loss,
             goal,
             UPDATES[self.optimizer],
             (lambda meta: meta[0].exp()) if self.way == "lr" else RATES[self.optimizer],
-            [self.batches[i : i + self.accumulate] for i in range(0, len(self.batches), self.accumulate)],
+            steps,
             is_start=self.way == "maml",
             clip=self.clip,
             horizon=horizon,
         )
-        torch.manual_seed(seed)
-        meta = [each.detach() for each in upper.parameters() if each.requires_grad]
-        return plain.gradient(meta, is_second_order=is_second_order)
 
 
 def parameters_of(problem: Problem) -> Tensor:
