@@ -224,6 +224,7 @@ class LossTraits:
         has_compared_forward: whether its products by forward mode have been compared with double backward.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
         replaces_operators: whether double backward takes other operators in the place of some of the loss.
+        lacks_tangents: whether forward mode has been found not to do for it.
         warned_of: what a warning was given of, which is given once.
     """
 
@@ -234,6 +235,7 @@ class LossTraits:
         self.has_compared_forward = False
         self.is_twice_differentiable = False
         self.replaces_operators = False
+        self.lacks_tangents = False
         self.warned_of: set[object] = set()
 
 

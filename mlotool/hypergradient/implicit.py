@@ -12,14 +12,13 @@ from torch import Tensor
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing, report
-from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
 from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
 from mlotool.hypergradient.diagnostics.quality import assess
 from mlotool.hypergradient.diagnostics.radius import warn_of_radius
 from mlotool.hypergradient.differentiable_pullback import differentiable_pullback
 from mlotool.hypergradient.implicit_state import ImplicitState, TracedSolve, keep_start, start_for
+from mlotool.hypergradient.product_choice import chosen_product
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
@@ -36,10 +35,11 @@ class Implicit(AbstractHypergradient):
         solver: approximates `H^-1 v`.
         product: how `H u` and `M^T q` are computed: "reverse" (double backward, exact), "forward" (forward mode over
             reverse mode, exact; no graph of the gradient, and an evaluation for each product) or "finite_difference"
-            (central differences; no graph of the gradient). Differences see through `detach` and `torch.no_grad` in the
-            loss, unlike through `stop_gradient`; the first pullback of a problem looks whether that matters, and warns.
-            Where the problem both shapes and reads a lower one, that one's solution moves along by its derivative, with
-            either of the last two, which costs a solve there a product.
+            (central differences; no graph of the gradient); "auto" is "forward" where blocks of the problem's module
+            are evaluated again (`remat`), and "reverse" elsewhere. Differences see through `detach` and
+            `torch.no_grad` in the loss, unlike through `stop_gradient`; the first pullback of a problem looks whether
+            that matters, and warns. Where the problem both shapes and reads a lower one, that one's solution moves
+            along by its derivative, with "forward" or differences, which costs a solve there a product.
         curvature: "total": where the problem both shapes and reads a lower one, H and M are derivatives of its
             TOTAL gradient; "partial" holds the lower solution fixed there (Betty's rule). Equal everywhere else.
         batch: the batch at which the pullback is taken: the "last" one the problem trained on, or a "fresh" one.
@@ -65,7 +65,7 @@ class Implicit(AbstractHypergradient):
     """
 
     solver: AbstractSolver
-    product: Literal["reverse", "forward", "finite_difference"] = "reverse"
+    product: Literal["reverse", "forward", "finite_difference", "auto"] = "reverse"
     curvature: Literal["total", "partial"] = "total"
     batch: Literal["last", "fresh"] = "last"
     radius: float | None = None
@@ -122,7 +122,7 @@ class Implicit(AbstractHypergradient):
     @property
     def pushes_solutions(self) -> bool:  # type: ignore[override]
         """Whether products are derivatives along directions."""
-        return self.product != "reverse"
+        return self.product in ("forward", "finite_difference")
 
     @property
     def moves_solutions(self) -> bool:  # type: ignore[override]
@@ -188,8 +188,6 @@ class _ImplicitPullback:
         settings, problem = self.settings, self._unpaired.problem
         loss = self.view if self._paired.is_used or self.solver.uses_loss else self._unpaired
         before = RandomState(loss.devices) if settings.report_every and self._is_reported() else None
-        if settings.product == "forward":
-            check_forward_product(self._unpaired, theta, inputs, tuple(wanted))
         product = self._product(loss, theta, inputs, wanted)
         start = start_for(problem, cotangent) if settings.warm_start else None
         solution = self._solve(product, cotangent, theta, inputs, start)
@@ -265,10 +263,8 @@ class _ImplicitPullback:
     def _product(self, view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool]) -> AbstractProduct:
         if self.settings.product == "finite_difference":
             return FiniteDifferenceProduct(view, theta, inputs, wanted, self.settings.radius)
-        # Forward mode has one level: within a product of a problem above, what is solved here takes double backward.
-        if self.settings.product == "forward" and not in_dual_level():
-            return ForwardProduct(view, theta, inputs, wanted)
-        return ReverseProduct(view, theta, inputs, wanted)
+        kind = chosen_product(self.settings.product, self._unpaired, theta, inputs, wanted)
+        return (ForwardProduct if kind == "forward" else ReverseProduct)(view, theta, inputs, wanted)
 
     def _solve(
         self, product: AbstractProduct, vector: Vector, theta: Vector, inputs: Vector, start: Vector | None

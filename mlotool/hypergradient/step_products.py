@@ -2,14 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from mlotool.core.gradient import pulled_back
-from mlotool.core.replay import RandomState
-from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
 from mlotool.hypergradient.forward_over_reverse import moving_gradient
 from mlotool.hypergradient.functional_steps import step_gradients
 from mlotool.hypergradient.vector import leaves
@@ -194,7 +192,6 @@ class ForwardStepProduct(AbstractStepProduct):
     def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
         """Return `H u` and `M^T u`."""
         step, record = self._step, self._step.record
-        self._compare(*record.draws[0])
         count = len(record.theta)
         total: Cotangents = [None] * (sum(step.wanted) + (count if needs_theta else 0))
         for batch, random in record.draws:
@@ -215,15 +212,6 @@ class ForwardStepProduct(AbstractStepProduct):
         # What is zero is so on all ranks.
         mean = iter(step.view.problem.rank_mean.mean([each for each in total[:count] if each is not None]))
         return [None if each is None else next(mean) for each in total[:count]], total[count:]
-
-    def _compare(self, batch: object, random: RandomState) -> None:
-        """Look once at the products by forward mode and by double backward, on one batch of the step."""
-        step = self._step
-        if step.view.problem.traits.has_compared_forward:
-            return
-        view = replace(step.view, own_loss=lambda theta, inputs: self._loss(batch, [*theta, *inputs]))
-        with random.replayed():
-            check_forward_product(view, step.record.theta, step.inputs, tuple(step.wanted))
 
     def _loss(self, batch: object, points: Vector) -> Tensor:
         count = len(self._step.record.theta)

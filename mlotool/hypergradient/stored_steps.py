@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from mlotool.core.replay import RandomState
 from mlotool.hypergradient.step_products import RecordedStep
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.step_store import AbstractStepStore, middle
@@ -58,6 +60,17 @@ class StoredSteps:
         """Return one step."""
         begin = max(each for each in range(number + 1) if self._records[each].is_checkpoint)
         return self._whole(number, self._forward(begin, number, self._kept(begin)))
+
+    def last(self) -> tuple[LowerView, RandomState]:
+        """Return the problem as the last step saw it, on one of its batches, with the random state of that."""
+        record = self.at(len(self._records) - 1)
+        batch, random = record.draws[0]
+        own_loss = self._unroll.own_loss
+
+        def loss(theta: Vector, inputs: Vector) -> Tensor:
+            return own_loss(theta, inputs, batch, record.lower_snapshots)
+
+        return replace(self._view, theta=record.theta, own_loss=loss), random
 
     def _between(self, begin: int, end: int, point: Point, free: int, first: int) -> Iterator[StepRecord]:
         """Yield the steps of a part from its last one, with `free` checkpoints beside that at its beginning."""

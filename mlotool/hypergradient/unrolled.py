@@ -12,6 +12,7 @@ from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.functional_steps import batch_gradient, simulate
 from mlotool.hypergradient.kept_graphs import UnrolledState, fit
+from mlotool.hypergradient.product_choice import chosen_product, takes_forward
 from mlotool.hypergradient.step_products import (
     AbstractStepProduct,
     FirstOrderStep,
@@ -59,7 +60,8 @@ class Unrolled(AbstractHypergradient):
             paths through the start, the momentum and the hyperparameters.
         product: how a step's gradient is differentiated: "reverse" (double backward) or "forward" (forward mode over
             reverse mode: no graph of the gradient, so the memory of one step is about that of its own gradient with
-            tangents; each record then holds the step's gradient too). Both are exact.
+            tangents; each record then holds the step's gradient too), both exact; "auto" is "forward" where blocks of
+            the problem's module are evaluated again (its own `remat`), and "reverse" elsewhere.
         trajectory: what is kept of the steps until they are differentiated: `KeepAll`, `KeepEvery` (parameters and
             optimizer state of every k-th step, gradients of all) or `Binomial` (a few checkpoints, whatever the
             number of steps). What is not kept is computed again, to the bit.
@@ -82,7 +84,7 @@ class Unrolled(AbstractHypergradient):
     remat: bool | Literal["auto"] = True
     graph_budget: int = 2**30
     second_order: bool = True
-    product: Literal["reverse", "forward"] = "reverse"
+    product: Literal["reverse", "forward", "auto"] = "reverse"
     trajectory: AbstractStepStore = field(default_factory=KeepAll)
     sees_steps = True
 
@@ -118,11 +120,10 @@ class Unrolled(AbstractHypergradient):
         """Return whether the graph of the next step is kept."""
         return self.keeps_graphs or (self.remat == "auto" and state.keeps_graphs is True)
 
-    @property
-    def saves_gradients(self) -> bool:  # type: ignore[override]
-        """Whether the gradient of a step is kept with it: forward mode gives it after the step's own derivative."""
-        is_needed = self.product == "forward" and self.second_order and self.trajectory.is_whole
-        return is_needed or self.trajectory.saves_gradients
+    def saves_gradients(self, has_blocks: bool) -> bool:
+        """Return whether the gradient of a step is kept: forward mode gives it after the step's own derivative."""
+        is_forward = takes_forward(self._setting, has_blocks, is_nested=False)
+        return (is_forward and self.trajectory.is_whole) or self.trajectory.saves_gradients
 
     @property
     def pushes_solutions(self) -> bool:  # type: ignore[override]
@@ -146,20 +147,31 @@ class Unrolled(AbstractHypergradient):
             return Connected(_connected(self, unroll, inputs, view))
         else:
             still = [each.detach() for each in inputs]
-            records, theta, _ = simulate(unroll, still, view, keeps_gradients=self.saves_gradients)
+            keeps_gradients = self.saves_gradients(view.problem.has_blocks)
+            records, theta, _ = simulate(unroll, still, view, keeps_gradients=keeps_gradients)
         taken = replace(unroll, records=records)
         first = 0 if self.horizon is None else max(0, len(records) - self.horizon)
         steps = StoredSteps(self.trajectory, taken, view, inputs)
-        return ReversePass(
-            self._product, self.second_order, view, taken, steps, first, unroll.has_all and first == 0, theta
-        )
+        kind = self._product(steps, view, inputs)
+        return ReversePass(kind, self.second_order, view, taken, steps, first, unroll.has_all and first == 0, theta)
 
     @property
-    def _product(self) -> type[AbstractStepProduct]:
+    def _setting(self) -> str:
+        """How gradients are differentiated; graphs that are kept are those of double backward."""
+        return "reverse" if self.remat is not True or not self.second_order else self.product
+
+    def _product(self, steps: StoredSteps, view: LowerView, inputs: Vector) -> type[AbstractStepProduct]:
         if not self.second_order:
             return FirstOrderStep
-        # Forward mode has one level: within a product of a problem above, steps take double backward.
-        return ForwardStepProduct if self.product == "forward" and not in_dual_level() else ReverseStepProduct
+        if not takes_forward(self._setting, view.problem.has_blocks, view.problem.is_nested):
+            return ReverseStepProduct
+        if view.problem.traits.has_compared_forward or in_dual_level():
+            kind = chosen_product(self._setting, view, view.theta, inputs, ())
+        else:
+            there, random = steps.last()
+            with random.replayed():
+                kind = chosen_product(self._setting, there, there.theta, inputs, [True] * len(inputs))
+        return ForwardStepProduct if kind == "forward" else ReverseStepProduct
 
     def _decide(self, unroll: Unroll, inputs: Vector, view: LowerView) -> None:
         """Choose between keeping graphs and computing steps again, at the first pullback through recorded steps."""

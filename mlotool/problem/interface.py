@@ -49,6 +49,7 @@ class LowerProblem:
             to these needs none.
         precision: in which the loss is evaluated, "fp32", "bf16" or "fp16".
         is_nested: whether solutions of still lower problems are eliminated inside the loss.
+        has_blocks: whether blocks of its module are evaluated again in backward passes.
         has_linear_step: whether the optimizer's next step is linear in the gradient.
         cotangent_scale: a task's own cotangent is that many times what arrives: `num_tasks` where the reader's loss is
             a mean over the tasks, else 1.
@@ -64,6 +65,7 @@ class LowerProblem:
     rank_mean: RankMean = field(default_factory=RankMean)
     precision: str = "fp32"
     is_nested: bool = False
+    has_blocks: bool = False
     has_linear_step: bool = False
     cotangent_scale: float = 1.0
     traits: LossTraits = field(default_factory=LossTraits, compare=False)
@@ -233,7 +235,6 @@ class AbstractHypergradient(ABC):
         sees_steps: whether it differentiates the optimizer's steps, and so what shapes their start or their rate.
         horizon: of the steps that it sees, how many of the last ones; None sees all since a problem above stepped.
         keeps_graphs: whether the graphs of the recorded steps' gradients are kept, whatever they take.
-        saves_gradients: whether the gradients of the recorded steps are kept.
         trajectory: of which of the recorded steps the parameters are kept.
         is_persistent: whether it has rollouts of its own that go on from one gradient to the next.
         moves_solutions: whether it evaluates the loss at moved parameters, so that solutions inside it have to follow.
@@ -249,7 +250,6 @@ class AbstractHypergradient(ABC):
     batch: str = "last"
     sees_steps: bool = False
     keeps_graphs: bool = False
-    saves_gradients: bool = False
     trajectory: AbstractStepStore = KeepAll()
     is_persistent: bool = False
     needs_full_precision: bool = False
@@ -303,11 +303,9 @@ class AbstractHypergradient(ABC):
         """Return what the problem itself steps along in the place of its gradient on one batch.
 
         Args:
-            problem: the problem whose solution it differentiates.
-            theta: its parameters, detached.
+            problem, theta: its name, and its parameters, detached.
             gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
-            batch: the batch.
-            batch_number: as in `LowerView`.
+            batch, batch_number: as in `LowerView`.
             memory: of the problem.
         """
         return list(gradient)
@@ -315,6 +313,10 @@ class AbstractHypergradient(ABC):
     def records_graphs(self, state: Any) -> bool:
         """Return whether the graph of the next recorded step is kept. Argument as for `state_dict`."""
         return self.keeps_graphs
+
+    def saves_gradients(self, has_blocks: bool) -> bool:
+        """Return whether the gradients of recorded steps are kept, of a problem with or without blocks of `remat`."""
+        return False
 
     def check_problem(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a problem that the algorithm cannot do with whatever the graph, or a missing package.

@@ -106,6 +106,7 @@ class Problem:
         self.compiled: Callable[..., Any] | None = compile_module(module) if self.settings.compile else None
         remat = self.settings.remat
         self.rematerialized = None if remat is None else rematerialize(name, module, remat)
+        self.has_blocks = remat is not None
         self.loss = loss
         self.roles = {role: _role(value) for role, value in (roles or {}).items()}
         self.stream = stream

@@ -69,6 +69,7 @@ class SolutionPlan:
             engine.rank_mean,
             lower.settings.precision,
             is_nested=bool(step.inner),
+            has_blocks=lower.has_blocks,
             has_linear_step=type(lower.optimizer) is SGD and lower.settings.gradient_clip_norm is None,
             cotangent_scale=float(lower.settings.tasks or 1) if is_mean else 1.0,
             traits=engine.traits[self.number],

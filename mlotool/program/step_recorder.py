@@ -60,7 +60,7 @@ class StepRecorder:
             tuple(zip(batches, randoms, strict=True)),
             self._lower_snapshots(name),
             graph,
-            tuple(gradient) if gradient is not None and algorithm.saves_gradients else None,
+            tuple(gradient) if gradient is not None and algorithm.saves_gradients(problem.has_blocks) else None,
         )
         problem.trajectory.append(step.on(torch.device("cpu"), pinned=True) if store.offload else step)
 

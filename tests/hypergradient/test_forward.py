@@ -7,10 +7,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool import BoundModule, ConjugateGradient, Graph, Identity, Implicit, Neumann, Problem, Program, remat
+from mlotool import (
+    BoundModule,
+    ConjugateGradient,
+    Graph,
+    Identity,
+    Implicit,
+    Neumann,
+    Problem,
+    Program,
+    Unrolled,
+    remat,
+)
 from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import forward_over_reverse, step_products
 from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
-from mlotool.hypergradient.products import ForwardProduct, ReverseProduct
+from mlotool.hypergradient.products import ForwardProduct, ReverseProduct, forward
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
 from tests.live_storage import LiveStorage
 
@@ -243,3 +255,46 @@ def test_operators_without_forward_mode(block: Callable[[Tensor], Tensor], is_re
     found = ForwardProduct(view, theta, inputs, [True]).hessian(vector)
     for mine, its in zip(found, by_differences(vector), strict=True):
         assert torch.allclose(mine, its, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("make", [lambda: Implicit(Neumann(2, 0.1), "auto"), lambda: Unrolled(product="auto")])
+def test_auto_takes_forward_mode_where_blocks_are_evaluated_again(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    there = forward_over_reverse.moving_gradient
+
+    def noting(*given: Any, **settings: Any) -> Any:
+        taken.append(settings.get("problem"))
+        return there(*given, **settings)
+
+    for module in (forward, step_products):
+        monkeypatch.setattr(module, "moving_gradient", noting)
+    found = []
+    for remat_setting in (None, ["blocks.*"]):
+        built = program(make(), remat=remat_setting)
+        found.append(built.gradient("upper", {"lower": [None] * 2} if isinstance(make(), Unrolled) else None))
+        assert bool(taken) is (remat_setting is not None)
+    assert apart(found[1], found[0]) < 1e-10
+
+
+def test_auto_takes_reverse_where_there_are_no_tangents(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="mlotool")
+    built = program(Implicit(Identity(), "auto"), remat=["blocks.*"])
+
+    def lower(batch: None, model: BoundModule, weights: BoundModule) -> Tensor:
+        return (weights()[:, None] * NoTangent.apply(model(INPUTS)).square()).mean()
+
+    built.problems["lower"].loss = lower
+    assert float(built.gradient("upper")["logits"].norm()) > 0
+    assert "product auto takes reverse" in caplog.text
+
+
+class NoTangent(torch.autograd.Function):
+    """A function in the style that has no forward mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        return cotangent

@@ -53,7 +53,7 @@ def twice_differentiable(view: LowerView, evaluate: Callable[[], Tensor]) -> Ten
         >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
         >>> theta, inputs = [torch.tensor([2.0], requires_grad=True)], [torch.tensor([1.0])]
         >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
-        >>> float(twice_differentiable(view, lambda: view(theta, inputs)))
+        >>> twice_differentiable(view, lambda: view(theta, inputs)).tolist()
         1.0
     """
     name, traits = view.problem.name, view.problem.traits
