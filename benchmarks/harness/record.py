@@ -60,14 +60,19 @@ def _cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _commit() -> str | None:
+def commit_of(folder: Path) -> str:
+    """Return the commit that a folder has checked out; empty where it is no checkout."""
     try:
         result = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=RESULTS.parent, capture_output=True, text=True, check=False
+            ["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True, check=False
         )
-        found = result.stdout.strip()
     except OSError:
-        found = ""
+        return ""
+    return result.stdout.strip()
+
+
+def _commit() -> str | None:
+    found = commit_of(RESULTS.parent)
     # A copy of the tree without its repository: `make gpu-kit` has noted it.
     noted = RESULTS.parent.parent / "gpu-kit" / "commit"
     return found or (noted.read_text().strip() if noted.is_file() else None)
