@@ -6,37 +6,32 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mlotool import Schedule, Stream
+from mlotool import Schedule
 from mlotool.distributed.collectives import Ranks
 from mlotool.runner.process_group import joined
 from mlotool.runner.world import World
-from tests.hypergradient.unrolled_cases import BOTH, REMAT, TOKENS, UnrolledCase, parameters_of
+from tests.hypergradient.unrolled_cases import BOTH, REMAT, UnrolledCase, parameters_of
 from tests.over_ranks import over
 
 # Two rows and one; two rows and one; one row and none.
 SIZES = (3, 3, 1)
 
 
-def _case(way: str, optimizer: str, clip: float | None = None) -> UnrolledCase:
-    stream = Stream(list(TOKENS.flatten(0, 1)[: sum(SIZES)]), 3, shuffle=False, drop_last=False)
-    return UnrolledCase(way, optimizer, sizes=SIZES, clip=clip, settings={"stream": stream})
-
-
 CASES = {
-    "weighting": lambda: _case("weighting", "momentum"),
-    "start": lambda: _case("maml", "adam"),
-    "rate": lambda: _case("lr", "adam"),
-    "clipping": lambda: _case("weighting", "sgd", clip=0.05),
+    "weighting": UnrolledCase("weighting", "momentum", sizes=SIZES, is_streamed=True),
+    "start": UnrolledCase("maml", "adam", sizes=SIZES, is_streamed=True),
+    "rate": UnrolledCase("lr", "adam", sizes=SIZES, is_streamed=True),
+    "clipping": UnrolledCase("weighting", "sgd", sizes=SIZES, is_streamed=True, clip=0.05),
 }
 
 
 def compute(ranks: Ranks) -> dict[str, Tensor]:
     """Return how far an upper step of rate 1 goes, after three steps below it."""
     found = {}
-    for name, make in CASES.items():
+    for name, case in CASES.items():
         for kind, algorithm in BOTH.items():
             for again, remat in REMAT.items() if name == "weighting" else [("remat", REMAT["remat"])]:
-                made = over(ranks, make().program(algorithm, remat))
+                made = over(ranks, case.program(algorithm, remat))
                 before, schedule = parameters_of(made.problems["upper"]), Schedule(made)
                 for _ in SIZES:
                     schedule.tick()

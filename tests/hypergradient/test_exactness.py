@@ -12,13 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool import Schedule, Stream
+from mlotool import Schedule
 from mlotool.hypergradient import Unrolled
 from tests.hypergradient.unrolled_cases import (
     BOTH,
     OPTIMIZERS,
     REMAT,
-    TOKENS,
     WAYS,
     UnrolledCase,
     decoder,
@@ -136,8 +135,7 @@ def test_autocast() -> None:
 @pytest.mark.parametrize(("way", "optimizer"), [("weighting", "momentum"), ("maml", "sgd"), ("lr", "adam")])
 def test_steps_of_a_schedule(way: str, optimizer: str, kind: str) -> None:
     """The upper problem's step, of rate 1, is along the gradient of the recorded steps."""
-    case = UnrolledCase(way, optimizer)
-    case = replace(case, settings={"stream": Stream(list(TOKENS[:3].flatten(0, 1)), 3, shuffle=False)})
+    case = UnrolledCase(way, optimizer, is_streamed=True)
     made = case.program(BOTH[kind], ["blocks.*"])
     before = parameters_of(made.problems["upper"])
     schedule = Schedule(made)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mlotool import Graph, Problem, Program
+from mlotool import Graph, Problem, Program, Stream
 from mlotool.hypergradient import Unrolled
 from mlotool.models import Decoder
 from tests.hypergradient.plain_unroll import BETAS, DECAY, EPSILON, MOMENTUM, UPDATES, PlainUnroll, Vector, call
@@ -112,9 +112,11 @@ class UnrolledCase:
         accumulate: batches a step.
         clip: largest norm of a gradient.
         mode: of the network in the loss above; None leaves it.
+        offset: number of the first batch.
         sizes: rows of each batch; None has `ROWS` in all.
         tasks: how many networks are trained, each on batches of its own.
         is_autocast: whether the lower loss is evaluated in bf16 where autocast has it so.
+        is_streamed: whether the program has a stream of its batches, one after the other.
         settings: of the lower problem.
     """
 
@@ -125,9 +127,11 @@ class UnrolledCase:
     accumulate: int = 1
     clip: float | None = None
     mode: str | None = None
+    offset: int = 0
     sizes: tuple[int, ...] | None = None
     tasks: int | None = None
     is_autocast: bool = False
+    is_streamed: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -136,7 +140,7 @@ class UnrolledCase:
             return list(TOKENS.flatten(0, 1)[: sum(self.sizes)].split(self.sizes))
         if self.tasks is not None:
             return list(TOKENS[: self.num_steps * self.tasks].unflatten(0, (self.num_steps, self.tasks)))
-        return list(TOKENS[: self.num_steps * self.accumulate])
+        return list(TOKENS[self.offset :][: self.num_steps * self.accumulate])
 
     def upper(self) -> nn.Module:
         modules = {"lr": lambda: Rate(RATES[self.optimizer]), "maml": lambda: self.network(1), "weighting": Weights}
@@ -167,14 +171,16 @@ class UnrolledCase:
             loss,
             roles=roles,
             optimizer=partial(OPTIMIZERS[self.optimizer], lr=RATES[self.optimizer]),
-            unroll_steps=self.num_steps,
             hypergradient=hypergradient,
             remat=remat,
             accumulate_batches=self.accumulate,
             gradient_clip_norm=self.clip,
             tasks=self.tasks,
+            stream=Stream(list(torch.cat(self.batches)), ROWS, shuffle=False, drop_last=False)
+            if self.is_streamed
+            else None,
             precision="bf16" if self.is_autocast else "fp32",
-            **{**lower, **self.settings},
+            **{"unroll_steps": self.num_steps, **lower, **self.settings},
         )
         role = "model" if self.mode is None else {"problem": "model", "mode": self.mode}
         high = Problem("upper", self.upper(), goal, roles={"model": role}, optimizer=partial(torch.optim.SGD, lr=1.0))
