@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
-from mlotool.core.repeatable import FirstResults, holds_tensors
+from mlotool.core.repeatable import Attributes, FirstResults, holds_tensors
 from mlotool.core.replay import ConstantsOfPart, RandomState
 from mlotool.core.slots import Slot
 
@@ -109,10 +109,12 @@ class BlockCall:
             stack.enter_context(self._hidden.again())
             if self._random is not None:
                 stack.enter_context(self._random.replayed())
+            attributes = None if self._results is None else Attributes([module for module, _ in self._modes])
             with self._in_slots(tensors) as arguments:
                 returned = self._called(arguments)
-        outputs = [each for each in tree_flatten(returned)[0] if isinstance(each, Tensor)]
-        if self._results is not None:
+        outputs = _returned_tensors(tree_leaves(returned), tensors)
+        if self._results is not None and attributes is not None:
+            attributes.compare()
             self._results.compare(outputs)
             self._results = None
         return (*outputs, *[None] * len(self._moved))
@@ -152,7 +154,7 @@ class BlockCall:
             raise ConfigError(_CHANGED_INPUT)
         if not random.equals(RandomState(self._devices)):
             self._random = random
-        outputs = [each for each in leaves if isinstance(each, Tensor)]
+        outputs = _returned_tensors(leaves, tensors)
         if any(each.requires_grad for each in outputs):
             raise ConfigError(_CAPTURED)
         opaque = next((each for each in leaves if not isinstance(each, Tensor) and holds_tensors(each)), None)
@@ -232,6 +234,13 @@ def _attention_kernels() -> list[SDPBackend]:
 
 _TENSOR = object()
 """Stands for a tensor among what a block returned."""
+
+
+def _returned_tensors(leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tensors that a block has returned; of what it was given and returns as it is, an alias."""
+    given = {id(each) for each in tensors}
+    found = [each for each in leaves if isinstance(each, Tensor)]
+    return [each.view_as(each) if id(each) in given else each for each in found]
 
 
 def _filled(holder: dict[str, Any]) -> list[Slot]:

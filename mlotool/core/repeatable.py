@@ -1,4 +1,4 @@
-"""Whether a block that is evaluated again returns what it has returned before: looked at for some of its calls.
+"""Whether a block that is evaluated again is the function that it was: looked at for some of its calls.
 
 A counter, a cache or a running mean in an attribute, Python's or numpy's random numbers, a generator of its own: any of
 these makes of the second evaluation another function than the first one was, and its derivative is then that of a
@@ -6,7 +6,7 @@ network that nobody has evaluated. Nothing else would say so.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,6 +24,12 @@ _CHANGED = (
     "remat: found a block, {block}, that returned something else when it was evaluated again; expected the same "
     "function each time. Draw random numbers from torch's default generators alone (no random, no numpy, no generator= "
     "of your own), and keep what changes from call to call in a buffer, or leave this block out of remat."
+)
+
+_KEPT = (
+    "remat: found a block whose {module} keeps a tensor that has a derivative in its attribute '{name}', as of an "
+    "auxiliary loss; expected that a block returns what has derivatives, since the gradient of anything else would be "
+    "lost. Return it as well, or keep it without one: self.{name} = x.detach()."
 )
 
 _TOLERANCES = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-3, torch.complex64: 2e-3}
@@ -73,6 +79,47 @@ class FirstResults:
         if len(now) != len(self._numbers) or not all(_is_same(*pair) for pair in pairs):
             name = getattr(self._block, "co_name", None) or type(getattr(self._block, "block", self._block)).__name__
             raise ConfigError(_CHANGED.format(block=name))
+
+
+class Attributes:
+    """The tensors that modules keep in attributes of their own, before an evaluation.
+
+    Args:
+        modules: those of a block.
+
+    Example:
+        >>> before = Attributes([nn.Tanh()])
+        >>> before.compare()  # nothing to refuse
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._before = {key: tensor for key, _, tensor in self._kept()}
+
+    def compare(self) -> None:
+        """Raise ConfigError where the evaluation has left one that depends on something."""
+        for key, module, tensor in self._kept():
+            if tensor.grad_fn is not None and tensor is not self._before.get(key):
+                raise ConfigError(_KEPT.format(module=type(module).__name__, name=key[1]))
+
+    def _kept(self) -> Iterator[tuple[tuple[int, str, int], nn.Module, Tensor]]:
+        for module in self._modules:
+            for name, value in module.__dict__.items():
+                if isinstance(value, Tensor | list | tuple | dict) and not _is_of_torch(module, name):
+                    for number, each in enumerate(tree_leaves(value)):
+                        if isinstance(each, Tensor):
+                            yield (id(module), name, number), module, each
+
+
+_OF_MODULES = frozenset([*nn.Module().__dict__, "_flat_weights"])
+
+
+def _is_of_torch(module: nn.Module, name: str) -> bool:
+    """Return whether an attribute has parameters, which are arguments of a call, or what hooks make of them anew.
+
+    The hooks are those of `torch.nn.utils.weight_norm` and `spectral_norm`.
+    """
+    return name in _OF_MODULES or any(f"{name}_{each}" in module._parameters for each in ("orig", "v"))
 
 
 def _can_be_read(results: Sequence[Tensor]) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
+from torch.nn.utils import spectral_norm as old_spectral_norm
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 from torch.utils.checkpoint import checkpoint
 
@@ -200,6 +201,16 @@ def with_own_generator(block: Any, y: Tensor) -> Tensor:
     return y * torch.rand(y.shape, generator=block.generator, dtype=y.dtype)
 
 
+def with_loss_in_attribute(block: Any, y: Tensor) -> Tensor:
+    block.auxiliary = y.square().mean()
+    return y
+
+
+def with_last_seen(block: Any, y: Tensor) -> Tensor:
+    block.seen = [y.detach()]
+    return y
+
+
 def with_hook(block: Any, y: Tensor) -> Tensor:
     z = y * 1
     if z.requires_grad:
@@ -266,6 +277,9 @@ SAME: dict[str, Make] = {
     "gradients by frequency": lambda: Lookup(scale_grad_by_freq=True),
     "a moving mean in a buffer": lambda: Mlp(with_moving_mean, buffer(WIDTH)),
     "a cache in a buffer": lambda: Mlp(with_position_cache, buffer(0)),
+    "the old weight of a hook": lambda: Mlp(prepare=lambda block: old_spectral_norm(block.first)),
+    "a constant in an attribute": lambda: Mlp(with_last_seen),
+    "what it was given": nn.Identity,
     "spectral norm": lambda: Mlp(prepare=lambda block: spectral_norm(block.first)),
     "an orthogonal weight": lambda: Mlp(prepare=lambda block: orthogonal(block.first)),
     "a parametrization, cached": lambda: Mlp(
@@ -283,6 +297,7 @@ REFUSED: dict[str, tuple[Make, str | None, str | None]] = {
     "a generator of its own": (lambda: Mlp(with_own_generator), AGAIN, MODES),
     "random numbers of Python": (lambda: Mlp(lambda block, y: y * random.random()), AGAIN, MODES),
     "random numbers of numpy": (lambda: Mlp(lambda block, y: y * float(numpy.random.rand())), AGAIN, MODES),
+    "an auxiliary loss in an attribute": (lambda: Mlp(with_loss_in_attribute), "attribute 'auxiliary'", None),
     "a dataclass": (Opaque, "returns an Output, which holds tensors", None),
     "an input changed in place": (lambda: Mlp(prepare=relu_first), PLACE, None),
     "weights renormalised in place": (lambda: Lookup(max_norm=1.0), PLACE, PLACE),
