@@ -108,6 +108,11 @@ ALGORITHMS: dict[str, tuple[Callable[[], Built], dict[str, Any]]] = {
     "unrolled": (tiny(Unrolled, optimizer=ADAM, unroll_steps=4), {}),
     "unrolled_within_a_horizon": (tiny(lambda: Unrolled(horizon=2), unroll_steps=5), {}),
     "unrolled_with_kept_graphs": (tiny(lambda: Unrolled(remat=False), unroll_steps=3), {}),
+    # Ticks 13 and 20 are within an unroll.
+    "unrolled_by_forward_mode": (
+        tiny(lambda: Unrolled(product="forward"), optimizer=ADAM, unroll_steps=3, remat=["0", "3"]),
+        {},
+    ),
     "penalty": (tiny(lambda: Penalty(multiplier=5.0, growth=0.5, num_steps=2), unroll_steps=2), {}),
     "saba": (tiny(lambda: SABA(step_size=0.05), shuffle=False, unroll_steps=2), {}),
     "evolution": (tiny(lambda: EvolutionStrategies(num_pairs=2), unroll_steps=2), {}),
