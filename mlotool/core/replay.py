@@ -222,6 +222,7 @@ class LossTraits:
         has_searched_hidden_values: whether it has been searched for values that only finite differences see.
         has_measured_radius: whether its finite differences have been taken at two radii.
         has_compared_forward: whether its products by forward mode have been compared with double backward.
+        num_comparisons: how often they have been.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
         replaces_operators: whether double backward takes other operators in the place of some of the loss.
         lacks_tangents: whether forward mode has been found not to do for it.
@@ -233,6 +234,7 @@ class LossTraits:
         self.has_searched_hidden_values = False
         self.has_measured_radius = False
         self.has_compared_forward = False
+        self.num_comparisons = 0
         self.is_twice_differentiable = False
         self.replaces_operators = False
         self.lacks_tangents = False

@@ -11,7 +11,6 @@ Transformers of 8 and 32 layers (benchmarks/mixflow).
 import logging
 from collections.abc import Sequence
 
-from mlotool.core.errors import ConfigError
 from mlotool.core.tangents import in_dual_level
 from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
 from mlotool.problem.interface import LowerView, Vector
@@ -64,7 +63,8 @@ def chosen_product(setting: str, view: LowerView, theta: Vector, inputs: Vector,
         return "reverse"
     try:
         check_forward_product(view, theta, inputs, tuple(wanted))
-    except ConfigError as error:
+    except Exception as error:
+        # An error of the user's own code comes again by double backward.
         if setting != "auto":
             raise
         traits.lacks_tangents = True

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from mlotool.core.gradient import pulled_back
@@ -209,9 +210,12 @@ class ForwardStepProduct(AbstractStepProduct):
             total = [None if each is None else each / len(record.draws) for each in total]
         if not needs_theta:
             return [None] * count, total
-        # What is zero is so on all ranks.
-        mean = iter(step.view.problem.rank_mean.mean([each for each in total[:count] if each is not None]))
-        return [None if each is None else next(mean) for each in total[:count]], total[count:]
+        ranks = step.view.problem.rank_mean
+        if ranks.is_alone:
+            return total[:count], total[count:]
+        # What is zero on one rank need not be so on another, and all exchange the same tensors.
+        whole = [torch.zeros_like(x) if each is None else each for x, each in zip(record.theta, total, strict=False)]
+        return ranks.mean(whole), total[count:]
 
     def _loss(self, batch: object, points: Vector) -> Tensor:
         count = len(self._step.record.theta)

@@ -64,7 +64,8 @@ class Unrolled(AbstractHypergradient):
             the problem's module are evaluated again (its own `remat`), and "reverse" elsewhere.
         trajectory: what is kept of the steps until they are differentiated: `KeepAll`, `KeepEvery` (parameters and
             optimizer state of every k-th step, gradients of all) or `Binomial` (a few checkpoints, whatever the
-            number of steps). What is not kept is computed again, to the bit.
+            number of steps). What is not kept is computed again, to the bit; by `Binomial` where no forward pass reads
+            buffers that move (spectral_norm).
 
     Raises:
         ConfigError: a setting is out of range, or the problem's optimizer is none of SGD, Adam, AdamW.

@@ -20,10 +20,15 @@ from mlotool import (
     remat,
 )
 from mlotool.core.errors import ConfigError
+from mlotool.core.replay import RandomState
 from mlotool.hypergradient import forward_over_reverse, step_products
 from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct, forward
+from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
+from mlotool.problem.rank_mean import RankMean
+from mlotool.problem.trajectory import StepRecord
+from mlotool.problem.unroll import Unroll
 from tests.live_storage import LiveStorage
 
 INPUTS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -298,3 +303,50 @@ class NoTangent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
         return cotangent
+
+
+def test_a_refused_comparison_is_refused_again() -> None:
+    view, theta, inputs = view_of(
+        lambda theta, inputs: (Doubled.apply(theta[0]) ** 2 * inputs[0]).sum() + theta[1].sum()
+    )
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="differs from that of double"):
+            check_forward_product(view, theta, inputs, (True,))
+
+
+def test_parameters_without_a_gradient_are_compared_again() -> None:
+    """As below a last layer that begins at zero."""
+    gain = torch.zeros(2, dtype=torch.float64)
+
+    def loss(theta: Vector, inputs: Vector) -> Tensor:
+        return (gain * Doubled.apply(theta[0]) ** 2 * inputs[0]).sum() + theta[1].square().sum()
+
+    view, theta, inputs = view_of(loss)
+    check_forward_product(view, theta, inputs, (True,))
+    assert not view.problem.traits.has_compared_forward
+    gain += 1
+    with pytest.raises(ConfigError, match="differs from that of double"):
+        check_forward_product(view, theta, inputs, (True,))
+
+
+def test_numbers_that_are_not_finite_either_way_are_no_disagreement() -> None:
+    view, theta, inputs = view_of(lambda theta, inputs: (theta[0] - theta[0].detach()).sqrt().sum() + theta[1].sum())
+    check_forward_product(view, theta, inputs, (True,))
+
+
+def test_on_ranks_all_exchange_the_same_tensors() -> None:
+    """A parameter that enters linearly on one rank has no tangent there."""
+
+    def other_rank(vector: Any) -> Any:
+        assert len(vector) == 2
+        return [each / 2 for each in vector]
+
+    def loss(theta: Vector, inputs: Vector, batch: Any, lower: Any) -> Tensor:
+        return (theta[0].pow(3) + theta[1]).sum() * inputs[0].sum()
+
+    theta = (torch.tensor([2.0]), torch.tensor([3.0]))
+    view = LowerView(LowerProblem("w", rank_mean=RankMean(other_rank)), theta, lambda *given: loss(*given, None, None))
+    record = StepRecord(theta, ({}, {}), ({}, {}), ((None, RandomState()),), {}, gradient=theta)
+    step = RecordedStep(Unroll((), True, (), loss, *[None] * 5), view, record, [torch.ones(1)], [True])
+    of_theta, _ = ForwardStepProduct(step).pull([torch.ones(1), torch.ones(1)], needs_theta=True)
+    assert [float(each) for each in of_theta] == [6.0, 0.0]

@@ -49,6 +49,8 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     By doubling: product over the last 2, 4, 8, ... entries. Torch's derivative takes the products without an entry that
     is zero for constants in forward mode.
     """
+    if not (x.is_floating_point() or x.is_complex()):
+        return torch.cumprod(x, dim, dtype=dtype)
     found = (x if dtype is None else x.to(dtype)).movedim(dim, 0) if x.dim() else x.reshape(1)
     reach = 1
     while reach < len(found):
