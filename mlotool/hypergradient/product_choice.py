@@ -3,9 +3,9 @@
 | | double backward | forward mode |
 |---|---|---|
 | blocks are evaluated again (`remat` of the problem) | more memory, 1.1 to 1.4 times as long | taken |
-| no blocks | taken | less memory, 1.0 to 1.2 times as long |
+| no blocks | taken | less memory, 1.1 to 1.4 times as long |
 
-Transformers of 8 and 32 layers (benchmarks/mixflow).
+Memory of transformers of 32 layers, times of 8 layers of width 128 (benchmarks/mixflow, benchmarks/README.md).
 """
 
 import logging

