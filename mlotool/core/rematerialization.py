@@ -165,7 +165,7 @@ class _Remat(Function):
         given, of_tangents = cotangents[: len(cotangents) // 2], cotangents[len(cotangents) // 2 :]
         if any(each is not None for each in of_tangents):
             raise RuntimeError(_REVERSE_OVER_FORWARD)
-        wanted = ctx.needs_input_grad[2 : 2 + count]
+        wanted = _wanted(ctx, both[:count])
         pullback = _Pullback(ctx.function, count, wanted, [each is not None for each in given])
         points = joined(both[:count], both[count:])
         found = iter(_evaluate(pullback, [*points, *[each for each in given if each is not None]]))
@@ -259,6 +259,33 @@ class _Pullback:
 
     def _with_cotangent(self, results: Sequence[Tensor | None]) -> list[Tensor]:
         return [y for y, flag in zip(results, self._has_cotangent, strict=True) if flag and y is not None]
+
+
+def _wanted(node: Any, arguments: Sequence[Tensor | None]) -> list[bool]:
+    """Return which arguments of a node want a cotangent from the backward pass at hand.
+
+    What requires a gradient need not be asked for: of the pullback of a block, a cross product wants the cotangent of
+    the cotangents alone, and neither the block's parameters nor its input.
+
+    Args:
+        node: of `_Remat`, whose backward is running.
+        arguments: of its function.
+    """
+    flags: tuple[bool, ...] = node.needs_input_grad[2 : 2 + len(arguments)]
+    if _in_transform():
+        return list(flags)
+    edges = iter(node.next_functions)
+    before = [None if each is None else next(edges)[0] for each in arguments]
+    return [flag and _is_asked_for(each) for flag, each in zip(flags, before, strict=True)]
+
+
+def _is_asked_for(node: Any) -> bool:
+    """Return whether the backward pass at hand leads to a node; a leaf is refused by name where it does."""
+    try:
+        found: bool = torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        return True
+    return found
 
 
 def _constants(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -204,16 +204,19 @@ class ForwardStepProduct(AbstractStepProduct):
         return self._step.unroll.own_loss(points[:count], points[count:], batch, self._step.record.lower_snapshots)
 
 
-def plus(a: Cotangents, b: Cotangents) -> list[Tensor | None]:
-    """Return the sum of cotangents.
+def plus(a: Cotangents, b: Cotangents, factor: float = 1.0) -> list[Tensor | None]:
+    """Return `a + factor b` of cotangents.
 
     Args:
         a: one for each tensor; None is zero.
         b: likewise.
+        factor: of b.
 
     Example:
         >>> import torch
-        >>> plus([torch.ones(1), None], [torch.ones(1), None])
-        [tensor([2.]), None]
+        >>> plus([torch.ones(1), None], [torch.ones(1), None], 2.0)
+        [tensor([3.]), None]
     """
+    if factor != 1.0:
+        b = [None if y is None else factor * y for y in b]
     return [y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)]

@@ -70,25 +70,33 @@ class ReversePass:
         """Whether the cotangents go on through what the unroll starts from."""
         return self.unroll.start is not None and self.is_whole
 
-    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the cotangents of the wanted inputs."""
+    def first_order(
+        self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: list[Tensor]
+    ) -> list[Tensor]:
+        """Return the cotangents of the wanted inputs; the list of the given ones is emptied, so that they need not live
+        as long as the pass.
+        """
         total: list[Tensor | None] = [None for flag in wanted if flag]
-        adjoint: Sequence[Tensor] = cotangent
-        of_state: Sequence[dict[str, Tensor]] = [{} for _ in cotangent]
+        adjoint = [*cotangent]
+        cotangent.clear()
+        of_state: list[dict[str, Tensor]] = [{} for _ in adjoint]
         numbers = range(len(self.unroll.records) - 1, self.first - 1, -1)
         for number, record in zip(numbers, self.steps.backwards(self.first), strict=True):
             product = self.product(RecordedStep(self.unroll, self.view, record, inputs, wanted))
             found, of_settings = self._through_update(record, product.gradient, inputs, wanted, adjoint, of_state)
-            adjoint, of_state, vector = found.theta, found.state, found.gradient
+            adjoint, vector, factor = found.theta, found.gradient, found.factor
+            # Nothing leads on from the state at the first step.
+            of_state = found.state if number > self.first else []
             total = plus(total, of_settings)
             # Nothing is held twice while the products are taken, where memory is at its peak.
             del found, of_settings
             needs_theta = number > self.first or self.reaches_start
             of_theta, of_inputs = product.pull(vector, needs_theta=needs_theta)
+            total = plus(total, of_inputs, factor)
+            del product, vector, of_inputs
             if needs_theta:
-                adjoint = [x if each is None else x + each for x, each in zip(adjoint, of_theta, strict=True)]
-            total = plus(total, of_inputs)
-            del product, of_theta, of_inputs
+                _add_to(adjoint, [*of_theta], factor)
+            del of_theta
         if self.reaches_start:
             assert self.unroll.start is not None
             points = leaves(inputs, tuple(wanted))
@@ -122,10 +130,12 @@ class ReversePass:
         mean: Cotangents,
         inputs: Vector,
         wanted: Sequence[bool],
-        adjoint: Sequence[Tensor],
-        of_state: Sequence[dict[str, Tensor]],
+        adjoint: list[Tensor],
+        of_state: list[dict[str, Tensor]],
     ) -> tuple[StepCotangents, Cotangents]:
-        """Return the cotangents of what an update starts from, and of the inputs that shape its settings."""
+        """Return the cotangents of what an update starts from, and of the inputs that shape its settings; both lists
+        are taken over.
+        """
         if self.unroll.step_pullback is not None:
             found = self.unroll.step_pullback(
                 record.theta, mean, record.state, record.hyperparameters, adjoint, of_state
@@ -156,6 +166,14 @@ class ReversePass:
             [{key: next(whole) for key in each if key != COUNTER} for each in state],
         )
         return step, pulled[len(own) :]
+
+
+def _add_to(adjoint: list[Tensor], found: list[Tensor | None], factor: float) -> None:
+    """Add to an adjoint, parameter by parameter, so that only one of them is held twice."""
+    for position in range(len(adjoint)):
+        each, found[position] = found[position], None
+        if each is not None:
+            adjoint[position] = torch.add(adjoint[position], each, alpha=factor)
 
 
 def _chosen(tensors: Vector, flags: Sequence[bool]) -> list[Tensor]:

@@ -160,8 +160,8 @@ class OptimizerStep:
         gradient: Sequence[Tensor | None],
         state: Sequence[State],
         hyperparameters: Sequence[Hyperparameters],
-        cotangent: Sequence[Tensor],
-        of_state: Sequence[dict[str, Tensor]] | None = None,
+        cotangent: list[Tensor],
+        of_state: list[dict[str, Tensor]] | None = None,
     ) -> StepCotangents:
         """Return the derivative of a pure step, transposed, times cotangents of what it returns.
 

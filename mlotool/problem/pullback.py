@@ -16,7 +16,9 @@ class Pullback(Protocol):
     outputs: tuple[Tensor, ...]
     """The values of theta*_l."""
 
-    def first_order(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
+    def first_order(
+        self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: list[Tensor]
+    ) -> list[Tensor]:
         """Return the cotangents of the wanted inputs, without a graph.
 
         Args:
@@ -24,7 +26,8 @@ class Pullback(Protocol):
             inputs: what it depends on.
             wanted: which of the inputs want a cotangent.
             cotangent: of theta*_l, one tensor a parameter; the same on all ranks. What is returned is added to a
-                gradient that is averaged over them as a whole: it may be this rank's part, or the mean already.
+                gradient that is averaged over them as a whole: it may be this rank's part, or the mean already. The
+                list is the pullback's own: it may empty it, so that what it no longer needs is freed.
         """
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:

@@ -55,8 +55,8 @@ class Unroll:
                 Sequence[Tensor | None],
                 Sequence[State],
                 Sequence[Hyperparameters],
-                Vector,
-                Sequence[dict[str, Tensor]],
+                list[Tensor],
+                list[dict[str, Tensor]],
             ],
             StepCotangents,
         ]

@@ -1,12 +1,13 @@
 """The derivative of a pure optimizer step, transposed: cotangents of its results in, of its arguments out.
 
 A step acts on each number by itself, so its Jacobian is diagonal, and what autograd would find through the graph of
-`mlotool.problem.update` is a handful of products. Here they are written down, for all parameters of a group at once.
+`mlotool.problem.update` is a handful of products. Here they are written down, for many parameters of a group at once.
 Clipping, which mixes the numbers, and hyperparameters that are tensors are left to autograd.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from mlotool.problem.update import Hyperparameters, State, Update, adam, adamw, 
 
 COUNTER = "step"
 """The entry of an optimizer's state that counts its steps; nothing is differentiated with respect to it."""
+
+SMALLEST_CHUNK, MOST_CHUNKS = 2**16, 16
+"""Adam's derivative holds 16 tensors beside each parameter, so it takes a sixteenth of a large model at once: then they
+take the memory of one more vector. What is smaller than the first number is taken whole, since each call has a cost."""
 
 Clip = Callable[[Sequence[Tensor | None]], tuple[Sequence[Tensor | None], Tensor | None]]
 """`gradient -> (gradient within its norm, norm)`."""
@@ -51,13 +56,16 @@ class StepCotangents:
 
     Args:
         theta: one tensor a parameter.
-        gradient: likewise; None of a parameter that is left alone.
+        gradient: likewise, before it is multiplied by `factor`; None of a parameter that is left alone.
         state: one mapping a parameter, without the counter.
+        factor: of all of `gradient`. So a plain SGD step needs no vector beside `theta`: its cotangents of the gradient
+            are `-lr` times those.
     """
 
     theta: list[Tensor]
     gradient: list[Tensor | None]
     state: list[dict[str, Tensor]]
+    factor: float = 1.0
 
 
 @dataclass
@@ -73,9 +81,12 @@ class _Part:
 
 
 def pull_back(
-    step: StepArguments, cotangent: Sequence[Tensor], of_state: Sequence[dict[str, Tensor]] | None = None
+    step: StepArguments, cotangent: list[Tensor], of_state: list[dict[str, Tensor]] | None = None
 ) -> StepCotangents:
     """Return `(d (theta', state') / d (theta, gradient, state))^T` times cotangents.
+
+    The two lists are taken over: what is found for a parameter takes the place of what was given, so that no vector is
+    held twice.
 
     Args:
         step: the step.
@@ -85,14 +96,12 @@ def pull_back(
     Example:
         >>> hyperparameters = dict(torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults)
         >>> step = StepArguments(sgd, [torch.ones(2)], [torch.ones(2)], [{}], [hyperparameters])
-        >>> pull_back(step, [torch.ones(2)]).gradient
-        [tensor([-0.1000, -0.1000])]
+        >>> found = pull_back(step, [torch.ones(2)])
+        >>> found.factor, found.gradient
+        (-0.1, [tensor([1., 1.])])
     """
-    given = [{} for _ in cotangent] if of_state is None else list(of_state)
-    # A parameter without a gradient passes through, with its state.
-    found = StepCotangents(
-        list(cotangent), [None] * len(cotangent), [_held(*each) for each in zip(step.state, given, strict=True)]
-    )
+    given = [{} for _ in cotangent] if of_state is None else of_state
+    found = StepCotangents(cotangent, [None] * len(cotangent), given)
     gradient, unclipped = step.gradient, list[Tensor]()
     if step.clip is not None:
         with torch.enable_grad():
@@ -101,28 +110,75 @@ def pull_back(
             gradient = step.clip(leaves)[0]
     groups: dict[_Key, list[int]] = {}
     for position, slope in enumerate(gradient):
-        if slope is not None:
-            key = _key(step.update, step.hyperparameters[position], step.state[position])
-            # Tensors are not compared: each parameter has those of its own.
-            groups.setdefault((position,) if key is None else key, []).append(position)
-    for key, positions in groups.items():
-        part = _Part(
-            [step.theta[each] for each in positions],
-            [_present(gradient[each]).detach() for each in positions],
-            [step.state[each] for each in positions],
-            step.hyperparameters[positions[0]],
-            [cotangent[each] for each in positions],
-            [given[each] for each in positions],
-        )
-        is_closed = len(key) > 1 and step.update in _CLOSED
-        pulled = _CLOSED[step.update](part) if is_closed else _by_autograd(step.update, part)
-        for position, point, slope, state in zip(positions, pulled.theta, pulled.gradient, pulled.state, strict=True):
-            found.theta[position], found.gradient[position], found.state[position] = point, slope, state
+        if slope is None:
+            # A parameter without a gradient passes through, with its state.
+            given[position] = _held(step.state[position], given[position])
+            continue
+        key = _key(step.update, step.hyperparameters[position], step.state[position])
+        # Tensors are not compared: each parameter has those of its own.
+        groups.setdefault((position,) if key is None else key, []).append(position)
+    rate = _plain_rate(step.update, groups, step.hyperparameters)
+    if rate is not None:
+        found.gradient = [None if slope is None else each for slope, each in zip(gradient, cotangent, strict=True)]
+        found.factor = -rate
+    else:
+        for key, positions in groups.items():
+            closed = _CLOSED.get(step.update) if len(key) > 1 else None
+            for chunk in _chunks(step.theta, positions):
+                _pull_back_part(closed or partial(_by_autograd, step.update), step, gradient, chunk, found)
     if step.clip is not None and unclipped:
         clipped = [each for each in gradient if each is not None]
         slopes = iter(pulled_back(clipped, unclipped, [each for each in found.gradient if each is not None]))
         found.gradient = [None if each is None else next(slopes) for each in found.gradient]
     return found
+
+
+def _plain_rate(
+    update: Update, groups: Mapping[_Key, Sequence[int]], hyperparameters: Sequence[Hyperparameters]
+) -> float | None:
+    """Return lr where all steps are `theta - lr gradient`, with one lr; else None."""
+    if update is not sgd or len(groups) != 1:
+        return None
+    [(key, positions)] = groups.items()
+    shared = hyperparameters[positions[0]]
+    if len(key) == 1 or shared["momentum"] != 0 or shared["weight_decay"] != 0:
+        return None
+    return -float(shared["lr"]) if shared["maximize"] else float(shared["lr"])
+
+
+def _chunks(theta: Sequence[Tensor], positions: Sequence[int]) -> Iterator[list[int]]:
+    """Yield parameters that are taken at once."""
+    most = max(SMALLEST_CHUNK, sum(theta[each].numel() for each in positions) // MOST_CHUNKS)
+    chunk, size = list[int](), 0
+    for position in positions:
+        count = theta[position].numel()
+        if chunk and size + count > most:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(position)
+        size += count
+    yield chunk
+
+
+def _pull_back_part(
+    closed: "Callable[[_Part], StepCotangents]",
+    step: StepArguments,
+    gradient: Sequence[Tensor | None],
+    positions: Sequence[int],
+    found: StepCotangents,
+) -> None:
+    """Put the cotangents of some parameters in the places of those of the step's results."""
+    part = _Part(
+        [step.theta[each] for each in positions],
+        [_present(gradient[each]).detach() for each in positions],
+        [step.state[each] for each in positions],
+        step.hyperparameters[positions[0]],
+        [found.theta[each] for each in positions],
+        [found.state[each] for each in positions],
+    )
+    pulled = closed(part)
+    for position, point, slope, state in zip(positions, pulled.theta, pulled.gradient, pulled.state, strict=True):
+        found.theta[position], found.gradient[position], found.state[position] = point, slope, state
 
 
 def _held(state: State, cotangents: dict[str, Tensor]) -> dict[str, Tensor]:

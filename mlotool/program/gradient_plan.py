@@ -142,6 +142,7 @@ class GradientPlan:
             end = begin + len(each.leaves)
             cotangents[each.step.solution.number] = found[begin:end]
             begin = end
+        del found
         with Recording(False):
             for each in reversed(taken):
                 self._pull_back(each, cotangents)
@@ -149,18 +150,24 @@ class GradientPlan:
 
     def _pull_back(self, taken: _Taken, cotangents: dict[int, Gradient]) -> None:
         step = taken.step
-        cotangent = cotangents[step.solution.number]
-        if not step.targets or all(each is None for each in cotangent):
+        cotangent = self._cotangent(taken, cotangents)
+        if cotangent is None:
             return
-        theta = taken.pullback.outputs
-        whole = [torch.zeros_like(x) if v is None else v for x, v in zip(theta, cotangent, strict=True)]
-        found = taken.pullback.first_order(theta, taken.inputs, step.wanted, self._engine.rank_mean.mean(whole))
+        found = taken.pullback.first_order(taken.pullback.outputs, taken.inputs, step.wanted, cotangent)
         begin = 0
         for number, count in step.targets:
             before = cotangents[number]
             parts = found[begin : begin + count]
             cotangents[number] = [b if a is None else a + b for a, b in zip(before, parts, strict=True)]
             begin += count
+
+    def _cotangent(self, taken: _Taken, cotangents: dict[int, Gradient]) -> list[Tensor] | None:
+        """Take the cotangent of a solution, which nothing reads after its pullback, out of the others."""
+        found = cotangents.pop(taken.step.solution.number)
+        if not taken.step.targets or all(each is None for each in found):
+            return None
+        pairs = zip(taken.pullback.outputs, found, strict=True)
+        return self._engine.rank_mean.mean([torch.zeros_like(x) if v is None else v for x, v in pairs])
 
 
 def _leaves(problem: Problem, constants: Tensors | None) -> Tensors:

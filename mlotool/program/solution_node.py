@@ -85,7 +85,7 @@ class Solution(torch.autograd.Function):
             elif torch.is_grad_enabled():
                 found = node.pullback.differentiable(theta, inputs, wanted, node.ranks.mean(cotangent))
             else:
-                found = node.pullback.first_order(theta, inputs, wanted, node.ranks.mean(cotangent))
+                found = node.pullback.first_order(theta, inputs, wanted, [*node.ranks.mean(cotangent)])
         values = iter(found)
         return (None, *(next(values) if flag else None for flag in wanted))
 

@@ -246,8 +246,8 @@ class SolutionPlan:
         given = learned_hyperparameters(
             lower, self._engine, lower.optimizer_step.hyperparameters(), self._engine.nothing()
         )
-        found = lower.optimizer_step.pull_back(theta, gradient, state, given, cotangent).gradient
-        return [each for each in found if each is not None]
+        found = lower.optimizer_step.pull_back(theta, gradient, state, given, [*cotangent])
+        return [found.factor * each for each in found.gradient if each is not None]
 
     def _unroll(self, snapshot: LowerSnapshot | None, moment: Moment) -> Unroll:
         lower, engine = self.problem, self._engine

@@ -73,9 +73,10 @@ def by_autograd(
 
 def check(step: StepArguments, cotangent: Sequence[Tensor], of_state: list[dict[str, Tensor]]) -> None:
     theta, gradient, state = by_autograd(step, cotangent, of_state)
-    found = pull_back(step, cotangent, of_state)
+    found = pull_back(step, [*cotangent], of_state)
     torch.testing.assert_close(found.theta, theta, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close([x for x in found.gradient if x is not None], gradient, rtol=1e-12, atol=1e-12)
+    slopes = [found.factor * x for x in found.gradient if x is not None]
+    torch.testing.assert_close(slopes, gradient, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.state, state, rtol=1e-12, atol=1e-12)
 
 
@@ -99,6 +100,28 @@ def test_every_setting(monkeypatch: pytest.MonkeyPatch, update: Update, settings
     step = StepArguments(update, vectors(0), vectors(10), state_of(update, settings, number, 20), [settings] * 3)
     check(step, vectors(30), [{} for _ in SHAPES])
     check(step, vectors(30), of_new_state(step))
+
+
+@pytest.mark.parametrize("most_chunks", [1, 2, 16])
+@pytest.mark.parametrize(("update", "settings"), [(sgd, SGD_SETTINGS[-1]), (adam, ADAM_SETTINGS[2])])
+def test_a_large_model_is_taken_in_parts(
+    monkeypatch: pytest.MonkeyPatch, update: Update, settings: dict[str, Any], most_chunks: int
+) -> None:
+    taken = []
+    closed = update_derivative._CLOSED[update]
+    monkeypatch.setitem(update_derivative._CLOSED, update, lambda part: taken.append(len(part.theta)) or closed(part))
+    monkeypatch.setattr(update_derivative, "SMALLEST_CHUNK", 1)
+    monkeypatch.setattr(update_derivative, "MOST_CHUNKS", most_chunks)
+    step = StepArguments(update, vectors(0), vectors(10), state_of(update, settings, 3, 20), [settings] * 3)
+    check(step, vectors(30), of_new_state(step))
+    assert len(taken) == {1: 1, 2: 2, 16: 3}[most_chunks]
+
+
+def test_what_is_given_is_not_written_into() -> None:
+    given, settings = vectors(30), ADAM_SETTINGS[0]
+    step = StepArguments(adam, vectors(0), vectors(10), state_of(adam, settings, 3, 20), [settings] * 3)
+    pull_back(step, [*given], of_new_state(step))
+    torch.testing.assert_close(given, vectors(30), rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("number", [0, 3])

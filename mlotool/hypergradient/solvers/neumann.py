@@ -63,10 +63,17 @@ class Neumann(AbstractSolver):
     ) -> SolveResult:
         """Return the truncated series."""
         # The terms themselves, not Horner's scheme: the last one tells whether they shrink.
-        total, before, term = list(vector), list(vector), list(vector)
+        # A product has the fewest vectors beside it: its own term, and the sum of those before that one.
+        earlier: Vector | None = None
+        before = term = vector
         for _ in range(1, self.num_terms):
-            before, term = term, add(term, matvec(term), -self.step_size)
-            total = add(total, term)
+            before = term
+            product = matvec(term)
+            earlier = term if earlier is None else add(earlier, term)
+            term = add(term, product, -self.step_size)
+            del product
+        total = term if earlier is None else add(earlier, term)
+        del earlier
         num_tasks = tasks_of(view)
         progress = Progress(num_tasks, Status.FIXED)
         if self.num_terms == 1:
