@@ -17,6 +17,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import tree_leaves
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.fingerprint import fingerprint, tolerance
 from mlotool.core.tangents import apart
 from mlotool.core.tracing import is_tracing
 
@@ -31,10 +32,6 @@ _KEPT = (
     "auxiliary loss; expected that a block returns what has derivatives, since the gradient of anything else would be "
     "lost. Return it as well, or keep it without one: self.{name} = x.detach()."
 )
-
-_TOLERANCES = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-3, torch.complex64: 2e-3}
-_TOLERANCE_IN_SHORT = 3e-2
-"""Of bf16 and fp16; above what kernels differ by that add up in any order."""
 
 _calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
 """By block; the first call of one, the second, the fourth and so on are looked at, since some blocks change later."""
@@ -127,22 +124,13 @@ def _can_be_read(results: Sequence[Tensor]) -> bool:
 
 
 def _numbers(results: Sequence[Tensor]) -> list[Tensor]:
-    """Return for each tensor its inner product with a fixed one, and its norm."""
-    found = []
-    for each in apart(results)[0]:
-        with torch.no_grad():
-            flat = torch.view_as_real(each.resolve_conj()) if each.is_complex() else each
-            flat = flat.detach().reshape(-1).double().nan_to_num(0.0, 0.0, 0.0)
-            ramp = torch.linspace(0.5, 1.5, flat.numel(), dtype=flat.dtype, device=flat.device)
-            found.append(torch.stack([flat @ ramp, flat.norm()]))
-    return found
+    """Return the fingerprint of each tensor."""
+    return [fingerprint(each) for each in apart(results)[0]]
 
 
 def _is_same(before: Tensor, now: Tensor, result: Tensor) -> bool:
-    is_real = result.is_floating_point() or result.is_complex()
-    tolerance = _TOLERANCES.get(result.dtype, _TOLERANCE_IN_SHORT) if is_real else 1e-9
     # What has overflowed is no sign of anything.
-    return not bool(((before - now).abs() > tolerance * torch.maximum(before[1], now[1])).any())
+    return not bool(((before - now).abs() > tolerance(result.dtype) * torch.maximum(before[1], now[1])).any())
 
 
 def holds_tensors(value: Any) -> bool:

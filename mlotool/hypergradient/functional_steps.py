@@ -79,7 +79,7 @@ def step_gradients(
 ) -> list[Tensor | None]:
     """Return the gradient of a step, the mean over its batches and over ranks, as are all derivatives of it.
 
-    It is that of the step: its random numbers are drawn again.
+    It is that of the step: its random numbers are drawn again, and buffers are as they were.
 
     A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
 
@@ -96,8 +96,8 @@ def step_gradients(
     ranks, found = view.problem.rank_mean, []
     with torch.enable_grad():
         at = ranks.shared(theta) if create_graph else theta
-        for batch, random in record.draws:
-            with random.replayed():
+        for batch, as_then in record.evaluations(view.problem.module):
+            with as_then:
                 found.append(
                     batch_gradient(view, unroll, batch, record.lower_snapshots, at, inputs, create_graph=create_graph)
                 )

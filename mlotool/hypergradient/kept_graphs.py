@@ -2,9 +2,9 @@
 
 They are kept where they fit into a budget, and where a comparison shows no difference in any bit. Two things make one.
 Some functions of torch (SiLU, GroupNorm) have one backward for gradients with a graph and another one without, which
-differ in the last bits. And a kept graph has the buffers of its own step, but a step that is computed again, as all of
-an open unroll are after a resume, has today's: where a forward pass reads buffers that move (spectral_norm), the
-gradients are others.
+differ in the last bits. And a kept graph has all buffers of its own step, but a step that is computed again, as all of
+an open unroll are after a resume, only those of the problem's module that moved in steps before it: of others, such as
+those of another problem's module, it has today's.
 """
 
 import logging
@@ -87,8 +87,7 @@ def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
         fits, why = count * size <= budget and is_exact, _figures(count, count * size, budget)
         if not is_exact:
             why = "their gradient is rounded otherwise with a graph, or depends on buffers; remat=false keeps it anyway"
-    # A mean of flags: where it is not zero, some rank cannot keep its graphs, and all decide alike.
-    is_kept = not bool(ranks.mean([torch.tensor(float(not fits), device=view.theta[0].device)])[0] > 0)
+    is_kept = not ranks.any([not fits], view.theta[0].device)[0]
     if fits and not is_kept:
         why += " on this rank, but not on all"
     what = "keeps the graphs of its steps" if is_kept else "computes its steps again in the backward pass"
@@ -190,8 +189,8 @@ def _gradients(
 ) -> list[Tensor | None]:
     """Return the gradients on all batches of a step, one after the other."""
     found: list[Tensor | None] = []
-    for batch, random in record.draws:
-        with random.replayed():
+    for batch, as_then in record.evaluations(view.problem.module):
+        with as_then:
             found += batch_gradient(
                 view, unroll, batch, record.lower_snapshots, theta, points, create_graph=create_graph
             )

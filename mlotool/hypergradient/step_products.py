@@ -47,10 +47,22 @@ class RecordedStep:
 
     def gradient(self) -> list[Tensor | None]:
         """Return the mean gradient over batches and ranks, one tensor a parameter, without a graph."""
-        if self.record.gradient is not None:
-            return list(self.record.gradient)
-        theta = leaves(self.record.theta)
-        return step_gradients(self.unroll, self.record, theta, self.inputs, self.view, create_graph=False)
+        return self.gradient_again() if self.record.gradient is None else list(self.record.gradient)
+
+    def gradient_again(self) -> list[Tensor | None]:
+        """Return the same, computed again."""
+        return self.mean_gradient(leaves(self.record.theta), self.inputs, create_graph=False)
+
+    def mean_gradient(self, theta: Vector, inputs: Vector, *, create_graph: bool) -> list[Tensor | None]:
+        """Return the gradient as a function of tensors that have the values of the step.
+
+        Raises:
+            ConfigError: it is not the gradient that was taken, where that is known.
+        """
+        found = step_gradients(self.unroll, self.record, theta, inputs, self.view, create_graph=create_graph)
+        if self.record.taken is not None:
+            self.record.taken.compare(found, self.view.problem.name, self.view.problem.precision)
+        return found
 
 
 class AbstractStepProduct(ABC):
@@ -129,7 +141,7 @@ class ReverseStepProduct(AbstractStepProduct):
         self._is_kept = record.graph is not None
         if record.graph is None:
             self._theta, points = leaves(record.theta), leaves(step.inputs, tuple(step.wanted))
-            self._mean = step_gradients(step.unroll, record, self._theta, points, step.view, create_graph=True)
+            self._mean = step.mean_gradient(self._theta, points, create_graph=True)
         else:
             self._theta, self._mean, points = record.graph.theta, record.graph.mean, record.graph.inputs
         self._sources = [point for point, flag in zip(points, step.wanted, strict=True) if flag]
@@ -169,7 +181,8 @@ class ForwardStepProduct(AbstractStepProduct):
     """
 
     def __init__(self, step: RecordedStep) -> None:
-        self.gradient = step.gradient()
+        # The values of what is differentiated here go unseen.
+        self.gradient = step.gradient() if step.record.taken is None else step.gradient_again()
         self._step = step
 
     def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:
@@ -177,8 +190,8 @@ class ForwardStepProduct(AbstractStepProduct):
         step, record = self._step, self._step.record
         count = len(record.theta)
         total: Cotangents = [None] * (sum(step.wanted) + (count if needs_theta else 0))
-        for batch, random in record.draws:
-            with random.replayed():
+        for batch, as_then in record.evaluations(step.view.problem.module):
+            with as_then:
                 found = moving_gradient(
                     partial(self._loss, batch),
                     [*record.theta, *step.inputs],

@@ -1,12 +1,12 @@
 """Going back over the recorded steps of an unroll, of which some have no parameters: those are taken again."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from mlotool.core.replay import RandomState
 from mlotool.hypergradient.step_products import RecordedStep
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.step_store import AbstractStepStore, middle
@@ -61,16 +61,19 @@ class StoredSteps:
         begin = max(each for each in range(number + 1) if self._records[each].is_checkpoint)
         return self._whole(number, self._forward(begin, number, self._kept(begin)))
 
-    def last(self) -> tuple[LowerView, RandomState]:
-        """Return the problem as the last step saw it, on one of its batches, with the random state of that."""
+    def last(self) -> tuple[LowerView, AbstractContextManager[None]]:
+        """Return the problem as the last step saw it, on one of its batches, with what that depends on as it was."""
         record = self.at(len(self._records) - 1)
-        batch, random = record.draws[0]
+        if record.taken is not None:
+            # A loss that is another function each time would be told of its tangents.
+            self._step(record).gradient_again()
+        batch, as_then = next(record.evaluations(self._view.problem.module))
         own_loss = self._unroll.own_loss
 
         def loss(theta: Vector, inputs: Vector) -> Tensor:
             return own_loss(theta, inputs, batch, record.lower_snapshots)
 
-        return replace(self._view, theta=record.theta, own_loss=loss), random
+        return replace(self._view, theta=record.theta, own_loss=loss), as_then
 
     def _between(self, begin: int, end: int, point: Point, free: int, first: int) -> Iterator[StepRecord]:
         """Yield the steps of a part from its last one, with `free` checkpoints beside that at its beginning."""
@@ -91,12 +94,14 @@ class StoredSteps:
         """Return parameters and state after the steps from `begin` up to `end`, which are taken again."""
         for number in range(begin, end):
             record = self._whole(number, point)
-            step = RecordedStep(self._unroll, self._view, record, self._inputs, [False] * len(self._inputs))
-            gradient = step.gradient()
+            gradient = self._step(record).gradient()
             assert self._unroll.replay is not None
             with torch.no_grad():
                 point = self._unroll.replay(record.theta, gradient, record.state, record.hyperparameters, self._inputs)
         return point
+
+    def _step(self, record: StepRecord) -> RecordedStep:
+        return RecordedStep(self._unroll, self._view, record, self._inputs, [False] * len(self._inputs))
 
     def _kept(self, number: int) -> Point:
         record = self._on_device(self._records[number])

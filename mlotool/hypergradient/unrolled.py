@@ -38,23 +38,24 @@ class Unrolled(AbstractHypergradient):
     The steps are those that the problem took since a problem above it stepped last, on their own batches, random
     numbers, learning rates and optimizer state. The graph of each step's gradient is kept until the backward pass, or
     the gradient is computed again there (remat), which takes 1.6 to 2 times as long: the memory is then that of one
-    step, and the parameters and optimizer state of all. Both ways are the same function, up to rounding, where no
-    forward pass reads buffers that move (spectral_norm): a kept graph has those of its step, a step that is computed
-    again today's. An upper problem can shape the steps through the loss, through their start (`reset_to`) and through
-    the optimizer's hyperparameters (`optimizer.lr`). Solutions that the steps read are taken as they were at each of
-    them, and gradients go on through them; then every step is computed again, and the memory is also that of what those
-    solutions need (all of their steps, if unrolled).
+    step, and the parameters and optimizer state of all. Both ways are the same function, up to rounding; a step that is
+    computed again has the buffers of its module as they were. In the first unroll, the second, the fourth and so on its
+    gradient is compared with the one that was taken, which finds losses that are no functions. An upper problem can
+    shape the steps through the loss, through their start (`reset_to`) and through the optimizer's hyperparameters
+    (`optimizer.lr`). Solutions that the steps read are taken as they were at each of them, and gradients go on through
+    them; then every step is computed again, and the memory is also that of what those solutions need (all of their
+    steps, if unrolled).
 
     Args:
         horizon: how many of the last steps are differentiated (truncation); None takes all.
         remat: compute each step's gradient again in the backward pass; false keeps its graph from the step itself,
             which saves a gradient a step and holds the activations of all steps. "auto" keeps graphs where they fit
-            into `graph_budget` and a comparison shows no difference in any bit: the first pullback measures the
-            largest graph of a recorded step, times the number of steps, compares its gradient with one without a graph
-            and at other buffers (so SiLU, GroupNorm, spectral_norm and BatchNorm in eval mode are computed again), and
-            logs which way it chose. Batches are assumed to become no larger afterwards. The choice is kept in
-            checkpoints. Steps before it, steps that read solutions, simulated ones and those of a trace keep no graph;
-            where steps are traced, nothing is chosen.
+            into `graph_budget` and a comparison shows no difference in any bit: the first pullback measures the largest
+            graph of a recorded step, times the number of steps, compares its gradient with one without a graph and at
+            other buffers, where these have not moved (so SiLU, GroupNorm and BatchNorm in eval mode are computed
+            again), and logs which way it chose. Batches are assumed to become no larger afterwards. The choice is kept
+            in checkpoints. Steps before it, steps that read solutions, simulated ones and those of a trace keep no
+            graph; where steps are traced, nothing is chosen.
         graph_budget: bytes for the graphs of one problem's steps, with `remat: auto`.
         second_order: false takes gradients for constants (first-order MAML, Reptile's relative): what is left are the
             paths through the start, the momentum and the hyperparameters.
@@ -64,11 +65,11 @@ class Unrolled(AbstractHypergradient):
             the problem's module are evaluated again (its own `remat`), and "reverse" elsewhere.
         trajectory: what is kept of the steps until they are differentiated: `KeepAll`, `KeepEvery` (parameters and
             optimizer state of every k-th step, gradients of all) or `Binomial` (a few checkpoints, whatever the
-            number of steps). What is not kept is computed again, to the bit; by `Binomial` where no forward pass reads
-            buffers that move (spectral_norm).
+            number of steps). What is not kept is computed again, to the bit.
 
     Raises:
-        ConfigError: a setting is out of range, or the problem's optimizer is none of SGD, Adam, AdamW.
+        ConfigError: a setting is out of range, the problem's optimizer is none of SGD, Adam, AdamW, or a step that is
+            computed again has another gradient than it had.
 
     Cost: a gradient (none without remat) and a Hessian-vector product a step; `horizon` copies of parameters and
     optimizer state.
@@ -121,9 +122,9 @@ class Unrolled(AbstractHypergradient):
         """Return whether the graph of the next step is kept."""
         return self.keeps_graphs or (self.remat == "auto" and state.keeps_graphs is True)
 
-    def saves_gradients(self, has_blocks: bool) -> bool:
+    def saves_gradients(self, prefers_forward: bool) -> bool:
         """Return whether the gradient of a step is kept: forward mode gives it after the step's own derivative."""
-        is_forward = takes_forward(self._setting, has_blocks, is_nested=False)
+        is_forward = takes_forward(self._setting, prefers_forward, is_nested=False)
         return (is_forward and self.trajectory.is_whole) or self.trajectory.saves_gradients
 
     @property
@@ -148,7 +149,9 @@ class Unrolled(AbstractHypergradient):
             return Connected(_connected(self, unroll, inputs, view))
         else:
             still = [each.detach() for each in inputs]
-            keeps_gradients = self.saves_gradients(view.problem.has_blocks)
+            problem = view.problem
+            prefers_forward = problem.has_blocks and not problem.is_nested and not problem.traits.lacks_tangents
+            keeps_gradients = self.saves_gradients(prefers_forward)
             records, theta, _ = simulate(unroll, still, view, keeps_gradients=keeps_gradients)
         taken = replace(unroll, records=records)
         first = 0 if self.horizon is None else max(0, len(records) - self.horizon)
@@ -169,8 +172,8 @@ class Unrolled(AbstractHypergradient):
         if view.problem.traits.has_compared_forward or in_dual_level():
             kind = chosen_product(self._setting, view, view.theta, inputs, ())
         else:
-            there, random = steps.last()
-            with random.replayed():
+            there, as_then = steps.last()
+            with as_then:
                 kind = chosen_product(self._setting, there, there.theta, inputs, [True] * len(inputs))
         return ForwardStepProduct if kind == "forward" else ReverseStepProduct
 

@@ -314,8 +314,8 @@ class AbstractHypergradient(ABC):
         """Return whether the graph of the next recorded step is kept. Argument as for `state_dict`."""
         return self.keeps_graphs
 
-    def saves_gradients(self, has_blocks: bool) -> bool:
-        """Return whether the gradients of recorded steps are kept, of a problem with or without blocks of `remat`."""
+    def saves_gradients(self, prefers_forward: bool) -> bool:
+        """Return whether the gradients of recorded steps are kept, where `product: auto` is forward mode or not."""
         return False
 
     def check_problem(self, problem: str, num_tasks: int | None) -> None:

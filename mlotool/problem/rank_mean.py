@@ -65,6 +65,21 @@ class RankMean:
         """
         return list(vector) if self.is_alone else _mean(self.reduce, vector)
 
+    def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
+        """Return which flags are set on any rank, so that all decide alike.
+
+        Args:
+            flags: as many on all ranks.
+            device: of the tensors that are exchanged.
+
+        Example:
+            >>> RankMean().any([True, False], torch.device("cpu"))
+            [True, False]
+        """
+        if self.is_alone:
+            return list(flags)
+        return (self.reduce([torch.tensor(flags, dtype=torch.float32, device=device)])[0] > 0).tolist()
+
     def value(self, function: Callable[..., Tensor], *vectors: Sequence[Tensor]) -> Tensor:
         """Return the mean over ranks of a loss, of which all derivatives are means over ranks too.
 

@@ -2,15 +2,18 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlotool.core.replay import RandomState
+from mlotool.problem.moving_buffers import Buffers, buffers_in_place
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.stream import Stream
+from mlotool.problem.taken_gradient import TakenGradient
 from mlotool.problem.update import Hyperparameters, State
 
 Streams = Mapping[str, Stream | SameBatch | None]
@@ -91,6 +94,8 @@ class StepRecord:
         lower_snapshots: the lower problems that it read, as they were.
         graph: of its gradient, where that is kept.
         gradient: over batches and ranks, before it is clipped, where that is kept; None of an unused parameter.
+        buffers: of the problem's module before each evaluation, those that move; empty where none does.
+        taken: by which that gradient can be told from another one, where the step is looked at.
     """
 
     theta: tuple[Tensor, ...]
@@ -100,11 +105,23 @@ class StepRecord:
     lower_snapshots: LowerSnapshots
     graph: StepGraph | None = None
     gradient: tuple[Tensor | None, ...] | None = None
+    buffers: tuple[Buffers, ...] = ()
+    taken: TakenGradient | None = None
 
     @property
     def is_checkpoint(self) -> bool:
         """Whether it has parameters and state."""
         return bool(self.theta)
+
+    def evaluations(self, module: nn.Module | None) -> Iterator[tuple[Any, AbstractContextManager[None]]]:
+        """Yield each batch with a context in which random numbers and buffers are those of the step.
+
+        Args:
+            module: of the problem.
+        """
+        buffers = self.buffers or [{} for _ in self.draws]
+        for (batch, random), each in zip(self.draws, buffers, strict=True):
+            yield batch, _as_then(random, module, each)
 
     def on(self, device: torch.device, *, pinned: bool = False) -> "StepRecord":
         """Return it with its own tensors (no batches, no graph) on a device.
@@ -135,6 +152,7 @@ class StepRecord:
             "random": [random.state_dict() for _, random in self.draws],
             "readings": {name: snapshot.state_dict() for name, snapshot in self.lower_snapshots.items()},
             "gradient": None if self.gradient is None else list(self.gradient),
+            "buffers": [dict(each) for each in self.buffers],
         }
 
     @classmethod
@@ -150,8 +168,15 @@ class StepRecord:
         # Older checkpoints have none.
         saved = state.get("gradient")
         gradient = None if saved is None else tuple(None if each is None else each.to(device) for each in saved)
+        buffers = tuple({name: x.to(device) for name, x in each.items()} for each in state.get("buffers", ()))
         states, settings = on_device(state["state"], device), tuple(state["settings"])
-        return cls(theta, states, settings, draws, lower_snapshots, gradient=gradient)
+        return cls(theta, states, settings, draws, lower_snapshots, gradient=gradient, buffers=buffers)
+
+
+@contextmanager
+def _as_then(random: RandomState, module: nn.Module | None, buffers: Buffers) -> Iterator[None]:
+    with random.replayed(), buffers_in_place(module, buffers):
+        yield
 
 
 class Trajectory:
@@ -160,11 +185,16 @@ class Trajectory:
     Args:
         is_kept: whether anything is recorded.
         horizon: how many of the last steps are kept; None keeps all since `clear`.
+
+    Attributes:
+        num_taken: steps of this unroll.
+        num_unrolls: that were there before it, in this process.
     """
 
     def __init__(self, is_kept: bool = False, horizon: int | None = None) -> None:
         self.is_kept = is_kept
         self.num_taken = 0
+        self.num_unrolls = 0
         self._horizon = horizon
         self._steps: deque[StepRecord] = deque()
 
@@ -191,6 +221,7 @@ class Trajectory:
 
     def clear(self) -> None:
         """Forget them: what shapes the problem has moved on."""
+        self.num_unrolls += bool(self._steps)
         self._steps.clear()
         self.num_taken = 0
 

@@ -232,34 +232,34 @@ class Schedule:
         if keeps_graph:
             return self._kept_gradient(problem, batches)
         drawn: list[Any] = []
-        randoms: list[RandomState] = []
+        states: list[Any] = []
 
         def directions() -> Iterator[tuple[LossOutput, list[Tensor | None]]]:
             for batch, number, moment in batches:
                 if is_recorded:
                     drawn.append(batch)
-                    randoms.append(RandomState(problem.devices))
+                    states.append(self.program.recorder.state(problem.name))
                 yield self.program.training_gradient(problem.name, batch, number, moment)
 
         found = averaged(directions())
         if is_recorded:
-            self.program.recorder.record(problem.name, drawn, randoms, gradient=found[1])
+            self.program.recorder.record(problem.name, drawn, states, gradient=found[1])
         return found
 
     def _kept_gradient(self, problem: Problem, batches: Iterable[_Draw]) -> tuple[LossOutput, list[Tensor | None]]:
         """Return the same, and keep the graph of the gradient in the record of the step."""
         name, leaves = problem.name, self.program.recorder.leaves(problem.name)
-        outputs, slopes, drawn, randoms = [], [], [], []
+        outputs, slopes, drawn, states = [], [], [], []
         for batch, *_ in batches:
             drawn.append(batch)
-            randoms.append(RandomState(problem.devices))
+            states.append(self.program.recorder.state(name))
             output, slope = self.program.recorder.kept_gradient(name, batch, leaves)
             outputs.append(output)
             slopes.append(slope)
         theta, *inputs = leaves.values()
         mean = mean_gradient(slopes, theta, self.program.rank_mean)
         graph = StepGraph(theta, [tensor for tensors in inputs for tensor in tensors], mean)
-        self.program.recorder.record(name, drawn, randoms, graph)
+        self.program.recorder.record(name, drawn, states, graph)
         output = outputs[0] if len(outputs) == 1 else LossOutput.mean(outputs)
         return output, [None if each is None else each.detach() for each in mean]
 

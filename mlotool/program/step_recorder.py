@@ -9,7 +9,9 @@ from torch import Tensor
 
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
+from mlotool.problem.moving_buffers import Buffers, MovingBuffers
 from mlotool.problem.problem import Problem
+from mlotool.problem.taken_gradient import TakenGradient
 from mlotool.problem.trajectory import LowerSnapshot, StepGraph, StepRecord
 from mlotool.program.engine import Engine
 from mlotool.program.solution_order import SolutionOrder
@@ -29,13 +31,22 @@ class StepRecorder:
         self._order = order
         self._engine = engine
         # By recorded problem: the lower problems whose parameters its steps read, and those whose solutions they read.
+        self._buffers: dict[str, MovingBuffers] = {}
         self._read = {name: order.read_by(name) for name, each in problems.items() if each.trajectory.is_kept}
+
+    def state(self, name: str) -> tuple[RandomState, Buffers]:
+        """Return what the next evaluation in a recorded step depends on besides parameters and batch."""
+        problem = self._problems[name]
+        buffers = self._buffers.get(name)
+        if buffers is None or buffers.module is not problem.module:
+            buffers = self._buffers[name] = MovingBuffers(problem.module)
+        return RandomState(problem.devices), buffers.now()
 
     def record(
         self,
         name: str,
         batches: Sequence[Any],
-        randoms: Sequence[RandomState],
+        states: Sequence[tuple[RandomState, Buffers]],
         graph: StepGraph | None = None,
         gradient: Sequence[Tensor | None] | None = None,
     ) -> None:
@@ -44,7 +55,7 @@ class StepRecorder:
         Args:
             name: the problem.
             batches: of the step.
-            randoms: the random state before the evaluation on each of them.
+            states: what `state` returned before the evaluation on each of them.
             graph: of its gradient, where that is kept.
             gradient: over batches and ranks, where it is known already; kept where the hypergradient wants it.
         """
@@ -52,15 +63,19 @@ class StepRecorder:
         algorithm = problem.hypergradient
         assert algorithm is not None
         store = algorithm.trajectory
+        traits = self._engine.traits[self._engine.numbers[name]]
+        prefers_forward = problem.has_blocks and not self.makes_solutions(name) and not traits.lacks_tangents
         is_kept = store.keeps(problem.trajectory.num_taken, problem.settings.unroll_steps)
         step = StepRecord(
             tuple(tensor.clone() for tensor in problem.current()) if is_kept else (),
             problem.optimizer_state() if is_kept else (),
             tuple(dict(each) for each in problem.optimizer_step.hyperparameters()),
-            tuple(zip(batches, randoms, strict=True)),
+            tuple((batch, random) for batch, (random, _) in zip(batches, states, strict=True)),
             self._lower_snapshots(name),
             graph,
-            tuple(gradient) if gradient is not None and algorithm.saves_gradients(problem.has_blocks) else None,
+            tuple(gradient) if gradient is not None and algorithm.saves_gradients(prefers_forward) else None,
+            tuple(buffers for _, buffers in states) if any(buffers for _, buffers in states) else (),
+            TakenGradient.of(gradient, problem.trajectory.num_unrolls),
         )
         problem.trajectory.append(step.on(torch.device("cpu"), pinned=True) if store.offload else step)
 

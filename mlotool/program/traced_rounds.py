@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import RunError
-from mlotool.core.replay import RandomState
 from mlotool.problem.problem import Problem
 from mlotool.program.moment import NOW
 from mlotool.program.program import Program
@@ -76,8 +75,8 @@ class TracedRounds:
             for problem, solutions in zip(self._problems, self._solutions, strict=True)
         }
         for name in self._recorded:
-            randoms = [RandomState(self._program.problems[name].devices) for _ in drawn[name]]
-            self._program.recorder.record(name, [entry[name] for entry in drawn[name]], randoms)
+            states = [self._program.recorder.state(name) for _ in drawn[name]]
+            self._program.recorder.record(name, [entry[name] for entry in drawn[name]], states)
         self._num_steps += 1
         try:
             if self._num_steps == self._next_comparison or self._program.is_watched(drawn):

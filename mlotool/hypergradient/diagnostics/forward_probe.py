@@ -33,11 +33,18 @@ _DIFFERENT = (
 )
 
 
+_ELSEWHERE = (
+    "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail, or to "
+    "differ from those of double backward; expected the same on all ranks. See the error of that one, or write product: "
+    "reverse."
+)
+
+
 def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted: tuple[bool, ...]) -> None:
     """Compare `H u` and `M^T u` with those of double backward along a random direction, once a problem.
 
     Where a parameter has no gradient at all, as below a last layer that begins at zero, the next pullbacks are looked
-    at too, a few of them.
+    at too, a few of them. Each rank compares on its own part of the batch, and where one of them fails, all do.
 
     Args:
         view: of the problem.
@@ -58,23 +65,47 @@ def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted
     traits = view.problem.traits
     if traits.has_compared_forward or in_dual_level():
         return
-    if view.problem.module is not None:
-        refuse_scripted([view.problem.module], view.problem.name)
-    random = RandomState(view.devices)
+    is_whole, has_memory, failure = True, True, None
     try:
-        with random.replayed():
-            reverse = ReverseProduct(view, theta, inputs, wanted)
-            gradient = reverse.gradient
-            direction = _direction(theta, gradient)
-            expected = {"H": reverse.own_hessian(direction), "M": reverse.cross(direction)}
+        is_whole = _compare(view, theta, inputs, wanted)
     except torch.OutOfMemoryError:
+        has_memory = False
+    except Exception as error:
+        failure = error
+    # What one rank raised alone would leave the others waiting for it.
+    flags = [failure is not None, not has_memory, not is_whole]
+    has_failed, lacks_memory, is_partial = view.problem.rank_mean.any(flags, theta[0].device)
+    if failure is not None:
+        raise failure
+    if has_failed:
+        raise ConfigError(_ELSEWHERE.format(problem=view.problem.name))
+    traits.num_comparisons += 1
+    traits.has_compared_forward = lacks_memory or not is_partial or traits.num_comparisons >= _MOST_COMPARISONS
+    if lacks_memory:
         _log.info(
             "problems.%s.hypergradient: products by forward mode were not compared with double backward, which does "
             "not fit into memory.",
             view.problem.name,
         )
-        traits.has_compared_forward = True
-        return
+
+
+def _compare(view: LowerView, theta: Vector, inputs: Vector, wanted: tuple[bool, ...]) -> bool:
+    """Compare products, and return whether every parameter had a gradient. Arguments as above.
+
+    Raises:
+        ConfigError: they differ.
+        torch.OutOfMemoryError: double backward does not fit.
+    """
+    if view.problem.module is not None:
+        refuse_scripted([view.problem.module], view.problem.name)
+    random = RandomState(view.devices)
+    with random.replayed():
+        reverse = ReverseProduct(view, theta, inputs, wanted)
+        gradient = reverse.gradient
+        direction = _direction(theta, gradient)
+        # In one pass, which frees the graph on its way: it is what takes the most memory of a run.
+        expected = dict(zip("HM", reverse.pull(direction), strict=True))
+        del reverse
     with random.replayed():
         hessian, cross = ForwardProduct(view, theta, inputs, wanted).pull(direction)
     is_full = view.problem.precision == "fp32"
@@ -91,9 +122,7 @@ def check_forward_product(view: LowerView, theta: Vector, inputs: Vector, wanted
         if is_known and not bool(error <= tolerance * size + floor):
             share = float(error / size)
             raise ConfigError(_DIFFERENT.format(problem=view.problem.name, what=what, error=share))
-    traits.num_comparisons += 1
-    is_whole = all(bool(each.any()) for each in gradient)
-    traits.has_compared_forward = is_whole or traits.num_comparisons >= _MOST_COMPARISONS
+    return all(bool(each.any()) for each in gradient)
 
 
 def _direction(theta: Vector, gradient: Vector) -> list[Tensor]:

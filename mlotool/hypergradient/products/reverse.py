@@ -66,6 +66,11 @@ class ReverseProduct(AbstractProduct):
         found = self._product(self._wanted, vector, retain=False)
         return found if factor == 1.0 else scaled(found, factor)
 
+    def pull(self, vector: Vector) -> tuple[list[Tensor], list[Tensor]]:
+        """Return `H u` and `M^T u` of this rank's part of the batch; frees the graph."""
+        found = self._product([*self._theta, *self._wanted], vector, retain=False)
+        return found[: len(self._theta)], found[len(self._theta) :]
+
     def _product(self, points: list[Tensor], vector: Vector, *, retain: bool) -> list[Tensor]:
         if self._scale is None:
             return vector_jacobian(self._gradient, points, vector, retain=retain)

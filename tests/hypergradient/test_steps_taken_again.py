@@ -1,0 +1,223 @@
+"""Steps that are computed again are the steps that were taken, to the bit, or a run stops."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import Binomial, KeepEvery
+from tests.hypergradient.test_unrolled import BATCHES, Pair, lower_loss, upper_loss
+from tests.program.small import numbers, samples
+from tests.programs import Point
+
+WAYS = {
+    "reverse": Unrolled(),
+    "first order": Unrolled(second_order=False),
+    "forward": Unrolled(product="forward"),
+    "every": Unrolled(trajectory=KeepEvery(steps=2)),
+    "every, forward": Unrolled(trajectory=KeepEvery(steps=2), product="forward"),
+    "binomial": Unrolled(trajectory=Binomial(checkpoints=2)),
+}
+
+
+class Counting:
+    """A loss that weighs its k-th evaluation with k."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def factor(self) -> float:
+        self.num_calls += 1
+        return 1 + 0.1 * self.num_calls
+
+    def __call__(self, batch: Tensor, *, w: Any, u: Any) -> Tensor:
+        return self.factor() * lower_loss(BATCHES[0], w=w, u=u)
+
+
+class OfNumpy(Counting):
+    """A loss with a random weight."""
+
+    def factor(self) -> float:
+        return 1 + float(numpy.random.rand())
+
+
+class OfGenerator(Counting):
+    """A loss with a random weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def factor(self) -> float:
+        return 1 + float(torch.rand((), generator=self.generator))
+
+
+def scheduled(loss: Any, hypergradient: Unrolled) -> Schedule:
+    lower = Problem(
+        "w",
+        Pair(),
+        loss,
+        roles={"w": "w", "u": "u"},
+        optimizer=partial(torch.optim.SGD, lr=0.05),
+        unroll_steps=4,
+        hypergradient=hypergradient,
+    )
+    top = Problem(
+        "u",
+        Point(numbers(0.1, 0.2, -0.4)),
+        upper_loss,
+        roles={"w": "w"},
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+    )
+    return Schedule(Program([lower, top], Graph({"u": ["w"]}, {"w": ["u"]})))
+
+
+@pytest.mark.parametrize("loss", [Counting, OfNumpy, OfGenerator])
+@pytest.mark.parametrize("way", [each for each in WAYS if each != "first order"])
+def test_a_loss_that_is_no_function_is_refused(loss: type[Counting], way: str) -> None:
+    schedule = scheduled(loss(), WAYS[way])
+    with pytest.raises(ConfigError, match=r"problems\.w\.loss: found another gradient"):
+        for _ in range(4):
+            schedule.tick()
+
+
+def test_one_that_changes_later_is_refused_later() -> None:
+    """Of the first, second, fourth and eighth unroll the steps are looked at."""
+
+    class Late(Counting):
+        def factor(self) -> float:
+            return max(super().factor(), 5.0)
+
+    schedule = scheduled(Late(), Unrolled())
+    with pytest.raises(ConfigError, match="found another gradient"):
+        for _ in range(40):
+            schedule.tick()
+
+
+class Momentum(nn.Module):
+    """A network that subtracts a running mean of its inputs, which it keeps in a buffer that it assigns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("still", torch.ones(100))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean + x.detach().mean(0)
+        return torch.tanh(self.layer(x - self.mean))
+
+
+MOVING: dict[str, Callable[[], nn.Module]] = {
+    "spectral norm": lambda: nn.Sequential(spectral_norm(nn.Linear(3, 5)), nn.BatchNorm1d(5), nn.Linear(5, 3)),
+    "running mean": Momentum,
+}
+
+
+def network(module: nn.Module, hypergradient: Unrolled, **settings: Any) -> Program:
+    def fit(batch: Tensor, *, w: Any, u: Any) -> Tensor:
+        return (w(batch) - torch.sin(batch)).square().mean() + 0.01 * (
+            torch.exp(u()) * torch.cat([each.reshape(-1) for each in w.parameters()])[:3] ** 2
+        ).sum()
+
+    lower = Problem(
+        "w",
+        module,
+        fit,
+        roles={"w": "w", "u": "u"},
+        stream=Stream(samples(20, 1), 5, seed=1),
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        unroll_steps=4,
+        hypergradient=hypergradient,
+        **settings,
+    )
+    upper = Problem(
+        "u",
+        Point(numbers(0.1, 0.2, -0.4)),
+        lambda batch, *, w: (w(batch) - 1).square().mean(),
+        roles={"w": "w"},
+        stream=Stream(samples(12, 2), 4, seed=2),
+        optimizer=partial(torch.optim.SGD, lr=1.0),
+    )
+    return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
+
+
+def after(program: Program, num_ticks: int = 12) -> Tensor:
+    schedule = Schedule(program)
+    for _ in range(num_ticks):
+        schedule.tick()
+    return torch.cat([each.detach().reshape(-1) for each in program.problems["u"].current()])
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate_batches": 2}], ids=["", "two batches a step"])
+@pytest.mark.parametrize("way", [each for each in WAYS if each != "first order"])
+@pytest.mark.parametrize("kind", MOVING)
+def test_buffers_that_move_are_those_of_each_step(kind: str, way: str, settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module = MOVING[kind]().double()
+    kept = Unrolled(remat=False)
+    whole, again = (network(copy.deepcopy(module), each, **settings) for each in (kept, WAYS[way]))
+    assert torch.allclose(after(again), after(whole), rtol=1e-10, atol=1e-12)
+
+
+def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
+    def make() -> Program:
+        torch.manual_seed(0)
+        return network(MOVING["running mean"]().double(), Unrolled(trajectory=Binomial(checkpoints=2)))
+
+    whole, first, second = make(), make(), make()
+    run, resumed = Schedule(first), Schedule(second)
+    for _ in range(6):
+        run.tick()
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(run.state_dict())
+    for _ in range(6):
+        resumed.tick()
+    assert torch.equal(second.problems["u"].current()[0], after(whole))
+
+
+def test_buffers_that_stay_are_not_copied() -> None:
+    program = network(Momentum().double(), Unrolled())
+    schedule = Schedule(program)
+    for _ in range(3):
+        schedule.tick()
+    assert [set(record.buffers[0]) for record in program.problems["w"].trajectory] == [{"mean"}] * 3
+
+
+class OldStyle(torch.autograd.Function):
+    """Has no derivative in forward mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        return 2 * ctx.saved_tensors[0] * cotangent
+
+
+class Squared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(OldStyle.apply(self.layer(x)))
+
+
+@pytest.mark.parametrize(("block", "is_saved"), [(Squared, False), (lambda: nn.Linear(3, 3), True)])
+def test_gradients_are_saved_while_forward_mode_reads_them(block: Callable[[], nn.Module], is_saved: bool) -> None:
+    program = network(nn.Sequential(block(), nn.Linear(3, 3)).double(), Unrolled(product="auto"), remat=["0"])
+    schedule = Schedule(program)
+    for _ in range(7):
+        schedule.tick()
+    assert [record.gradient is not None for record in program.problems["w"].trajectory] == [is_saved] * 3
