@@ -32,7 +32,7 @@ def mean_gradient(
 ) -> list[Tensor | None]:
     """Return the mean over batches and ranks, as a function of what the gradients on the batches depend on.
 
-    A parameter that no batch's loss depends on has None as its mean, as for the optimizer.
+    A parameter that no batch's loss depends on, on any rank, has None as its mean, as for the optimizer.
 
     Args:
         slopes: by batch, this rank's: one tensor a parameter; None where it is unused.
@@ -44,8 +44,8 @@ def mean_gradient(
     for batch in slopes:
         found = [torch.zeros_like(x) if each is None else each for x, each in zip(theta, batch, strict=True)]
         total = list(torch._foreach_add(total, found)) if total else found
-    mean = ranks.mean([each / len(slopes) for each in total] if len(slopes) > 1 else total)
-    return [value if flag else None for value, flag in zip(mean, used, strict=True)]
+    mean = [each / len(slopes) for each in total] if len(slopes) > 1 else total
+    return ranks.gradient([value if flag else None for value, flag in zip(mean, used, strict=True)], theta)
 
 
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:

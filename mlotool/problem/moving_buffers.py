@@ -104,8 +104,8 @@ def buffers_in_place(module: nn.Module | None, buffers: Buffers) -> Iterator[Non
             holder[key] = value
         yield
     finally:
-        for (holder, key, _), value in zip(places, own, strict=True):
-            holder[key] = value
+        for (holder, key, _), before in zip(places, own, strict=True):
+            holder[key] = before
 
 
 def _slots(module: nn.Module) -> dict[str, Slot]:

@@ -65,6 +65,29 @@ class RankMean:
         """
         return list(vector) if self.is_alone else _mean(self.reduce, vector)
 
+    def gradient(self, found: Sequence[Tensor | None], theta: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the mean of what each rank has found; None of a parameter that no rank's loss depends on.
+
+        Which parameters a loss reads may depend on the batch (experts, layers that are skipped), and so on the rank.
+
+        Args:
+            found: one tensor a parameter; None where it is unused on this rank.
+            theta: the parameters.
+
+        Example:
+            >>> RankMean().gradient([torch.tensor(2.0), None], [torch.tensor(0.0), torch.tensor(0.0)])
+            [tensor(2.), None]
+        """
+        if self.is_alone or not found:
+            return list(found)
+        # The flags are one tensor more in the same exchange, and are read only where something is unused here.
+        flags = torch.tensor([each is not None for each in found], dtype=theta[0].dtype, device=theta[0].device)
+        whole = [torch.zeros_like(x) if each is None else each for x, each in zip(theta, found, strict=True)]
+        *mean, used = self.mean([*whole, flags])
+        if all(each is not None for each in found):
+            return [*mean]
+        return [value if flag else None for value, flag in zip(mean, (used > 0).tolist(), strict=True)]
+
     def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
         """Return which flags are set on any rank, so that all decide alike.
 

@@ -119,7 +119,7 @@ class StepRecord:
         Args:
             module: of the problem.
         """
-        buffers = self.buffers or [{} for _ in self.draws]
+        buffers: Sequence[Buffers] = self.buffers or [{} for _ in self.draws]
         for (batch, random), each in zip(self.draws, buffers, strict=True):
             yield batch, _as_then(random, module, each)
 

@@ -1,7 +1,6 @@
 """What a problem's own training step follows: its loss, and the mean over ranks of its total gradient."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from mlotool.core.precision import full_precision
 from mlotool.problem.batch_share import Share
 from mlotool.problem.interface import Particle, Vector
 from mlotool.problem.parallel import AbstractParallel
-from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
@@ -52,16 +50,17 @@ class Differentiated(AbstractGradient):
 
     def __init__(self, number: int, engine: Engine) -> None:
         self.plan = GradientPlan(number, engine)
+        self._problem = engine.problems[number]
         self._ranks = engine.rank_mean
 
     def live(self, batch: Any, moment: Moment = NOW) -> tuple[LossOutput, Gradient]:
         """Return loss and gradient."""
         output, gradient = self.plan.live(batch, moment)
-        return output, _mean(gradient, self._ranks)
+        return output, self._ranks.gradient(gradient, self._problem.own)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient."""
-        return _mean(self.plan(batch, moment), self._ranks)
+        return self._ranks.gradient(self.plan(batch, moment), self._problem.own)
 
 
 class Estimated(AbstractGradient):
@@ -140,7 +139,7 @@ class LayerParallel(AbstractGradient):
             each.add(values, moment, direct)
         output = parallel.evaluate(lambda: loss.live(values, batch))
         found = parallel.gradient(output.loss, problem.own)
-        return output, [*found] if parallel.is_divided else _mean(found, engine.rank_mean)
+        return output, [*found] if parallel.is_divided else engine.rank_mean.gradient(found, problem.own)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient of the serial pass."""
@@ -177,11 +176,3 @@ class Sharded(AbstractGradient):
             return self._whole.pure(batch, moment)
         loss = self._engine.losses[self._number](self._engine.own(self._number), batch).loss
         return shards.gradient(loss, self._problem.theta)
-
-
-def _mean(gradient: Sequence[Tensor | None], ranks: RankMean) -> Gradient:
-    if ranks.is_alone:
-        return [*gradient]
-    # What is unused stays None, on all ranks alike: an optimizer then leaves it alone.
-    mean = iter(ranks.mean([tensor for tensor in gradient if tensor is not None]))
-    return [None if tensor is None else next(mean) for tensor in gradient]

@@ -44,7 +44,9 @@ def test_the_record_can_be_without_gradients() -> None:
     kept, dropped = (
         measure.memory(Setting(sizes=TINY, way=Way("forward", saves_gradients=flag))).static for flag in (True, False)
     )
-    assert dropped == measure.memory(Setting(sizes=TINY)).static < kept
+    # Steps that are looked at keep two numbers a parameter.
+    assert dropped == pytest.approx(measure.memory(Setting(sizes=TINY)).static, rel=0.05)
+    assert dropped < 0.8 * kept
 
 
 def test_what_is_counted_is_what_the_allocator_says() -> None:

@@ -153,3 +153,26 @@ def test_what_has_no_second_derivative_is_named(name: str, operator: str):
     loss, tensors, vector = setting(name)
     with pytest.raises(ConfigError, match=rf"problems\.w\.loss: found .*{operator}.*product: reverse.*expected.*'w'"):
         reverse(loss, tensors, vector, lambda: twice_differentiable_mode("w"))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
+@pytest.mark.parametrize("is_equal", [False, True], ids=["equal entries", "equal rows"])
+def test_distances_at_kinks_are_as_torch_has_them_in_double_backward(p: float, is_equal: bool):
+    """A difference says nothing there: torch takes all of the largest entries, and zero where a slope is infinite."""
+    x = torch.tensor([[1.0, -1.0, 0.5], [2.0, 2.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    x = x[[0, 0, 1]] if is_equal else x
+    vector = direction([x])
+    for operator in (lambda x: torch.cdist(x, x, p), lambda x: F.pdist(x, p)):
+
+        def loss(x: Tensor, operator: Callable[[Tensor], Tensor] = operator) -> Tensor:
+            return (operator(x) + 0.3 * operator(x) ** 2).sum()
+
+        expected = reverse(loss, [x], vector)
+        assert distance(forward(loss, [x], vector, lambda: forward_mode("w")), expected) < 1e-12
+        assert distance(reverse(loss, [x], vector, lambda: twice_differentiable_mode("w")), expected) < 1e-12
+
+
+def test_a_source_that_is_too_short_is_refused_as_torch_does():
+    x, mask = torch.ones(3), torch.tensor([True, True, False])
+    with forward_mode("w"), pytest.raises(RuntimeError, match="found 1 values for 2 places"):
+        x.masked_scatter(mask, torch.ones(1))

@@ -240,7 +240,9 @@ def test_a_differentiated_solve_exchanges_its_adjoint_once() -> None:
     assert len(recording.seen) == expected
 
 
-def test_unused_parameters_are_neither_reduced_nor_stepped() -> None:
+def test_unused_parameters_are_not_stepped() -> None:
+    """They are exchanged: another rank may use them."""
+
     module, recording = Point(numbers(0.5)), Recording()
     module.spare = torch.nn.Parameter(numbers(1.0, 2.0))
     decaying = partial(torch.optim.SGD, lr=0.1, weight_decay=0.5)
@@ -248,7 +250,7 @@ def test_unused_parameters_are_neither_reduced_nor_stepped() -> None:
     Schedule(Program([problem], Graph(), recording)).tick()
     assert torch.equal(module.spare, numbers(1.0, 2.0))
     assert not torch.equal(module.x, numbers(0.5))
-    assert [[tuple(tensor.shape) for tensor in vector] for vector in recording.seen] == [[(1,)]]
+    assert [[tuple(tensor.shape) for tensor in vector] for vector in recording.seen] == [[(1,), (2,), (2,)]]
 
 
 def test_two_ranks_step_together() -> None:

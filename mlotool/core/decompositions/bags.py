@@ -35,6 +35,8 @@ class _Bags:
         if self.max_norm is not None or self.scale_grad_by_freq or self.sparse:
             raise lacking_twice("_embedding_bag with max_norm, scale_grad_by_freq or sparse")
         indices, (bags, count) = self.input.reshape(-1), self._bags()
+        if not len(indices):
+            return self.weight[:0].sum(0).expand(count, -1)
         rows = F.embedding(indices, self.weight, self.padding_idx)
         is_counted = torch.ones_like(bags, dtype=torch.bool)
         if self.padding_idx is not None:

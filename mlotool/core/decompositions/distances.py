@@ -35,7 +35,28 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
 
 def _norm(difference: Tensor, p: float) -> Tensor:
     """Return norms along the last axis, of derivative zero at zero."""
-    return _root(difference.square().sum(-1)) if p == 2.0 else torch.linalg.vector_norm(difference, p, dim=-1)
+    if p == 2.0:
+        return _root(difference.square().sum(-1))
+    if p == float("inf"):
+        return _largest(difference)
+    if p < 2.0 and p not in (0.0, 1.0):
+        return _power(_power(difference.abs(), p).sum(-1), 1.0 / p)
+    return torch.linalg.vector_norm(difference, p, dim=-1)
+
+
+def _largest(difference: Tensor) -> Tensor:
+    """Return the largest size along the last axis; where several are, each has the whole slope, as torch has it."""
+    if difference.shape[-1] == 0:
+        return difference.sum(-1)
+    sizes = difference.abs()
+    largest = sizes.detach().amax(-1, keepdim=True)
+    return torch.where(sizes == largest, sizes - largest, 0.0).sum(-1) + largest.squeeze(-1)
+
+
+def _power(sizes: Tensor, p: float) -> Tensor:
+    """Return `sizes^p`, of derivative zero at zero, where a slope is infinite."""
+    is_positive = sizes > 0
+    return torch.where(is_positive, torch.where(is_positive, sizes, 1.0) ** p, 0.0)
 
 
 def _root(squares: Tensor) -> Tensor:

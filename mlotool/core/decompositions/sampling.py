@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch._decomp import decompositions
 
 from mlotool.core.decompositions.lacking import lacking
@@ -31,6 +32,10 @@ def scatter_reduce_in_place(
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Return x with the first values of `source` where the mask is true."""
     x, mask = torch.broadcast_tensors(x, mask)
+    if source.numel() < x.numel() and not is_batchedtensor(mask) and int(mask.sum()) > source.numel():
+        raise RuntimeError(f"masked_scatter: found {source.numel()} values for {int(mask.sum())} places of the mask")
+    if source.numel() == 0:
+        return x.clone()
     place = (mask.reshape(-1).cumsum(0) - 1).clamp(0, source.numel() - 1)
     return torch.where(mask, source.reshape(-1)[place].view(x.shape), x)
 

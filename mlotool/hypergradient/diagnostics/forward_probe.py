@@ -35,8 +35,8 @@ _DIFFERENT = (
 
 _ELSEWHERE = (
     "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail, or to "
-    "differ from those of double backward; expected the same on all ranks. See the error of that one, or write product: "
-    "reverse."
+    "differ from those of double backward; expected the same on all ranks. See the error of that one, or write "
+    "product: reverse."
 )
 
 

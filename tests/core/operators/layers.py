@@ -141,6 +141,18 @@ LAYERS: Operators = {
     "embedding_bag": ("r4,3", lambda w: F.embedding_bag(CHOICE, w)),
     "embedding_bag sum": ("r4,3 r2,2", lambda w, p: F.embedding_bag(CHOICE, w, mode="sum", per_sample_weights=p)),
     "embedding_bag max": ("r4,3", lambda w: F.embedding_bag(CHOICE, w, mode="max")),
+    "embedding_bag max with an empty bag": (
+        "r4,3",
+        lambda w: F.embedding_bag(CHOICE.flatten(), w, torch.tensor([0, 2, 2]), mode="max"),
+    ),
+    "embedding_bag max of nothing": (
+        "r4,3",
+        lambda w: F.embedding_bag(CHOICE[:0].flatten(), w, torch.tensor([0, 0]), mode="max"),
+    ),
+    "embedding_bag of nothing": (
+        "r4,3",
+        lambda w: F.embedding_bag(CHOICE[:0].flatten(), w, torch.tensor([0, 0])),
+    ),
     "embedding_bag offsets": (
         "r4,3",
         lambda w: F.embedding_bag(CHOICE.flatten(), w, torch.tensor([0, 1]), mode="mean"),

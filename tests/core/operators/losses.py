@@ -67,6 +67,10 @@ LOSSES: Operators = {
     ),
     "cdist p 1": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, p=1.0)),
     "cdist p 3": ("r3,4 r2,4", lambda x, y: torch.cdist(x, y, p=3.0)),
+    "cdist p 1.5 where entries are equal": (
+        "r3,2 r2,2",
+        lambda x, y: torch.cdist(F.pad(x, (0, 1)), F.pad(y, (0, 1)), p=1.5),
+    ),
     "pdist": ("r3,4", F.pdist),
     "pdist p 3": ("r3,4", lambda x: F.pdist(x, 3.0)),
 }

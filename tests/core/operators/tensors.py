@@ -83,6 +83,7 @@ TENSORS: Operators = {
     "masked_fill tensor": ("r3,3 r", lambda x, y: x.masked_fill(MASK, y)),
     "masked_select": ("r3,3", lambda x: x.masked_select(MASK)),
     "masked_scatter": ("r3,3 r9", lambda x, y: x.masked_scatter(MASK, y)),
+    "masked_scatter of nothing": ("r3,3", lambda x: x.masked_scatter(MASK & ~MASK, x.new_empty(0))),
     "where": ("r3,3 r3,3", lambda x, y: torch.where(MASK, x, y)),
     "clamp": ("r3,4", lambda x: x.clamp(-0.5, 0.5)),
     "clamp tensor": ("r3,4 r3,4", lambda x, y: x.clamp(min=y)),
