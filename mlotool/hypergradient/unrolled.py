@@ -40,11 +40,11 @@ class Unrolled(AbstractHypergradient):
     the gradient is computed again there (remat), which takes 1.6 to 2 times as long: the memory is then that of one
     step, and the parameters and optimizer state of all. Both ways are the same function, up to rounding; a step that is
     computed again has the buffers of its module as they were. In the first unroll, the second, the fourth and so on its
-    gradient is compared with the one that was taken, which finds losses that are no functions. An upper problem can
-    shape the steps through the loss, through their start (`reset_to`) and through the optimizer's hyperparameters
-    (`optimizer.lr`). Solutions that the steps read are taken as they were at each of them, and gradients go on through
-    them; then every step is computed again, and the memory is also that of what those solutions need (all of their
-    steps, if unrolled).
+    gradient is compared with the one that was taken, which finds losses that are no functions, unless the loss reads
+    solutions. An upper problem can shape the steps through the loss, through their start (`reset_to`) and through the
+    optimizer's hyperparameters (`optimizer.lr`). Solutions that the steps read are taken as they were at each of them,
+    and gradients go on through them; then every step is computed again, and the memory is also that of what those
+    solutions need (all of their steps, if unrolled).
 
     Args:
         horizon: how many of the last steps are differentiated (truncation); None takes all.

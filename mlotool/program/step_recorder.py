@@ -75,7 +75,8 @@ class StepRecorder:
             graph,
             tuple(gradient) if gradient is not None and algorithm.saves_gradients(prefers_forward) else None,
             tuple(buffers for _, buffers in states) if any(buffers for _, buffers in states) else (),
-            TakenGradient.of(gradient, problem.trajectory.num_unrolls),
+            # A gradient through solutions is an approximation, which is another one where it is differentiated.
+            None if self.makes_solutions(name) else TakenGradient.of(gradient, problem.trajectory.num_unrolls),
         )
         problem.trajectory.append(step.on(torch.device("cpu"), pinned=True) if store.offload else step)
 

@@ -78,7 +78,7 @@ def restore_random_states(states: list[dict[str, Any]], program: Program, ranks:
 def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
     """Return a program's state, in which what rank 0 has for itself has given way to what this rank had.
 
-    These are the random states of recorded steps, the buffers, and the states of some layer-parallel steps.
+    These are the random states and buffers of recorded steps, the buffers now, and the states of some layer-parallel steps.
 
     Args:
         program_state: as rank 0 has saved it.
@@ -111,23 +111,25 @@ def with_own_snapshots(schedule_state: dict[str, Any], states: list[dict[str, An
 
 
 def _randoms(steps: list[dict[str, Any]]) -> Iterator[Any]:
-    """Yield the random states of recorded steps, and of those that led to what they have read."""
+    """Yield the random states and buffers of recorded steps, and of those that led to what they have read."""
     for step in steps:
-        yield step["random"]
+        yield {key: step[key] for key in ("random", "buffers")}
         for reading in step["readings"].values():
             yield from _randoms(reading["steps"])
 
 
 def _with_randoms(steps: list[dict[str, Any]], randoms: Iterator[Any]) -> list[dict[str, Any]]:
-    """Return recorded steps with the random states that `_randoms` has yielded elsewhere."""
+    """Return recorded steps with what `_randoms` has yielded elsewhere."""
     found = []
     for step in steps:
-        random = next(randoms)
+        own = next(randoms)
+        # Older checkpoints have random states alone.
+        own = own if isinstance(own, dict) else {"random": own}
         readings = {
             name: {**reading, "steps": _with_randoms(reading["steps"], randoms)}
             for name, reading in step["readings"].items()
         }
-        found.append({**step, "random": random, "readings": readings})
+        found.append({**step, **own, "readings": readings})
     return found
 
 
