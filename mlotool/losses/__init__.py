@@ -15,7 +15,7 @@ from mlotool.losses.domains import (
 from mlotool.losses.episodes import episode_cross_entropy, episode_mean_squared_error, episode_next_token
 from mlotool.losses.few_shot import few_shot_adaptation
 from mlotool.losses.mean_squared_error import mean_squared_error
-from mlotool.losses.next_token import mixture_next_token, next_token, weighted_next_token
+from mlotool.losses.next_token import mixture_next_token, next_token, next_token_of_both, weighted_next_token
 from mlotool.losses.poisoning import (
     attack_analysis,
     attack_cross_entropy,
@@ -49,6 +49,7 @@ __all__ = [
     "mixture_next_token",
     "negated_cross_entropy",
     "next_token",
+    "next_token_of_both",
     "poisoned_cross_entropy",
     "proximal_cross_entropy",
     "reweighted_cross_entropy",

@@ -30,6 +30,39 @@ def next_token(batch: Batch, *, model: BoundModule, chunk: int | None = None) ->
     return LossOutput(loss, lambda: {"bits_per_token": loss.detach() / math.log(2)})
 
 
+def next_token_of_both(
+    batch: Batch, *, model: BoundModule, weigher: BoundModule, scale: float = 0.03, chunk: int | None = None
+) -> LossOutput:
+    """Cross-entropy of the next token of a model, and of its weigher as a language model by itself, in nats.
+
+        C = C(model) + s C(weigher's decoder),      C as of `next_token`
+
+    The loss of a problem that learns weights of texts. The first term reads the weights through the model that was
+    trained with them; by it alone, the decoder of a weigher would have to find out from a number a text how letters
+    follow each other. The second teaches it that directly, on the same texts.
+
+    Args:
+        batch: `input` (b, t) and `target` (b, t), of the target domain.
+        model: role; gives logits (b, t, v).
+        weigher: role; has the method `losses` (a `SequenceWeigher` has it).
+        scale: s. Small, as the derivatives by way of the model are small and an optimizer such as Adam follows the
+            larger term.
+        chunk: as for `next_token`.
+
+    Returns:
+        The loss, with the metrics `bits_per_token` of the model and `weigher_bits_per_token`.
+    """
+    loss = token_losses(model, batch, chunk).mean()
+    own = weigher.method("losses", batch["input"], batch["target"], chunk=chunk).mean()
+    return LossOutput(
+        loss + scale * own,
+        lambda: {
+            "bits_per_token": loss.detach() / math.log(2),
+            "weigher_bits_per_token": own.detach() / math.log(2),
+        },
+    )
+
+
 def weighted_next_token(
     batch: Batch, *, model: BoundModule, weigher: BoundModule, normalize: bool = True, chunk: int | None = None
 ) -> LossOutput:

@@ -14,18 +14,25 @@ from mlotool.core.errors import ConfigError
 class SequenceWeigher(nn.Module):
     """A language model's features and a linear layer: one weight in (0, 1) a text, or a token.
 
-        w_i = sigmoid(<a, mean_t x_it> + c)      or      w_it = sigmoid(<a, x_it> + c)      (`per: token`)
+        w_i = m + (1 - m) sigmoid(<a, mean_t x_it> + c)
+        w_it = m + (1 - m) sigmoid(<a, x_it> + c)      (`per: token`)
 
     The linear layer begins with a = 0, so that all weights are the same at first. Its first steps move a, and
     through it later ones move the decoder.
 
+    Where a loss divides the weights by their sum, only their ratios matter. Those of a sigmoid alone (m = 0) have no
+    bound: all weights tend to 0, where the sigmoid is an exponential, and a few texts come to outweigh all others.
+    With m > 0 no text counts more than 1 / m of another, and those that help end near 1 together.
+
     Args:
-        decoder: has `width`, w, and `features(tokens)` -> (b, t, w); a `Decoder`.
+        decoder: has `width`, w, and `features(tokens)` -> (b, t, w), such as a `Decoder`; and `losses` where those are
+            asked for.
         per: `sequence` or `token`. A token's weight knows the tokens up to it.
-        initial: the weight that all begin with, strictly between 0 and 1.
+        initial: the weight that all begin with, strictly between `smallest` and 1.
+        smallest: m, the weight that none falls below, at least 0.
 
     Raises:
-        ConfigError: `initial` is outside.
+        ConfigError: `initial` or `smallest` is outside.
 
     Source: Kemaev et al. 2025, MixFlow-MG, section 5.2, loss weighting: the meta model has the inner model's
         architecture.
@@ -37,24 +44,39 @@ class SequenceWeigher(nn.Module):
     """
 
     def __init__(
-        self, decoder: nn.Module, per: Literal["sequence", "token"] = "sequence", initial: float = 0.5
+        self,
+        decoder: nn.Module,
+        per: Literal["sequence", "token"] = "sequence",
+        initial: float = 0.5,
+        smallest: float = 0.0,
     ) -> None:
         super().__init__()
-        if not 0 < initial < 1:
-            raise ConfigError(f"SequenceWeigher: initial={initial}; expected 0 < initial < 1. Set initial=0.5.")
+        if not 0 <= smallest < 1:
+            raise ConfigError(f"SequenceWeigher: smallest={smallest}; expected 0 <= smallest < 1. Set smallest=0.")
+        if not smallest < initial < 1:
+            raise ConfigError(
+                f"SequenceWeigher: initial={initial}; expected {smallest:g} < initial < 1, above `smallest`. "
+                f"Set initial={(1 + smallest) / 2:g}."
+            )
         if per not in ("sequence", "token"):
             raise ConfigError(f"SequenceWeigher: per={per}; expected sequence or token. Set per=sequence.")
         self.decoder = decoder
-        self.per = per
+        self.per, self.smallest = per, smallest
         width = decoder.width
         assert isinstance(width, int)
         self.output = nn.Linear(width, 1)
         nn.init.zeros_(self.output.weight)
-        nn.init.constant_(self.output.bias, log(initial / (1 - initial)))
+        nn.init.constant_(self.output.bias, log((initial - smallest) / (1 - initial)))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return weights, (b,) a text or (b, t) a token, of token ids (b, t)."""
         features = self.decoder.features(tokens)  # type: ignore[operator]
         if self.per == "sequence":
             features = features.mean(dim=1)
-        return torch.sigmoid(self.output(features).squeeze(-1))
+        return self.smallest + (1 - self.smallest) * torch.sigmoid(self.output(features).squeeze(-1))
+
+    def losses(self, tokens: Tensor, targets: Tensor, chunk: int | None = None) -> Tensor:
+        """Return the cross-entropy (b, t) of the decoder itself, as a language model; arguments as for its own."""
+        losses = self.decoder.losses(tokens, targets, chunk)  # type: ignore[operator]
+        assert isinstance(losses, Tensor)
+        return losses

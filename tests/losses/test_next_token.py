@@ -17,6 +17,7 @@ from mlotool.losses import (
     mixture_analysis,
     mixture_next_token,
     next_token,
+    next_token_of_both,
     text_weight_analysis,
     weighted_next_token,
 )
@@ -82,12 +83,12 @@ def test_the_bigram_that_counts_is_the_best_one() -> None:
     assert slope.abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("loss", [next_token, weighted_next_token, mixture_next_token])
+@pytest.mark.parametrize("loss", [next_token, next_token_of_both, weighted_next_token, mixture_next_token])
 def test_logits_in_chunks_are_the_same(loss: Callable) -> None:
     torch.manual_seed(0)
     model = Decoder(NUM_TOKENS, width=8, hidden=8, num_heads=2, num_layers=1).double()
     roles = {"model": BoundModule(model)}
-    if loss is weighted_next_token:
+    if loss in (weighted_next_token, next_token_of_both):
         weigher = SequenceWeigher(Decoder(NUM_TOKENS, width=8, hidden=8, num_heads=2, num_layers=1)).double()
         nn.init.normal_(weigher.output.weight)
         roles["weigher"] = BoundModule(weigher)
@@ -97,6 +98,22 @@ def test_logits_in_chunks_are_the_same(loss: Callable) -> None:
     assert torch.allclose(values[0], values[1], rtol=1e-12)
     slopes = [torch.autograd.grad(value, list(model.parameters())) for value in values]
     assert all(torch.allclose(one, other, rtol=1e-9) for one, other in zip(*slopes, strict=True))
+
+
+def test_a_weigher_is_taught_the_language_of_the_target() -> None:
+    """The second term is the loss of its decoder as a language model, and reaches the decoder alone."""
+    torch.manual_seed(0)
+    model, batch = Bigram(), batch_of(6)
+    weigher = SequenceWeigher(Decoder(NUM_TOKENS, width=8, hidden=8, num_heads=2, num_layers=1)).double()
+    output = next_token_of_both(batch, model=BoundModule(model), weigher=BoundModule(weigher), scale=0.2)
+    own = next_token(batch, model=BoundModule(weigher.decoder))
+    expected = numpy_losses(model, batch).mean() + 0.2 * own.loss.item()
+    assert output.loss.item() == pytest.approx(expected, rel=1e-12)
+    assert output.metrics["bits_per_token"].item() == pytest.approx(numpy_losses(model, batch).mean() / math.log(2))
+    assert output.metrics["weigher_bits_per_token"].item() == pytest.approx(own.loss.item() / math.log(2))
+    output.loss.backward()
+    assert weigher.output.weight.grad is None
+    assert all(bool(parameter.grad.any()) for parameter in weigher.decoder.parameters())
 
 
 class Weights(nn.Module):

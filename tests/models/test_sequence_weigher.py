@@ -30,6 +30,16 @@ def test_all_weights_begin_as_said_and_then_differ(per: str, shape: tuple[int, .
     assert len({round(float(each), 9) for each in weights.detach().flatten()}) == weights.numel()
 
 
+def test_no_weight_falls_below_the_smallest() -> None:
+    weigher, tokens = _weigher(initial=0.3, smallest=0.1), _tokens()
+    torch.testing.assert_close(weigher(tokens), torch.full((3,), 0.3, dtype=torch.float64))
+    with torch.no_grad():
+        weigher.output.bias.fill_(-50.0)
+        torch.testing.assert_close(weigher(tokens), torch.full((3,), 0.1, dtype=torch.float64))
+        weigher.output.bias.fill_(50.0)
+        torch.testing.assert_close(weigher(tokens), torch.ones(3, dtype=torch.float64))
+
+
 def test_the_weight_of_a_token_knows_what_comes_before_it_alone() -> None:
     weigher, tokens = _weigher(per="token"), _tokens()
     torch.nn.init.normal_(weigher.output.weight)
@@ -58,3 +68,7 @@ def test_what_it_does_not_know_is_refused() -> None:
         _weigher(initial=1.0)
     with pytest.raises(ConfigError, match=r"per=word; expected sequence or token"):
         _weigher(per="word")
+    with pytest.raises(ConfigError, match=r"initial=0\.1; expected 0\.2 < initial < 1"):
+        _weigher(initial=0.1, smallest=0.2)
+    with pytest.raises(ConfigError, match=r"smallest=-0\.1; expected 0 <= smallest < 1"):
+        _weigher(smallest=-0.1)
