@@ -39,8 +39,8 @@ class SequenceWeigher(nn.Module):
 
     Example:
         >>> from mlotool.models import Decoder
-        >>> SequenceWeigher(Decoder(256))(torch.ones(2, 7, dtype=torch.int64))
-        tensor([0.5000, 0.5000], grad_fn=<SigmoidBackward0>)
+        >>> SequenceWeigher(Decoder(256))(torch.ones(2, 7, dtype=torch.int64)).detach()
+        tensor([0.5000, 0.5000])
     """
 
     def __init__(
