@@ -181,8 +181,10 @@ class ForwardStepProduct(AbstractStepProduct):
     """
 
     def __init__(self, step: RecordedStep) -> None:
-        # The values of what is differentiated here go unseen.
-        self.gradient = step.gradient() if step.record.taken is None else step.gradient_again()
+        if step.record.taken is not None and step.record.gradient is not None:
+            # Values go unseen by forward mode. What is wanted is the comparison alone, and not one more vector.
+            step.gradient_again()
+        self.gradient = step.gradient()
         self._step = step
 
     def pull(self, vector: Cotangents, *, needs_theta: bool) -> tuple[Cotangents, Cotangents]:

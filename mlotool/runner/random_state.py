@@ -78,7 +78,8 @@ def restore_random_states(states: list[dict[str, Any]], program: Program, ranks:
 def with_own_steps(program_state: dict[str, Any], states: list[dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
     """Return a program's state, in which what rank 0 has for itself has given way to what this rank had.
 
-    These are the random states and buffers of recorded steps, the buffers now, and the states of some layer-parallel steps.
+    These are the random states and buffers of recorded steps, the buffers now, and the states of some layer-parallel
+    steps.
 
     Args:
         program_state: as rank 0 has saved it.
