@@ -40,6 +40,10 @@ MAX_LEVELS = 60
 # A text to its end, that of the file where it has none, so that each letter is looked at once.
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{}]', re.DOTALL)
 _MAX_DIGITS = 18
+
+# W&B links the log of its own process, in its cache, into each run's folder, and never writes there by that name.
+_WANDB_LINK = re.compile(r"(?:.*/)?wandb/[^/]+/logs/debug-core\.log")
+_WANDB_LOG = re.compile(r".*/core-debug-[\w.-]+\.log")
 _SHOWN = 200
 
 
@@ -189,7 +193,7 @@ def check_tree(root: Path) -> None:
     """Refuse a folder that is to be written to where anything below it leads out of it, or is no file and no folder.
 
     What is written later, by W&B and TensorBoard too, then stays inside. A file that has another name (a hard link)
-    has it in the folder, as checkpoints have theirs.
+    has it in the folder, as checkpoints have theirs. W&B's link to the log of its own process may lead out.
 
     Raises:
         RunFileError: with the first such.
@@ -211,7 +215,8 @@ def check_tree(root: Path) -> None:
             )
         for entry in entries:
             if entry.is_symlink():
-                located(root, Path(entry.path).relative_to(root))
+                if not _is_wandb_link(root, Path(entry.path)):
+                    located(root, Path(entry.path).relative_to(root))
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append(Path(entry.path))
             else:
@@ -227,6 +232,11 @@ def check_tree(root: Path) -> None:
                 f"{_shown(path)}: found a file that has another name outside of the folder (a hard link), where "
                 "writing would change it too; expected files of the folder alone. Take a copy of the folder: cp -r."
             )
+
+
+def _is_wandb_link(root: Path, path: Path) -> bool:
+    is_named_so = _WANDB_LINK.fullmatch(path.relative_to(root).as_posix()) is not None
+    return is_named_so and _WANDB_LOG.fullmatch(path.readlink().as_posix()) is not None
 
 
 def _check_regular(status: os.stat_result, shown: str) -> None:

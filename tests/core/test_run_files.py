@@ -137,6 +137,21 @@ def test_a_tree_with_a_link_out_of_it_is_refused(run: Path, where: str) -> None:
         run_files.check_tree(run)
 
 
+@pytest.mark.parametrize("folder", ["wandb/offline-run-1-a/logs", "0/wandb/run-1-a/logs"])
+def test_the_link_of_wandb_to_its_own_log_may_lead_out(run: Path, folder: str) -> None:
+    (run / folder).mkdir(parents=True)
+    link = run / folder / "debug-core.log"
+    link.symlink_to(run.parent / "cache" / "core-debug-20260101_000000.log")
+    run_files.check_tree(run)
+    link.unlink()
+    link.symlink_to(run.parent / "not_there")
+    with pytest.raises(RunFileError, match="leads out"):
+        run_files.check_tree(run)
+    link.rename(link.parent.parent / "debug-core.log")
+    with pytest.raises(RunFileError, match="leads out"):
+        run_files.check_tree(run)
+
+
 def test_a_tree_of_too_many_files_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_files, "MAX_ENTRIES", 2)
     for name in "abc":

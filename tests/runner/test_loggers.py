@@ -10,6 +10,7 @@ import pytest
 from pytorch_lightning.loggers import CSVLogger
 
 from mlotool.core.errors import ConfigError, WriteError
+from mlotool.core.run_files import check_tree
 from mlotool.core.user_code import UserCodeError
 from mlotool.runner import RunResult, logging
 from tests.runner.test_run_config import LossThat
@@ -57,6 +58,7 @@ def test_an_offline_run_of_wandb_is_made_and_finished(tiny_run: Run, monkeypatch
     monkeypatch.delenv("WANDB_MODE", raising=False)
     result = tiny_run({**SHORT, "logger.wandb": True})
     assert list((result.output_dir / "wandb").glob("offline-run-*/*.wandb"))
+    check_tree(result.output_dir)  # as `resume` does: W&B links a log of its own, which lies elsewhere
     assert wandb.run is None
     assert "WANDB_MODE" not in os.environ
 
