@@ -21,7 +21,7 @@ from mlotool.program.backends import BACKENDS, Backend, Run
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS
 from mlotool.program.engine import Engine
 from mlotool.program.step_result import StepResult
-from mlotool.program.traced_function import Batches, Traced, TracedFunction, UntraceableError, kinds_of
+from mlotool.program.traced_function import Batches, Traced, TracedFunction, UntraceableError, copied, kinds_of
 from mlotool.program.traced_step import TracedStep
 
 MOST_TRACES = 8
@@ -189,7 +189,7 @@ class Tracer:
         # Tracing runs the operations, and nothing is to move yet: modules may change batches and buffers in place.
         num_fixed = len(self._fixed)
         arguments = [tensor.detach() for tensor in arguments]
-        arguments[num_fixed:] = [tensor.clone() for tensor in arguments[num_fixed:]]
+        arguments[num_fixed:] = [copied(tensor) for tensor in arguments[num_fixed:]]
         devices = tuple({device for each in self._engine.problems for device in each.devices})
         before = RandomState(devices)
         kept = [memory.value for memory in self._engine.memories]

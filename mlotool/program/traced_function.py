@@ -165,7 +165,8 @@ def kinds_of(value: Any, tensors: list[Tensor], seen: dict[int, int]) -> Any:
             return "again", seen[id(value)]
         seen[id(value)] = len(tensors)
         tensors.append(value)
-        return value.shape, value.dtype, value.device
+        # A view that holds for these strides may not hold for others.
+        return value.shape, _strides(value), value.dtype, value.device
     if isinstance(value, dict):
         return (dict, *[(key, kinds_of(each, tensors, seen)) for key, each in value.items()])
     if isinstance(value, list | tuple):
@@ -174,6 +175,20 @@ def kinds_of(value: Any, tensors: list[Tensor], seen: dict[int, int]) -> Any:
         # It may hold tensors, which a trace would take for constants.
         raise UntraceableError(f"a batch holds a {type(value).__name__}")
     return value
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Return a copy with the same strides, which `clone` has not where a tensor is a part of a larger one."""
+    tensor = tensor.detach()
+    copy = tensor.clone()
+    if _strides(copy) == _strides(tensor):
+        return copy
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    return tensor.stride() if tensor.layout is torch.strided and tensor.numel() else None
 
 
 def _put_together(value: Any, tensors: Iterator[Tensor], placed: dict[int, Tensor]) -> Any:
