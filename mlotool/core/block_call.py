@@ -129,13 +129,13 @@ class BlockCall:
         for ((holder, name), is_new), value in zip(self._moved, found[self._num_outputs :], strict=True):
             assert value is not None
             if is_new:
-                holder[name] = value
+                # A result of the call, which would bring its graph along.
+                holder[name] = value.detach()
             else:
                 with torch.no_grad():
                     holder[name].copy_(value)
         leaves, structure = self._returned
-        tensors = iter(found)
-        return tree_unflatten([next(tensors) if each is _TENSOR else each for each in leaves], structure)
+        return tree_unflatten([found[each.place] if isinstance(each, _Result) else each for each in leaves], structure)
 
     def _first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         random, self._hidden = RandomState(self._devices), ConstantsOfPart()
@@ -162,7 +162,11 @@ class BlockCall:
             raise ConfigError(_OPAQUE.format(kind=kind_of(opaque)))
         self._results = FirstResults.of(self._block, outputs)
         self._num_outputs = len(outputs)
-        self._returned = ([_TENSOR if isinstance(each, Tensor) else each for each in leaves], structure)
+        places = {key: place for place, key in enumerate(_once(leaves))}
+        self._returned = (
+            [_Result(places[id(each)]) if isinstance(each, Tensor) else each for each in leaves],
+            structure,
+        )
         self._moved, values = [], list[Tensor]()
         originals = tensors[len(tensors) - len(self._buffers) :]
         for slot, before, version, value, original in zip(
@@ -232,15 +236,25 @@ def _attention_kernels() -> list[SDPBackend]:
     return [kernel for kernel, is_on in _ATTENTION.items() if is_on()]
 
 
-_TENSOR = object()
-"""Stands for a tensor among what a block returned."""
+class _Result(NamedTuple):
+    """Stands for a tensor among what a block returned.
+
+    Args:
+        place: of it among the results; a tensor that is returned twice has one.
+    """
+
+    place: int
+
+
+def _once(leaves: Sequence[Any]) -> dict[int, Tensor]:
+    """Return the tensors that a block has returned, by identity, each once: what changes one in place changes both."""
+    return {id(each): each for each in leaves if isinstance(each, Tensor)}
 
 
 def _returned_tensors(leaves: Sequence[Any], tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors that a block has returned; of what it was given and returns as it is, an alias."""
     given = {id(each) for each in tensors}
-    found = [each for each in leaves if isinstance(each, Tensor)]
-    return [each.view_as(each) if id(each) in given else each for each in found]
+    return [each.view_as(each) if key in given else each for key, each in _once(leaves).items()]
 
 
 def _filled(holder: dict[str, Any]) -> list[Slot]:

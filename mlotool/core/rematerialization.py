@@ -6,6 +6,7 @@ is itself a block: it is evaluated without a graph, and again in its own backwar
 second-order product holds is then the inputs of the blocks, and the inside of one.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function, forward_ad
 
 from mlotool.core.block_call import BlockCall
@@ -48,7 +50,9 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         options: likewise, by name.
 
     Returns:
-        What the block returns.
+        What the block returns. Where inputs or parameters require a gradient, so do all its floating-point results,
+        with a gradient of zero of those that the block has detached. What shares memory with an input, a parameter or
+        another result is not to be changed in place.
 
     Raises:
         ConfigError: the block reads a tensor that requires a gradient and is not among its inputs and parameters, or
@@ -148,7 +152,7 @@ class _Remat(Function):
             given = [None if each is None else each.detach() for each in both]
             points = [each for each in given[:count] if each is not None]
             found, tangents = apart(function(*joined(points, given[count:])))
-        return (*found, *tangents)
+        return (*_own(found, points), *tangents)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
@@ -192,6 +196,23 @@ class _Remat(Function):
         found = _evaluate(batched, [each for each in both[:count] if each is not None])
         nothing = [None] * len(found)
         return (*found, *nothing), (*[None if each is None else 0 for each in found], *nothing)
+
+
+def _own(found: Sequence[Tensor | None], given: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return results that may be changed in place: torch allows that for no view that a custom function has made.
+
+    A view is a tensor of its own where nothing else is on its memory. Other ones stay views, of which torch refuses
+    changes: they would have to reach an input, or another result.
+    """
+    views = [each is not None and not is_functorch_wrapped_tensor(each) and each._is_view() for each in found]
+    if not any(views):
+        return list(found)
+    others = [each for each in (*given, *found) if each is not None and not is_functorch_wrapped_tensor(each)]
+    counts = Counter(each.untyped_storage()._cdata for each in others if each.layout == torch.strided)
+    return [
+        each.data if each is not None and is_view and counts[each.untyped_storage()._cdata] == 1 else each
+        for each, is_view in zip(found, views, strict=True)
+    ]
 
 
 class _Pullback:
