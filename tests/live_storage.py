@@ -43,8 +43,10 @@ class LiveStorage(TorchDispatchMode):
         for tensor in tree_leaves((args, kwargs)):
             self._see(tensor, made=False)
         results = func(*args, **kwargs)
+        # A lazy copy has no memory of its own until it is written to, which is then missed.
+        is_made = func is not torch.ops.aten._lazy_clone.default
         for tensor in tree_leaves(results):
-            self._see(tensor, made=True)
+            self._see(tensor, made=is_made)
         return results
 
     def _see(self, tensor: object, *, made: bool) -> None:

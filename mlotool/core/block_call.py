@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.lazy_copy import lazy_copy, share_memory
 from mlotool.core.repeatable import Attributes, FirstResults, holds_tensors
 from mlotool.core.replay import ConstantsOfPart, RandomState
 from mlotool.core.slots import Slot
@@ -68,7 +69,7 @@ class BlockCall:
         given = [each for each in tree_leaves((inputs, options)) if isinstance(each, Tensor)]
         parameters = call._slots[: len(call._slots) - len(call._buffers)]
         tensors = [*given, *[holder[name] for holder, name in parameters]]
-        tensors += [holder[name].detach().clone() for holder, name in call._buffers]
+        tensors += [lazy_copy(holder[name].detach()) for holder, name in call._buffers]
         call._devices = tuple({each.device for each in tensors if each.is_cuda})
         call._autocasts = [_Autocast.now(kind) for kind in sorted({each.device.type for each in tensors})]
         return call, tensors
@@ -196,7 +197,7 @@ class BlockCall:
         """Put parameters, and buffers that may move, into their slots for a while; return the arguments."""
         count, last = len(tensors) - len(self._slots), len(tensors) - len(self._buffers)
         own = [holder[name] for holder, name in self._slots]
-        given = [*tensors[count:last], *[each.clone() for each in tensors[last:]]]
+        given = [*tensors[count:last], *[lazy_copy(each) for each in tensors[last:]]]
         try:
             for (holder, name), tensor in zip(self._slots, given, strict=True):
                 holder[name] = tensor
@@ -263,7 +264,8 @@ def _filled(holder: dict[str, Any]) -> list[Slot]:
 
 def _has_moved(buffer: Tensor, original: Tensor) -> bool:
     # Kernels of BatchNorm change its statistics without counting a version.
-    return not (torch._C._functorch.is_batchedtensor(buffer) or torch.equal(buffer, original))
+    is_known = torch._C._functorch.is_batchedtensor(buffer) or share_memory(buffer, original)
+    return not (is_known or torch.equal(buffer, original))
 
 
 @contextmanager

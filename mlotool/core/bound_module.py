@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.lazy_copy import lazy_copy
 from mlotool.core.rematerialized_module import RematerializedModule
 from mlotool.core.slots import Slots
 
@@ -150,7 +151,7 @@ class BoundModule:
     ) -> Any:
         if self._buffers is None:
             # One copy for the whole evaluation: a module that is called twice sees its own update of a buffer.
-            self._buffers = [buffer.clone() for buffer in slots.buffers()]
+            self._buffers = [lazy_copy(buffer) for buffer in slots.buffers()]
         if not self._buffers:
             return call(*args, **kwargs)
         own = slots.buffers()

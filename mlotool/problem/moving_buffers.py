@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from mlotool.core.lazy_copy import lazy_copy, share_memory
 from mlotool.core.slots import Slot
 
 Buffers = Mapping[str, Tensor]
@@ -54,11 +55,11 @@ class MovingBuffers:
         marks = [(holder[key], holder[key]._version) for holder, key in self._slots.values()]
         if not self._marks:
             # Which ones move is seen at the next call; what stays is then dropped from these.
-            self._first = {name: holder[key].clone() for name, (holder, key) in self._slots.items()}
+            self._first = {name: lazy_copy(holder[key]) for name, (holder, key) in self._slots.items()}
             self._marks = marks
             return self._first
         if self._first:
-            still = [name for name, copy in self._first.items() if torch.equal(copy, self._current(name))]
+            still = [name for name, copy in self._first.items() if self._is_as_before(name, copy)]
             self._moving.update(self._first.keys() - still)
             for name in still:
                 del self._first[name]
@@ -69,6 +70,9 @@ class MovingBuffers:
                 self._moving.update(self._statistics.get(id(holder), (name,)))
         self._marks = marks
         return {name: self._current(name).clone() for name in self._slots if name in self._moving}
+
+    def _is_as_before(self, name: str, copy: Tensor) -> bool:
+        return share_memory(copy, self._current(name)) or torch.equal(copy, self._current(name))
 
     def _current(self, name: str) -> Tensor:
         holder, key = self._slots[name]

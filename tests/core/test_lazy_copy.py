@@ -1,0 +1,126 @@
+"""Large buffers are copied where they are written to, and nowhere else."""
+
+import mmap
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mlotool import remat
+from mlotool.core.bound_module import BoundModule
+from mlotool.core.lazy_copy import lazy_copy, share_memory
+from tests.live_storage import LiveStorage
+
+SIZE = 128
+LARGE = SIZE * SIZE * 8
+POINT = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Masked(nn.Module):
+    """Reads a large buffer.
+
+    Args:
+        is_moved: adds one to it, too.
+    """
+
+    def __init__(self, is_moved: bool = False) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        self.register_buffer("mask", torch.full((SIZE, SIZE), float("-inf"), dtype=torch.float64).triu(1))
+        self.is_moved = is_moved
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (self.scale * x + self.mask).softmax(-1) @ x
+        if self.is_moved:
+            self.mask += 1.0
+        return y
+
+
+CHANGES: dict[str, Callable[[Tensor], object]] = {
+    "in place": lambda x: x.fill_(2.0),
+    "a part of it": lambda x: x[0].add_(1.0),
+    "out": lambda x: torch.add(x, 1.0, out=x),
+    "by numpy": lambda x: x.numpy().fill(2.0),
+    "by a kernel that counts no version": lambda x: F.batch_norm(
+        torch.randn(4, x.numel()).to(x), x.view(-1), x.view(-1).clone(), training=True
+    ),
+    "data": lambda x: x.data.fill_(2.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_what_changes_one_leaves_the_other(change: str, is_copy: bool) -> None:
+    value = torch.zeros(SIZE, SIZE)
+    copy = lazy_copy(value)
+    assert share_memory(copy, value)
+    changed, left = (copy, value) if is_copy else (value, copy)
+    CHANGES[change](changed)
+    assert bool(changed.any())
+    assert not bool(left.any())
+    assert not share_memory(copy, value)
+
+
+def test_memory_that_is_not_torchs_is_copied_at_once() -> None:
+    shared = torch.zeros(SIZE, SIZE).share_memory_()
+    of_file = torch.frombuffer(mmap.mmap(-1, LARGE), dtype=torch.float64)
+    for value in (torch.from_numpy(numpy.zeros((SIZE, SIZE))), shared, of_file):
+        copy = lazy_copy(value)
+        value.fill_(1.0)
+        assert not bool(copy.any())
+
+
+def slopes(call: Callable[[Tensor], Tensor], block: Masked, between: Callable[[], object]) -> list[Tensor]:
+    """Return a gradient and a derivative of it, where something happens after the forward pass."""
+    x = POINT.clone().requires_grad_()
+    y = call(x).square().sum()
+    between()
+    first = torch.autograd.grad(y, [x, block.scale], create_graph=True)
+    return [*first, *torch.autograd.grad(first[1], [x, block.scale])]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_block_is_evaluated_again_with_the_buffer_that_it_had(is_moved: bool) -> None:
+    plain, block = Masked(is_moved), Masked(is_moved)
+    expected = slopes(lambda x: plain(x) + plain(x), plain, lambda: None)
+    found = slopes(lambda x: remat(block, x) + remat(block, x), block, lambda: block.mask.fill_(3.0))
+    assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(found, expected, strict=True))
+    assert torch.equal(block.mask, torch.full_like(block.mask, 3.0))
+
+
+def test_a_role_leaves_the_buffer_of_its_module() -> None:
+    block = Masked(is_moved=True)
+    before = block.mask.clone()
+    bound = BoundModule(block, dict(block.named_parameters()))
+    first, second = bound(POINT), bound(POINT)
+    assert torch.equal(block.mask, before)
+    # A module that is called twice sees its own update.
+    assert torch.allclose(first, second)
+    assert torch.equal(bound._buffers[0], before + 2.0)  # type: ignore[index]
+
+
+def test_masks_of_blocks_are_held_once() -> None:
+    blocks = nn.ModuleList(Masked() for _ in range(8))
+    x = torch.randn(SIZE, 1, dtype=torch.float64).requires_grad_()
+
+    class Row(nn.Module):
+        """Makes little but its mask."""
+
+        def __init__(self, block: Masked) -> None:
+            super().__init__()
+            self.block = block
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.block.scale + self.block.mask[:, :1]
+
+    rows = [Row(block) for block in blocks]  # type: ignore[arg-type]
+    with LiveStorage() as live:
+        y = x
+        for row in rows:
+            y = remat(row, y)
+        held = live.now
+    assert held < LARGE
+    torch.autograd.grad(y.sum(), x)
