@@ -17,6 +17,9 @@ _ADVICE = {
         "A loss returns a tensor and leaves backward() to mlotool: remove the call, and give torch.autograd.grad "
         "create_graph=True. What a loss or a module keeps for its next call it keeps as .detach()."
     ),
+    "torch.utils.checkpoint: ": (
+        "mlotool evaluates blocks again by itself: leave checkpoint(block, x) out, and name the blocks in remat."
+    ),
     "class probabilities": "Classes are numbers, not one column each: give the targets as .argmax(1), of torch.long.",
     "must have the same dtype": "Give the module and the data one dtype: .float() on both.",
     "not implemented for 'Long'": "Whole numbers stand where floating-point ones should: look at the arguments' order.",

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from mlotool.core.decompositions import FORWARD, TWICE, Table
 from mlotool.core.gradient_switches import GradientSwitches
-from mlotool.core.not_differentiable import explain
+from mlotool.core.not_differentiable import explained
 
 _OPENED = frozenset({F.multi_head_attention_forward, torch.autograd.grad, torch.autograd.backward, Tensor.backward})
 """Functions of torch in Python that call operators of the tables, at once or in a backward pass."""
@@ -47,7 +47,7 @@ def forward_mode(problem: str) -> Iterator[None]:
         tensor([0.5000])
     """
     before = torch._C._is_fwd_grad_enabled()
-    with _explained(problem, "forward"), _slow_attention(), ExitStack() as stack:
+    with explained(problem, "forward"), _slow_attention(), ExitStack() as stack:
         # A compiled module takes the constants of its trace for the tangents of its inputs. It takes long to import.
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -78,7 +78,7 @@ def twice_differentiable_mode(problem: str) -> Iterator[None]:
         ...     bool(torch.autograd.grad(slope.square().sum(), x)[0].isfinite().all())
         True
     """
-    with _explained(problem, "reverse"), _slow_attention(), _Decomposition(TWICE):
+    with explained(problem, "reverse"), _slow_attention(), _Decomposition(TWICE):
         yield
 
 
@@ -94,17 +94,6 @@ def _slow_attention() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def _explained(problem: str, product: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        found = explain(error, problem, product)
-        if found is None:
-            raise
-        raise found from error
 
 
 class _Decomposition(TorchFunctionMode):

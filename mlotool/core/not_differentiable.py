@@ -1,7 +1,8 @@
 """What to say of a loss that torch cannot differentiate in the way of a second-order product."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from mlotool.core.errors import ConfigError
 
 _REVERSE = "product: reverse in the hypergradient of '{problem}'"
-_DIFFERENCE = "product: finite_difference in the hypergradient of '{problem}'"
+_DIFFERENCE = "hypergradient: finite_difference for '{problem}'"
 
 
 _SCRIPTED = (
@@ -59,6 +60,16 @@ _CASES = (
         "{name}, an operator without a derivative",
         _OPERATOR,
         dict.fromkeys(("forward", "reverse"), f"Write {_DIFFERENCE}"),
+    ),
+    _Case(
+        r"torch\.utils\.checkpoint: ",
+        "torch.utils.checkpoint, which evaluates a block again in a backward pass, as it was in none of its own",
+        "blocks that are evaluated again by mlotool.remat, in every backward pass",
+        dict.fromkeys(
+            ("forward", "reverse"),
+            "Write mlotool.remat(block, x) in place of checkpoint(block, x), or leave it out and name the blocks in "
+            "problems.{problem}.remat",
+        ),
     ),
     _Case(
         r"don't yet support saved tensor hooks",
@@ -142,6 +153,30 @@ def explain(error: BaseException, problem: str, product: str = "forward") -> Con
             f"problems.{problem}.loss: found {found}, under product: {product}; expected {case.expected}. {remedy}."
         )
     return None
+
+
+@contextmanager
+def explained(problem: str, product: str) -> Iterator[None]:
+    """Say of an error of torch what `explain` knows of it; any other passes through.
+
+    Args:
+        problem: whose loss is evaluated or differentiated.
+        product: that is computed: forward or reverse.
+
+    Raises:
+        ConfigError: torch cannot differentiate the loss in the way of that product.
+
+    Example:
+        >>> with explained("w", "reverse"):
+        ...     pass
+    """
+    try:
+        yield
+    except Exception as error:
+        found = explain(error, problem, product)
+        if found is None:
+            raise
+        raise found from error
 
 
 def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mlotool.hypergradient.diagnostics.twice_differentiable import twice_differentiable
+from mlotool.core.twice_differentiable import twice_differentiable
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
 from mlotool.hypergradient.vector import aliases, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
@@ -159,7 +159,8 @@ def stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]
         >>> [each.tolist() for each in stationarity(view, theta, inputs)]
         [[2.0]]
     """
-    loss = twice_differentiable(view, lambda: view.own_loss(theta, inputs))
+    problem, devices = view.problem, view.devices
+    loss = twice_differentiable(problem.name, problem.traits, devices, lambda: view.own_loss(theta, inputs))
     return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)
 
 

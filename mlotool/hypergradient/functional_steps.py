@@ -1,14 +1,16 @@
 """A problem's optimizer steps taken on a copy, and the gradients of steps that were recorded."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mlotool.core.not_differentiable import explained
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.diagnostics.twice_differentiable import twice_differentiable
+from mlotool.core.twice_differentiable import twice_differentiable
 from mlotool.hypergradient.vector import leaves
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.mean_gradient import mean_gradient
@@ -127,7 +129,9 @@ def batch_gradient(
         >>> batch_gradient(view, unroll, None, {}, theta, [torch.tensor([1.0])], create_graph=False)
         (tensor([2.]),)
     """
+    name, traits = view.problem.name, view.problem.traits
     with torch.enable_grad():
         evaluate = partial(unroll.own_loss, theta, inputs, batch, lower_snapshots)
-        loss = twice_differentiable(view, evaluate) if create_graph else evaluate()
-        return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)
+        loss = twice_differentiable(name, traits, view.devices, evaluate) if create_graph else evaluate()
+        with explained(name, "reverse") if create_graph else nullcontext():
+            return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)

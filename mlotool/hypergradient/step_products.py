@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.gradient import pulled_back
+from mlotool.core.not_differentiable import explained
 from mlotool.hypergradient.forward_over_reverse import moving_gradient
 from mlotool.hypergradient.functional_steps import step_gradients
 from mlotool.hypergradient.vector import leaves
@@ -137,7 +138,7 @@ class ReverseStepProduct(AbstractStepProduct):
     """
 
     def __init__(self, step: RecordedStep) -> None:
-        record = step.record
+        record, self._problem = step.record, step.view.problem.name
         self._is_kept = record.graph is not None
         if record.graph is None:
             self._theta, points = leaves(record.theta), leaves(step.inputs, tuple(step.wanted))
@@ -159,7 +160,8 @@ class ReverseStepProduct(AbstractStepProduct):
         if not pairs or not targets:
             return [None] * len(self._theta), [None] * len(self._sources)
         slopes, cotangents = [slope for slope, _ in pairs], [u for _, u in pairs]
-        found = pulled_back(slopes, targets, cotangents, retain=self._is_kept)
+        with explained(self._problem, "reverse"):
+            found = pulled_back(slopes, targets, cotangents, retain=self._is_kept)
         return found[:count] or [None] * len(self._theta), found[count:]
 
 

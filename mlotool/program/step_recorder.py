@@ -1,14 +1,18 @@
 """Keeping the steps that problems take, for hypergradients that differentiate them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mlotool.core.forward_mode import twice_differentiable_mode
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.not_differentiable import explained
 from mlotool.core.replay import RandomState
+from mlotool.core.twice_differentiable import twice_differentiable
 from mlotool.problem.moving_buffers import Buffers, MovingBuffers
 from mlotool.problem.problem import Problem
 from mlotool.problem.taken_gradient import TakenGradient
@@ -112,14 +116,28 @@ class StepRecorder:
     ) -> tuple[LossOutput, tuple[Tensor | None, ...]]:
         """Return the loss of a training step and its gradient with a graph, at the tensors of `leaves`.
 
+        Where operators of the loss fail in double backward, it is evaluated with equal ones.
+
         Args:
             name: the problem, which shapes none that it reads.
             batch: its batch.
             leaves: what `leaves` returned.
+
+        Raises:
+            ConfigError: the loss cannot be differentiated twice.
         """
         number, values = self._engine.numbers[name], self._engine.nothing()
         for other, tensors in leaves.items():
             values[other] = tensors
         values[number] = theta = self._engine.rank_mean.shared(leaves[number])
-        output = self._engine.losses[number].live(values, batch)
-        return output, torch.autograd.grad(output.loss, theta, create_graph=True, allow_unused=True)
+        loss, traits = self._engine.losses[number], self._engine.traits[number]
+        if not (traits.is_twice_differentiable or traits.replaces_operators):
+            # The search may evaluate twice: not live, since buffers move once a step.
+            devices = self._problems[name].devices
+            random = RandomState(devices)
+            twice_differentiable(name, traits, devices, lambda: loss(values, batch).loss)
+            random.restore()
+        with twice_differentiable_mode(name) if traits.replaces_operators else nullcontext():
+            output = loss.live(values, batch)
+        with explained(name, "reverse"):
+            return output, torch.autograd.grad(output.loss, theta, create_graph=True, allow_unused=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from mlotool import remat
@@ -13,7 +14,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import SABA, Exact, Implicit, Neumann, Penalty, Unrolled
 from mlotool.hypergradient.products import ReverseProduct
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
-from mlotool.program import AbstractHypergradient, Graph, Problem, Program
+from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests import programs
 from tests.program.small import numbers
 from tests.programs import Point
@@ -138,3 +139,81 @@ def test_operators_that_fail_in_double_backward_are_replaced(name: str, is_remat
         product = ReverseProduct(view, theta, inputs, [True])
         assert torch.allclose(product.hessian([vector])[0], expected, rtol=1e-6, atol=1e-8)
     assert view.problem.traits.replaces_operators
+
+
+class Net(nn.Module):
+    """A linear layer with normalized weights, batch normalization, and fused attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4, dtype=torch.float64))
+        self.norm = nn.BatchNorm1d(4, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.linear(x)) * (1 + 0.1 * torch.rand(3, 4, dtype=torch.float64))
+        return nn.functional.scaled_dot_product_attention(x[None], y[None], y[None])[0]
+
+
+def steps(hypergradient: AbstractHypergradient, own_loss: Callable[[Tensor, Tensor], Tensor]) -> Program:
+    """Return a program whose lower problem trains a `Net` on `own_loss(output, u)`, after its first two ticks."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, dtype=torch.float64)
+    lower = Problem(
+        "w", Net(), lambda _, *, w, u: own_loss(w(x), u()), roles={"w": "w", "u": "u"},
+        optimizer=partial(torch.optim.SGD, lr=0.1), unroll_steps=2, hypergradient=hypergradient,
+    )  # fmt: skip
+    upper = Problem(
+        "u", Point(numbers(0.2, -0.4, 0.3, 0.1)), lambda _, *, w: (w(x) ** 2).sum(), roles={"w": "w"},
+        optimizer=partial(torch.optim.SGD, lr=1.0),
+    )  # fmt: skip
+    built = Program([upper, lower], Graph({"u": ["w"]}, {"w": ["u"]}))
+    schedule = Schedule(built)
+    for _ in range(2):
+        schedule.tick()
+    return built
+
+
+def test_graphs_that_are_kept_have_the_same_operators() -> None:
+    """Weight normalization was silently wrong in them, and fused attention had no derivative."""
+    loss = lambda y, u: ((y - u) ** 2).sum()  # noqa: E731
+    kept, again = steps(Unrolled(remat=False), loss), steps(Unrolled(), loss)
+    assert torch.allclose(kept.problems["u"].module.x, again.problems["u"].module.x, rtol=1e-12)
+    assert all(record.graph is not None for record in kept.problems["w"].trajectory)
+    # Of the search for such operators nothing is left.
+    for (name, one), (_, other) in zip(
+        kept.problems["w"].module.named_buffers(), again.problems["w"].module.named_buffers(), strict=True
+    ):
+        assert torch.allclose(one, other, rtol=1e-12), name
+
+
+def test_what_is_differentiable_once_is_refused_in_graphs_that_are_kept() -> None:
+    with pytest.raises(ConfigError, match=MATCH):
+        steps(Unrolled(remat=False), lambda y, u: Cube.apply(y).sum() + ((y - u) ** 2).sum())
+
+
+def ctc(y: Tensor, u: Tensor) -> Tensor:
+    found = nn.functional.ctc_loss((y * u).log_softmax(1)[:, None], torch.tensor([[1]]), (3,), (1,))
+    assert isinstance(found, Tensor)
+    return found
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Unrolled, lambda: Unrolled(remat=False), lambda: Implicit(Neumann(2, 0.01))],
+    ids=["again", "kept", "solver"],
+)
+def test_an_operator_without_a_second_derivative_is_named(make: Callable[[], AbstractHypergradient]) -> None:
+    match = r"problems\.w\.loss: found _ctc_loss_backward, .* product: reverse; .*twice\. Write hypergradient: finite_d"
+    with pytest.raises(ConfigError, match=match):
+        steps(make(), ctc)
+
+
+def test_blocks_that_torch_evaluates_again_are_named() -> None:
+    def loss(y: Tensor, u: Tensor) -> Tensor:
+        block = lambda x: nn.functional.scaled_dot_product_attention(x, x, x)  # noqa: E731
+        found = torch.utils.checkpoint.checkpoint(block, (y - u)[None], use_reentrant=False)
+        assert isinstance(found, Tensor)
+        return found.square().sum()
+
+    with pytest.raises(ConfigError, match=r"found torch\.utils\.checkpoint, .*mlotool\.remat.*problems\.w\.remat"):
+        steps(Unrolled(), loss)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mlotool.hypergradient.diagnostics.twice_differentiable import twice_differentiable
+from mlotool.core.not_differentiable import explained
+from mlotool.core.twice_differentiable import twice_differentiable
 from mlotool.hypergradient.products.base import AbstractProduct
 from mlotool.hypergradient.vector import leaves, norm, scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
@@ -37,8 +38,12 @@ class ReverseProduct(AbstractProduct):
         self._theta = leaves(theta)
         points = leaves(inputs, tuple(wanted))
         self._wanted = [point for point, flag in zip(points, wanted, strict=True) if flag]
-        with torch.enable_grad():
-            loss = twice_differentiable(view, lambda: view.own_loss(self._theta, points))
+        problem, devices = view.problem, view.devices
+        self._problem = problem.name
+        with torch.enable_grad(), explained(problem.name, "reverse"):
+            loss = twice_differentiable(
+                problem.name, problem.traits, devices, lambda: view.own_loss(self._theta, points)
+            )
             self._scale = FP16_LOSS_SCALE if view.problem.precision == "fp16" else None
             factor = torch.full_like(loss, self._scale or 1.0)
             self._gradient = vector_jacobian([loss], self._theta, [factor], create_graph=True)
@@ -56,7 +61,7 @@ class ReverseProduct(AbstractProduct):
     def own_push(self, directions: Vector) -> list[Tensor]:
         """Return `M d`: `M^T p` is linear in p, and its derivative transposed is M."""
         probe = [torch.zeros_like(tensor, requires_grad=True) for tensor in self._gradient]
-        with torch.enable_grad():
+        with torch.enable_grad(), explained(self._problem, "reverse"):
             pulled = vector_jacobian(self._gradient, self._wanted, probe, create_graph=True)
             found = vector_jacobian(pulled, probe, directions)
         return found if self._scale is None else scaled(found, 1.0 / self._scale)
@@ -73,7 +78,11 @@ class ReverseProduct(AbstractProduct):
 
     def _product(self, points: list[Tensor], vector: Vector, *, retain: bool) -> list[Tensor]:
         if self._scale is None:
-            return vector_jacobian(self._gradient, points, vector, retain=retain)
+            return self._pulled(points, vector, retain=retain)
         length = norm(vector).clamp_min(torch.finfo(torch.float32).tiny)
-        found = vector_jacobian(self._gradient, points, scaled(vector, 1.0 / length), retain=retain)
+        found = self._pulled(points, scaled(vector, 1.0 / length), retain=retain)
         return scaled(found, length / self._scale)
+
+    def _pulled(self, points: list[Tensor], vector: Vector, *, retain: bool) -> list[Tensor]:
+        with explained(self._problem, "reverse"):
+            return vector_jacobian(self._gradient, points, vector, retain=retain)

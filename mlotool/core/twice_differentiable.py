@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import twice_differentiable_mode
 from mlotool.core.rematerialization import graph_inside
-from mlotool.core.replay import RandomState
-from mlotool.problem.interface import LowerView
+from mlotool.core.replay import LossTraits, RandomState
 
 # All functions that the decorator makes share their code.
 _MARK = once_differentiable(lambda ctx: None).__code__
@@ -34,43 +34,42 @@ _REFUSAL = (
 )
 
 
-def twice_differentiable(view: LowerView, evaluate: Callable[[], Tensor]) -> Tensor:
+def twice_differentiable(
+    problem: str, traits: LossTraits, devices: tuple[torch.device, ...], evaluate: Callable[[], Tensor]
+) -> Tensor:
     """Return a value of the loss whose gradient can be differentiated.
 
     Its graph is searched once a problem. Where operators are in it that fail in double backward, or are silently wrong
     there (fused attention, weight normalization), the loss is evaluated with equal ones from then on.
 
     Args:
-        view: of the problem.
+        problem: whose loss it is.
+        traits: of the loss; says from then on which it is.
+        devices: CUDA devices whose generators are used.
         evaluate: returns the value.
 
     Raises:
         ConfigError: it depends on the parameters through a function that is differentiable once.
 
     Example:
-        >>> import torch
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
-        >>> theta, inputs = [torch.tensor([2.0], requires_grad=True)], [torch.tensor([1.0])]
-        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
-        >>> twice_differentiable(view, lambda: view(theta, inputs)).tolist()
-        1.0
+        >>> theta, traits = torch.tensor([2.0], requires_grad=True), LossTraits()
+        >>> twice_differentiable("w", traits, (), lambda: (theta ** 2).sum()).tolist(), traits.is_twice_differentiable
+        (4.0, True)
     """
-    name, traits = view.problem.name, view.problem.traits
     if traits.is_twice_differentiable:
         return evaluate()
     if not traits.replaces_operators:
-        random = RandomState(view.devices)
+        random = RandomState(devices)
         loss = evaluate()
         function = _found([loss.grad_fn], _marked)
         if function is not None:
-            raise ConfigError(_REFUSAL.format(problem=name, name=function))
+            raise ConfigError(_REFUSAL.format(problem=problem, name=function))
         if _found([loss.grad_fn], _replaceable) is None:
             traits.is_twice_differentiable = True
             return loss
         traits.replaces_operators = True
         random.restore()
-    with twice_differentiable_mode(name):
+    with twice_differentiable_mode(problem):
         return evaluate()
 
 
