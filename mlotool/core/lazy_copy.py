@@ -19,7 +19,8 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 def lazy_copy(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor.
 
-    torch copies the memory where a kernel is about to write to one of them, whether it counts a version or not.
+    torch copies the memory where a kernel is about to write to one of them, whether it counts a version or not. It does
+    not see who writes by an address that was taken before, as a numpy array on the tensor's memory.
 
     Args:
         tensor: without a graph.
