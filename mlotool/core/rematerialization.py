@@ -87,8 +87,8 @@ def without_remat() -> Iterator[None]:
         _IS_PLAIN.reset(token)
 
 
-def graph_inside(node: Any) -> list[Any]:
-    """Return the last nodes of the graph that a node of `remat` stands for, made again; none for any other node.
+def graph_inside(node: Any) -> list[Tensor]:
+    """Return what a node of `remat` stands for, with its graph, made again; nothing for any other node.
 
     Args:
         node: of an autograd graph, outside of `torch.func`.
@@ -98,7 +98,7 @@ def graph_inside(node: Any) -> list[Any]:
     points, wanted = node.saved_tensors[: node.count], node.needs_input_grad[2 : 2 + node.count]
     with torch.enable_grad():
         found = node.function(*[x.detach().requires_grad_(flag) for x, flag in zip(points, wanted, strict=True)])
-    return [each.grad_fn for each in found if each is not None and each.requires_grad]
+    return [each for each in found if each is not None and each.requires_grad]
 
 
 def _evaluate(function: _Evaluation, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:

@@ -5,13 +5,14 @@ double backward is zero, or lacks a part, and nothing says so.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mlotool.core.decompositions import ONCE_IN_OLDER_TORCH
 from mlotool.core.errors import ConfigError
 from mlotool.core.forward_mode import twice_differentiable_mode
 from mlotool.core.rematerialization import graph_inside
@@ -21,10 +22,11 @@ from mlotool.core.replay import LossTraits, RandomState
 _MARK = once_differentiable(lambda ctx: None).__code__
 
 # Nodes of the operators in `mlotool.core.decompositions.TWICE`.
-_REPLACEABLE = re.compile(
-    "(ScaledDotProduct.*Attention.*|WeightNormInterface|Hardsigmoid|MultiMarginLoss|MultilabelMarginLoss|EmbeddingBag"
-    "|.*LinearCrossEntropy.*)Backward"
+_NODES = (
+    *("ScaledDotProduct.*Attention.*", "WeightNormInterface", "Hardsigmoid", "MultiMarginLoss", "MultilabelMarginLoss"),
+    *("EmbeddingBag", ".*LinearCrossEntropy.*", *ONCE_IN_OLDER_TORCH),
 )
+_REPLACEABLE = re.compile(f"({'|'.join(_NODES)})Backward")
 
 _REFUSAL = (
     "problems.{problem}.loss: found {name}, an autograd.Function whose backward is marked once_differentiable, so that "
@@ -61,10 +63,10 @@ def twice_differentiable(
     if not traits.replaces_operators:
         random = RandomState(devices)
         loss = evaluate()
-        function = _found([loss.grad_fn], _marked)
+        function = _found([loss], _marked)
         if function is not None:
             raise ConfigError(_REFUSAL.format(problem=problem, name=function))
-        if _found([loss.grad_fn], _replaceable) is None:
+        if _found([loss], _replaceable) is None:
             traits.is_twice_differentiable = True
             return loss
         traits.replaces_operators = True
@@ -84,9 +86,12 @@ def _replaceable(node: Any) -> str | None:
     return str(node.name()) if _REPLACEABLE.match(node.name()) else None
 
 
-def _found(nodes: Iterable[Any], look: Callable[[Any], str | None]) -> str | None:
-    """Return the first that `look` finds at a node of a graph, also inside blocks of `remat`."""
-    seen, waiting = set(), list(nodes)
+def _found(tensors: Sequence[Tensor], look: Callable[[Any], str | None]) -> str | None:
+    """Return the first that `look` finds at a node of the graph of tensors, also inside blocks of `remat`.
+
+    The tensors are held meanwhile: without them torch 2.9 gives up what the nodes of functions have saved.
+    """
+    seen, waiting = set(), [each.grad_fn for each in tensors]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

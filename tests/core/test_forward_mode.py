@@ -338,7 +338,10 @@ OUTSIDE = torch.zeros(3, dtype=torch.float64)
 REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "old function": (r"an autograd\.Function whose forward takes ctx.*setup_context", OldSine.apply),
     "function without jvp": (r"an autograd\.Function without jvp.*Add a staticmethod jvp", NoTangent.apply),
-    "checkpoint": (r"hooks on saved tensors.*mlotool\.remat", lambda x: checkpoint(torch.sin, x, use_reentrant=False)),
+    "checkpoint": (
+        r"(hooks on saved tensors.*mlotool\.remat|an autograd.Function without jvp)",
+        lambda x: checkpoint(torch.sin, x, use_reentrant=False),
+    ),
     "jvp inside": ("torch.func.jvp, jacfwd", lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]),
     "outside in place": ("copy_, which changes a tensor from outside", lambda x: OUTSIDE.copy_(x) * x),
     "requires_grad_": (r"\.data or requires_grad", lambda x: x.detach().requires_grad_() * x),

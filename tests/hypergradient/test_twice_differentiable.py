@@ -114,7 +114,7 @@ def test_operators_that_fail_in_double_backward_are_replaced(name: str, is_remat
     def block(x: Tensor, w: Tensor) -> Tensor:
         if name == "weight_norm":
             return x @ torch._weight_norm(w, w[:, :1].square(), 0)
-        return nn.functional.scaled_dot_product_attention(x[None], (x @ w)[None], (x @ w)[None])[0]
+        return nn.functional.scaled_dot_product_attention(*(each[None, None] for each in (x, x @ w, x @ w)))[0, 0]
 
     def loss(theta: Vector, inputs: Vector) -> Tensor:
         x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

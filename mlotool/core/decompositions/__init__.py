@@ -40,6 +40,19 @@ TWICE: Table = {
 if hasattr(F, "linear_cross_entropy"):
     TWICE[F.linear_cross_entropy] = losses.linear_cross_entropy
 
+ONCE_IN_OLDER_TORCH: tuple[str, ...] = ()
+"""Nodes of operators that this torch differentiates once and a newer one twice; `TWICE` has the operators."""
+
+# 2.9 lacks them, 2.15 has them; in between they do no harm.
+if torch.__version__ < "2.15":
+    ONCE_IN_OLDER_TORCH = ("Cdist", "Pdist", "GridSampler2D")
+    TWICE |= {
+        torch.cdist: distances.cdist,
+        F.pdist: distances.pdist,
+        torch.pdist: distances.pdist,
+        F.grid_sample: sampling.grid_sample_twice,
+    }
+
 FORWARD: Table = {
     **TWICE,
     F.dropout: dropout.dropout,
@@ -75,6 +88,7 @@ FORWARD: Table = {
     torch.detach_: constants.detach_in_place,
     Tensor.numpy: constants.numpy,
     Tensor.__array__: constants.array,
+    Tensor.tolist: constants.to_list,
     torch.linalg.solve: linear_algebra.solve,
     torch.linalg.solve_ex: linear_algebra.solve_ex,
     torch.linalg.tensorsolve: linear_algebra.tensorsolve,

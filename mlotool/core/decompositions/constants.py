@@ -30,6 +30,14 @@ def numpy(x: Tensor, **kwargs: Any) -> Any:
         return x.detach().numpy(**kwargs)
 
 
+def to_list(x: Tensor) -> Any:
+    """Return `x.tolist()`, which torch 2.9 refuses within `torch.func.vjp`."""
+    while _functorch.is_gradtrackingtensor(x):
+        x = _functorch.get_unwrapped(x)
+    with temporarily_clear_interpreter_stack():
+        return x.detach().tolist()
+
+
 def array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
     """Return `numpy.asarray(x)`, likewise."""
     found = numpy(x)

@@ -1,9 +1,12 @@
 """Values at masks and indices, and values between pixels, written out."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch._decomp import decompositions
+from torch.nn import functional as F
 
 from mlotool.core.decompositions.lacking import lacking
 from mlotool.core.decompositions.precision import SHORT, in_float32
@@ -62,3 +65,8 @@ def grid_sample(
         *given, _MODES.index(mode), _PADDINGS.index(padding_mode), bool(align_corners)
     )
     return found.to(input.dtype) if is_short else found
+
+
+def grid_sample_twice(input: Tensor, grid: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the same for double backward, which volumes do not have in older versions of torch."""
+    return (grid_sample if input.dim() == 4 else F.grid_sample)(input, grid, *args, **kwargs)
