@@ -142,12 +142,12 @@ def test_double_backward_is_that_of_differences(name: str):
 
 def test_an_operator_that_fails_both_ways_is_sent_to_differences():
     loss, tensors, vector = setting("ctc_loss")
-    with pytest.raises(ConfigError, match="Write product: finite_difference"):
+    with pytest.raises(ConfigError, match="Write hypergradient: finite_difference"):
         forward(loss, tensors, vector, lambda: forward_mode("w"))
     rows, indices = torch.ones(3, 2, dtype=torch.float64), torch.tensor([[0, 1]])
     for mode, product in [(forward_mode, "forward"), (twice_differentiable_mode, "reverse")]:
         with (
-            pytest.raises(ConfigError, match=f"_embedding_bag with max_norm.*: {product};.*Write product: finite"),
+            pytest.raises(ConfigError, match=f"_embedding_bag with max_norm.*: {product};.*Write hypergradient: finite"),
             mode("w"),
         ):
             F.embedding_bag(indices, rows, max_norm=1.0)
@@ -160,6 +160,7 @@ def test_what_has_no_second_derivative_is_named(name: str, operator: str):
         reverse(loss, tensors, vector, lambda: twice_differentiable_mode("w"))
 
 
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="torch 2.9 has no double backward to compare with")
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
 @pytest.mark.parametrize("is_equal", [False, True], ids=["equal entries", "equal rows"])
 def test_distances_at_kinks_are_as_torch_has_them_in_double_backward(p: float, is_equal: bool):

@@ -211,7 +211,7 @@ def test_an_operator_without_a_second_derivative_is_named(make: Callable[[], Abs
 def test_blocks_that_torch_evaluates_again_are_named() -> None:
     def loss(y: Tensor, u: Tensor) -> Tensor:
         block = lambda x: nn.functional.scaled_dot_product_attention(x, x, x)  # noqa: E731
-        found = torch.utils.checkpoint.checkpoint(block, (y - u)[None], use_reentrant=False)
+        found = torch.utils.checkpoint.checkpoint(block, (y - u)[None, None], use_reentrant=False)
         assert isinstance(found, Tensor)
         return found.square().sum()
 
