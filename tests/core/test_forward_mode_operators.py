@@ -147,7 +147,7 @@ def test_an_operator_that_fails_both_ways_is_sent_to_differences():
     rows, indices = torch.ones(3, 2, dtype=torch.float64), torch.tensor([[0, 1]])
     for mode, product in [(forward_mode, "forward"), (twice_differentiable_mode, "reverse")]:
         with (
-            pytest.raises(ConfigError, match=f"_embedding_bag with max_norm.*: {product};.*Write hypergradient: finite"),
+            pytest.raises(ConfigError, match=f"_embedding_bag with max_norm.*: {product};.*Write hypergradient"),
             mode("w"),
         ):
             F.embedding_bag(indices, rows, max_norm=1.0)
