@@ -20,6 +20,10 @@ _ADVICE = {
     "torch.utils.checkpoint: ": (
         "mlotool evaluates blocks again by itself: leave checkpoint(block, x) out, and name the blocks in remat."
     ),
+    "has no attribute 'losses'": (
+        "A loss with chunk asks its module for losses(tokens, targets, chunk), as mlotool.models.Decoder has it: write "
+        "this method, or set chunk to null."
+    ),
     "class probabilities": "Classes are numbers, not one column each: give the targets as .argmax(1), of torch.long.",
     "must have the same dtype": "Give the module and the data one dtype: .float() on both.",
     "not implemented for 'Long'": "Whole numbers stand where floating-point ones should: look at the arguments' order.",

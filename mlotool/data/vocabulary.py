@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,8 @@ from mlotool.core.errors import ConfigError
 # n: texts, t: length in tokens
 
 PADDING, UNKNOWN = 0, 1
+
+_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 class Encoder(Protocol):
@@ -110,10 +113,18 @@ def load_tokenizer(path: str) -> Any:
             f"data.tokenizer={path} needs transformers, which is not installed; expected it, or data.tokenizer=null. "
             "Run pip install 'mlotool[text]'."
         ) from error
+    folder = Path(path).expanduser()
     try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        # Transformers takes a folder that is missing for a name on its Hub, and says that it cannot connect.
+        if not folder.is_dir():
+            found = "there is no such folder"
+        elif not any((folder / name).is_file() for name in _FILES):
+            found = "there is none of a tokenizer's files in it"
+        else:
+            found = f"no tokenizer could be read ({str(error).splitlines()[0]})"
         raise ConfigError(
-            f"data.tokenizer={path}: no tokenizer could be read ({str(error).splitlines()[0]}); expected a folder as "
-            "save_pretrained writes it. Correct data.tokenizer, or set it to null."
+            f"data.tokenizer={path}: {found}; expected a folder with {_FILES[0]}, as save_pretrained writes it. "
+            "Correct data.tokenizer, or set it to null."
         ) from error

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mlotool.core import BoundModule, LossOutput
+from mlotool.core.errors import ConfigError
 
 # b: batch, t: tokens of a window, v: vocabulary, d: domains
 
@@ -110,11 +111,21 @@ def mixture_next_token(
     Returns:
         The loss, with the metrics `mean_weight` and `bits_per_token`, which is not weighted.
 
+    Raises:
+        ConfigError: there are fewer shares than domains.
+
     Source: the upper problem of Xie et al. 2023, DoReMi (arXiv 2305.10429), section 2, is a minimax one; here, as in
         Grangier et al. 2024, Adaptive Training Distributions (arXiv 2311.11973), it is the loss on a target domain.
     """
     shares = mixture()
-    weight = shares[batch["domain"]] * len(shares)
+    try:
+        weight = shares[batch["domain"]] * len(shares)
+    except IndexError as error:
+        size = int(batch["domain"].max()) + 1
+        raise ConfigError(
+            f"module.size={len(shares)} of the mixture, but a batch has domain number {size - 1}; expected a share for "
+            f"each domain of the data. Set problems.<name>.module.size={size}, or more where there are more."
+        ) from error
     return _weighted(token_losses(model, batch, chunk), weight[:, None], normalize)
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from mlotool.core.errors import ConfigError
 from mlotool.core.rematerialization import remat
 
 # n: tokens of all texts, v: vocabulary, w: width
@@ -28,6 +29,9 @@ def token_losses(features: Tensor, weight: Tensor, targets: Tensor, chunk: int |
     Returns:
         Losses (...), in fp32 or the head's higher precision.
 
+    Raises:
+        ConfigError: `chunk` is below 1.
+
     Cost: one more product with the head for each backward pass through it.
 
     Example:
@@ -35,6 +39,11 @@ def token_losses(features: Tensor, weight: Tensor, targets: Tensor, chunk: int |
         tensor([1.3863, 1.3863, 1.3863])
     """
     chunk = max(1, LOGITS_AT_ONCE // weight.shape[0]) if chunk is None else chunk
+    if chunk < 1:
+        raise ConfigError(
+            f"loss.chunk={chunk}; expected at least 1, the tokens whose logits live at once, or null. Set "
+            "problems.<name>.loss.chunk=256."
+        )
     parts = features.flatten(0, -2).split(chunk), targets.flatten().split(chunk)
     if len(parts[0]) == 1:
         return _losses(features, weight, targets)

@@ -1,7 +1,7 @@
 """What is kept of the steps of an unroll until they are differentiated: memory against steps that are taken again."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import comb
 
 from mlotool.core.arguments import require_fields
@@ -26,7 +26,7 @@ class AbstractStepStore(ABC):
         [True, True, False, True]
     """
 
-    offload: bool = False
+    offload: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         require_fields("hypergradient.trajectory", self)

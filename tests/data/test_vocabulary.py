@@ -1,4 +1,5 @@
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -50,7 +51,7 @@ def install_fake(monkeypatch: pytest.MonkeyPatch, padding: int) -> dict[str, Any
         @classmethod
         def from_pretrained(cls, path: str, **settings: Any) -> "Tokenizer":
             if path == "absent":
-                raise OSError("no such folder\nlong advice")
+                raise OSError("it is torn\nlong advice")
             seen.update(settings)
             return cls()
 
@@ -66,12 +67,19 @@ def install_fake(monkeypatch: pytest.MonkeyPatch, padding: int) -> dict[str, Any
     return seen
 
 
-def test_a_tokenizer_comes_from_the_disk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_comes_from_the_disk_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = install_fake(monkeypatch, padding=0)
     tokenizer = LocalTokenizer("bert")
     assert seen == {"local_files_only": True, "trust_remote_code": False}
     assert (len(tokenizer), tokenizer.encode(["a", "b"], 3).tolist()) == (30, [[7] * 3] * 2)
-    with pytest.raises(ConfigError, match=r"data\.tokenizer=absent: .*\(no such folder\); expected a folder"):
+    with pytest.raises(ConfigError, match=r"data\.tokenizer=absent: there is no such folder; expected a folder"):
+        LocalTokenizer("absent")
+    monkeypatch.chdir(tmp_path)
+    Path("absent").mkdir()
+    with pytest.raises(ConfigError, match=r"absent: there is none of a tokenizer's files in it; expected .*json"):
+        LocalTokenizer("absent")
+    Path("absent/tokenizer.json").touch()
+    with pytest.raises(ConfigError, match=r"absent: no tokenizer could be read \(it is torn\); expected a folder"):
         LocalTokenizer("absent")
 
 

@@ -215,3 +215,8 @@ def test_memory_of_a_long_unroll() -> None:
 def test_bad_settings(make: Callable[[], Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         make()
+
+
+def test_the_number_comes_first() -> None:
+    assert KeepEvery(2) == KeepEvery(steps=2)
+    assert Binomial(3, offload=True) == Binomial(checkpoints=3, offload=True)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.core import BoundModule
+from mlotool.core.errors import ConfigError
 from mlotool.data import InMemoryTensors
 from mlotool.losses import (
     episode_next_token,
@@ -153,6 +154,15 @@ def test_a_mixture_is_the_loss_under_its_shares(normalize: bool) -> None:
     losses, domain = numpy_losses(model, batch), batch["domain"].numpy()
     expected = sum(share[number] * losses[domain == number].mean() for number in range(NUM_DOMAINS))
     assert output.loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_mixture_of_fewer_shares_than_domains_is_refused() -> None:
+    model, mixture = BoundModule(Bigram()), BoundModule(MixtureWeights(NUM_DOMAINS - 1).double())
+    match = (
+        rf"size={NUM_DOMAINS - 1} .* domain number {NUM_DOMAINS - 1}; .* Set problems.*size={NUM_DOMAINS},"
+    )
+    with pytest.raises(ConfigError, match=match):
+        mixture_next_token(batch_of(4 * NUM_DOMAINS), model=model, mixture=mixture)
 
 
 @pytest.mark.parametrize("normalize", [False, True])

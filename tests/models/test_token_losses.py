@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from mlotool.core.errors import ConfigError
 from mlotool.models.token_losses import token_losses
 from tests.live_storage import LiveStorage
 from tests.models.derivatives import direction, finite_differences, forward_over_reverse, reverse_over_reverse
@@ -70,3 +71,9 @@ def test_the_logits_of_all_tokens_never_live_at_once() -> None:
     logits = 64 * 1000 * 4
     assert _peak(64) > 3 * logits
     assert _peak(4) < logits
+
+
+@pytest.mark.parametrize("chunk", [0, -3])
+def test_a_chunk_without_tokens_is_refused(chunk: int) -> None:
+    with pytest.raises(ConfigError, match=rf"chunk={chunk}; expected at least 1, .* Set problems.*chunk=256"):
+        token_losses(torch.ones(2, 3), torch.ones(4, 3), torch.zeros(2, dtype=torch.int64), chunk)
