@@ -158,9 +158,7 @@ def test_a_mixture_is_the_loss_under_its_shares(normalize: bool) -> None:
 
 def test_a_mixture_of_fewer_shares_than_domains_is_refused() -> None:
     model, mixture = BoundModule(Bigram()), BoundModule(MixtureWeights(NUM_DOMAINS - 1).double())
-    match = (
-        rf"size={NUM_DOMAINS - 1} .* domain number {NUM_DOMAINS - 1}; .* Set problems.*size={NUM_DOMAINS},"
-    )
+    match = rf"size={NUM_DOMAINS - 1} .* domain number {NUM_DOMAINS - 1}; .* Set problems.*size={NUM_DOMAINS},"
     with pytest.raises(ConfigError, match=match):
         mixture_next_token(batch_of(4 * NUM_DOMAINS), model=model, mixture=mixture)
 
