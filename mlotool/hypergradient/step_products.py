@@ -54,6 +54,15 @@ class RecordedStep:
         """Return the same, computed again."""
         return self.mean_gradient(leaves(self.record.theta), self.inputs, create_graph=False)
 
+    def compare(self) -> None:
+        """Compare the gradient with the one that was taken, where that is to be done and has not been.
+
+        Raises:
+            ConfigError: it is another one.
+        """
+        if self.record.taken is not None and self.record.taken.is_open:
+            self.gradient_again()
+
     def mean_gradient(self, theta: Vector, inputs: Vector, *, create_graph: bool) -> list[Tensor | None]:
         """Return the gradient as a function of tensors that have the values of the step.
 
@@ -183,9 +192,9 @@ class ForwardStepProduct(AbstractStepProduct):
     """
 
     def __init__(self, step: RecordedStep) -> None:
-        if step.record.taken is not None and step.record.gradient is not None:
-            # Values go unseen by forward mode. What is wanted is the comparison alone, and not one more vector.
-            step.gradient_again()
+        if step.record.gradient is not None:
+            # No gradient is computed again here, which would show that the loss is another function each time.
+            step.compare()
         self.gradient = step.gradient()
         self._step = step
 

@@ -64,9 +64,8 @@ class StoredSteps:
     def last(self) -> tuple[LowerView, AbstractContextManager[None]]:
         """Return the problem as the last step saw it, on one of its batches, with what that depends on as it was."""
         record = self.at(len(self._records) - 1)
-        if record.taken is not None:
-            # A loss that is another function each time would be told of its tangents.
-            self._step(record).gradient_again()
+        # A loss that is another function each time would be told of its tangents.
+        self._step(record).compare()
         batch, as_then = next(record.evaluations(self._view.problem.module))
         own_loss = self._unroll.own_loss
 

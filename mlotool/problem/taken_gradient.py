@@ -49,6 +49,11 @@ class TakenGradient:
             return None
         return cls(gradient)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there has been no comparison yet."""
+        return self._numbers is not None
+
     def compare(self, gradient: Sequence[Tensor | None], problem: str, precision: str = "fp32") -> None:
         """Refuse another gradient, at the first call.
 
