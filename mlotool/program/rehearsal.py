@@ -122,9 +122,14 @@ class _Guard(TorchFunctionMode):
 
 def _check_repeated(plan: LossPlan, values: Values, batch: Any, loss: Tensor, random: RandomState) -> None:
     """Refuse a loss that has another value at the same parameters, batch and random numbers of torch."""
-    with torch.no_grad(), random.replayed():
-        again = plan(values, batch).loss
-    first, second = float(loss.detach().mean()), float(again.mean())
+    try:
+        with torch.no_grad(), random.replayed():
+            again = plan(values, batch).loss
+    except RuntimeError:
+        # A loss that takes gradients itself, a penalty on them for instance, has none without a graph.
+        with random.replayed():
+            again = plan(values, batch).loss
+    first, second = float(loss.detach().mean()), float(again.detach().mean())
     if abs(first - second) > MAX_DIFFERENCE * max(abs(first), abs(second)):
         raise WrongResultError(
             f"{first:.6g}, and {second:.6g} for the same batch, parameters and random numbers of torch",

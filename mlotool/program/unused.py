@@ -99,7 +99,12 @@ class UnusedWatch:
         """Return whether the loss of `reader` depends on the parameters of `source`, as autograd sees it."""
         tensors = [tensor.requires_grad_() for tensor in self._problems[source].current()]
         with torch.enable_grad():
-            value = loss(reader, {source: tensors})
+            try:
+                value = loss(reader, {source: tensors})
+            except RuntimeError:
+                # A loss that takes gradients itself, as a penalty on them does, needs its own parameters to have some.
+                own = [tensor.requires_grad_() for tensor in self._problems[reader].current()]
+                value = loss(reader, {reader: own, source: tensors})
         if not value.requires_grad:
             return False
         slopes = torch.autograd.grad(value, tensors, allow_unused=True)

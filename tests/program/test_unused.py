@@ -175,3 +175,24 @@ def test_looking_moves_no_random_number() -> None:
         run(made)
         ends.append((made.problems["lam"].theta["x"].detach().clone(), made.random.state_dict()["cpu"]))
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize(
+    "algorithm", [Implicit(Exact()), Unrolled(), Unrolled(remat=False)], ids=["implicit", "again", "kept"]
+)
+def test_a_loss_may_take_gradients_itself(algorithm: Any) -> None:
+    """A penalty on the gradient is rehearsed and looked at like any loss: `1.4 (w - lam)^2` here."""
+
+    def penalized(batch: Any, *, w: Any, lam: Any) -> Tensor:
+        loss = sound(batch, w=w, lam=lam)
+        (slope,) = torch.autograd.grad(loss, list(w.parameters()), create_graph=True)
+        return loss + 0.1 * slope.square().sum()
+
+    def plain(batch: Any, *, w: Any, lam: Any) -> Tensor:
+        return 1.4 * sound(batch, w=w, lam=lam)
+
+    found, expected = program(penalized, square, algorithm), program(plain, square, algorithm)
+    found.rehearse("w", None)
+    assert run(found) == run(expected) == []
+    assert found.gradient("lam")["x"].tolist() == pytest.approx(expected.gradient("lam")["x"].tolist(), rel=1e-5)
+    assert found.problems["lam"].module.x.tolist() == pytest.approx(expected.problems["lam"].module.x.tolist())
