@@ -1,7 +1,7 @@
 """A trial evaluation of a loss before the first step, after which nothing has changed."""
 
 import warnings
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,6 +14,7 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.unchanged import is_same, restore_torch_settings, torch_settings
 from mlotool.core.user_code import WrongResultError, is_of_user, named, note
+from mlotool.problem.problem import Problem
 from mlotool.program.engine import Engine
 from mlotool.program.loss_plan import LossPlan, Values
 
@@ -89,6 +90,8 @@ def rehearsed_loss(
                 _check_repeated(plan, values, batch, output.loss, random)
             if output.loss.requires_grad:
                 _check_backward(engine, plan, values, output.loss)
+                if _is_evaluated_elsewhere(problem):
+                    _check_elsewhere(engine, plan, values, batch, random)
         except Exception as error:
             note(error, lambda: plan.call_of(batch))
             raise
@@ -173,6 +176,52 @@ def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor
             "weights that all begin at 0.",
             stacklevel=2,
         )
+
+
+def _is_evaluated_elsewhere(problem: Problem) -> bool:
+    """Return whether gradients of a loss are taken at other parameters than those in its module at that time."""
+    algorithm = problem.hypergradient
+    return algorithm is not None and (algorithm.sees_steps or algorithm.needs_full_precision)
+
+
+def _check_elsewhere(engine: Engine, plan: LossPlan, values: Values, batch: Any, random: RandomState) -> None:
+    """Refuse a loss whose backward pass looks up the module's parameters again, as torch.utils.checkpoint does.
+
+    A module holds other parameters only while it is called: a backward pass later would mix them with its own.
+    """
+    if plan.problem.settings.precision == "fp16":
+        return
+    moved = {player: [_moved(tensor) for tensor in tensors] for player, tensors in enumerate(values) if tensors}
+    there: Values = [moved.get(player) for player in range(len(values))]
+    leaves = [tensor for tensors in moved.values() for tensor in tensors if tensor.requires_grad]
+
+    def gradient() -> Sequence[Tensor]:
+        with random.replayed():
+            return torch.autograd.grad(plan(there, batch).loss, leaves, materialize_grads=True)
+
+    found = gradient()
+    slots = [engine.problems[player].slots for player in moved]
+    own = [each.put(tensors) for each, tensors in zip(slots, moved.values(), strict=True)]
+    try:
+        expected = gradient()
+    finally:
+        for each, tensors in zip(slots, own, strict=True):
+            each.put_back(tensors)
+    size = max(float(each.norm()) for each in expected)
+    error = max(float((x - y).norm()) for x, y in zip(found, expected, strict=True))
+    if error > MAX_DIFFERENCE * size:
+        raise WrongResultError(
+            "a loss whose backward pass looks the module's parameters up again (the gradient is off by "
+            f"{error / size:.1g} of its size)",
+            "that it takes them from the evaluation, since this hypergradient takes gradients at other parameters than "
+            "those that the module holds",
+            "Write mlotool.remat(block, x) for torch.utils.checkpoint.checkpoint(block, x), or remat: auto for the "
+            "problem; in an autograd function of your own, save the parameters that its backward reads.",
+        )
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    return (1.1 * tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
 
 
 def _foreign_parameter(loss: Tensor) -> nn.Parameter | None:
