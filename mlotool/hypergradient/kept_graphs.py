@@ -1,10 +1,13 @@
 """Whether the graphs of recorded steps are kept until the backward pass: found out once, with `remat: auto`.
 
-They are kept where they fit into a budget, and where a comparison shows no difference in any bit. Two things make one.
-Some functions of torch (SiLU, GroupNorm) have one backward for gradients with a graph and another one without, which
-differ in the last bits. And a kept graph has all buffers of its own step, but a step that is computed again, as all of
-an open unroll are after a resume, only those of the problem's module that moved in steps before it: of others, such as
-those of another problem's module, it has today's.
+They are kept where they fit into a budget, and where a comparison shows no difference in any bit. There are two reasons
+for a difference:
+
+- Rounding. Some functions of torch (SiLU, GroupNorm) have one backward for gradients with a graph and another one
+  without, which differ in the last bits.
+- Buffers. A graph that is kept has read the buffers as they were at its step. A step that is computed again reads them
+  as they are now, but for those of the problem's own module that moved in the steps before it, which are put back. (All
+  steps of an unroll that a resumed run finds begun are computed again.)
 """
 
 import logging

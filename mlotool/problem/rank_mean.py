@@ -81,10 +81,11 @@ class RankMean:
         if self.is_alone or not found:
             return list(found)
         # The flags are one tensor more in the same exchange, and are read only where something is unused here.
-        flags = torch.tensor([each is not None for each in found], dtype=theta[0].dtype, device=theta[0].device)
+        is_used = [each is not None for each in found]
+        flags = _flags(is_used, theta[0])
         whole = [torch.zeros_like(x) if each is None else each for x, each in zip(theta, found, strict=True)]
         *mean, used = self.mean([*whole, flags])
-        if all(each is not None for each in found):
+        if all(is_used):
             return [*mean]
         return [value if flag else None for value, flag in zip(mean, (used > 0).tolist(), strict=True)]
 
@@ -113,6 +114,15 @@ class RankMean:
         if self.is_alone:
             return function(*vectors)
         return self.mean([function(*[self.shared(vector) for vector in vectors])])[0]
+
+
+def _flags(is_used: Sequence[bool], like: Tensor) -> Tensor:
+    """Return ones and zeros, of a real type: complex numbers have no order."""
+    dtype = like.dtype.to_real()
+    if all(is_used):
+        # Filled on the device: values of a list are copied there, for which the host would wait in every gradient.
+        return torch.ones(len(is_used), dtype=dtype, device=like.device)
+    return torch.tensor(is_used, dtype=dtype, device=like.device)
 
 
 def _shared(reduce: Reduce, vector: Sequence[Tensor]) -> list[Tensor]:

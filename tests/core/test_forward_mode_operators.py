@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlotool.core.errors import ConfigError
@@ -126,6 +126,30 @@ def test_autocast_is_that_of_the_operators(name: str, dtype: torch.dtype):
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("layer", ["sdpa", "MultiheadAttention", "TransformerEncoderLayer"])
+def test_products_of_attention_under_autocast_are_those_of_double_backward(layer: str):
+    torch.manual_seed(0)
+    x, u, mask = torch.randn(2, 5, 8), torch.randn(2, 5, 8), torch.randn(5, 5)
+    block = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+
+    def called(x: Tensor) -> Tensor:
+        if layer == "TransformerEncoderLayer":
+            return block(x)
+        if layer == "MultiheadAttention":
+            return block.self_attn(x, x, x, attn_mask=mask, need_weights=False)[0]
+        # In bf16, as a projection returns it, beside float32.
+        return F.scaled_dot_product_attention(x @ torch.eye(8), x, x, attn_mask=mask)
+
+    def loss(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = called(x)
+        return (y.float().square() * torch.linspace(0.5, 1.5, 8)).sum()
+
+    expected = reverse(loss, [x], [u], lambda: twice_differentiable_mode("w"))
+    assert distance(forward(loss, [x], [u], lambda: forward_mode("w")), expected) < 0.02
+    assert distance(forward_by_autograd(loss, [x], [u], lambda: forward_mode("w")), expected) < 0.02
+
+
 @pytest.mark.parametrize(("name", "operator"), REFUSED.items())
 def test_what_has_no_tangents_is_named(name: str, operator: str):
     loss, tensors, vector = setting(name)
@@ -182,3 +206,24 @@ def test_a_source_that_is_too_short_is_refused_as_torch_does():
     x, mask = torch.ones(3), torch.tensor([True, True, False])
     with forward_mode("w"), pytest.raises(RuntimeError, match="found 1 values for 2 places"):
         x.masked_scatter(mask, torch.ones(1))
+
+
+@pytest.mark.parametrize("name", ["vjp", "grad", "tangent of vjp"])
+def test_values_at_a_mask_of_tasks_are_taken_within_gradients(name: str):
+    """There the wrapper of the tasks is not the outermost one."""
+
+    def loss(x: Tensor) -> Tensor:
+        return torch.masked_scatter(x, x > 0, x.sin()[:3]).square().sum()
+
+    def slope(x: Tensor) -> Tensor:
+        return torch.func.vjp(loss, x)[1](torch.ones(()))[0]
+
+    function = {
+        "vjp": slope,
+        "grad": torch.func.grad(loss),
+        "tangent of vjp": lambda x: torch.func.jvp(slope, (x,), (torch.ones(5),))[1],
+    }[name]
+    tasks = torch.tensor([[0.3, -0.7, 1.1, -2.0, 0.4], [-1.0, 2.0, -0.2, 0.5, -3.0]])
+    with forward_mode("w"):
+        found, expected = torch.vmap(function)(tasks), torch.stack([function(task) for task in tasks])
+    torch.testing.assert_close(found, expected)

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +34,23 @@ def test_what_is_unused_on_this_rank_alone_has_a_mean() -> None:
     theta = [numbers(0.0)] * 3
     found = RankMean(exchange).gradient([numbers(3.0), None, None], theta)
     assert [None if each is None else float(each) for each in found] == [2.0, 2.0, None]
+
+
+def test_complex_parameters_have_flags_too() -> None:
+    theta = [torch.zeros(2, dtype=torch.complex64)] * 2
+    gradient = torch.tensor([1 + 2j, 3j])
+    found = RankMean(lambda vector: [1 * each for each in vector]).gradient([gradient, None], theta)
+    assert found[0] is not None
+    assert torch.equal(found[0], gradient)
+    assert found[1] is None
+
+
+def test_where_all_are_used_no_values_are_copied_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a copy makes the host wait for the device, in every gradient."""
+    theta = [numbers(1.0), numbers(2.0)]
+    monkeypatch.setattr(torch, "tensor", pytest.fail)
+    found = RankMean(lambda vector: [2 * each for each in vector]).gradient(theta, theta)
+    assert [None if each is None else float(each) for each in found] == [2.0, 4.0]
 
 
 def test_ranks_that_read_other_parameters_keep_the_same_ones() -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mlotool.core.decompositions.precision import in_autocast_dtype
 from mlotool.core.errors import ConfigError
 
 _RANDOM = (
@@ -16,6 +17,7 @@ _RANDOM = (
 )
 
 
+@in_autocast_dtype
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return `dropout(softmax(Q K^T / sqrt(d) + mask)) V` by torch's operators for products and softmax.
 

@@ -2,8 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch.nn import functional as F
+
+from mlotool.core.decompositions.tasks import is_batched
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -13,7 +14,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     transposed tensor other entries are dropped. On a GPU it takes an operator there that has no tangents.
     """
     is_random = training and 0.0 < p < 1.0 and input.numel() > 0
-    if not is_random or _is_batched(input) or input.device.type not in ("cpu", "cuda"):
+    if not is_random or is_batched(input) or input.device.type not in ("cpu", "cuda"):
         return F.dropout(input, p, training, inplace)
     if input.is_cuda:
         # The kernel of a training step, whose mask is drawn with the strides of the tensor.
@@ -31,12 +32,3 @@ def dropout_by_name(input: Tensor, p: float, train: bool) -> Tensor:
 def dropout_in_place(input: Tensor, p: float, train: bool) -> Tensor:
     """Put the same in the place of `input`."""
     return dropout(input, p, train, True)
-
-
-def _is_batched(tensor: Tensor) -> bool:
-    """Return whether the tensor is one of tasks: dropout is that of torch.func with and without forward mode then."""
-    while is_functorch_wrapped_tensor(tensor):
-        if is_batchedtensor(tensor):
-            return True
-        tensor = get_unwrapped(tensor)
-    return False

@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
 from torch._decomp import decompositions
 from torch.nn import functional as F
 
 from mlotool.core.decompositions.lacking import lacking
 from mlotool.core.decompositions.precision import SHORT, in_float32
+from mlotool.core.decompositions.tasks import is_batched
 
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
 
@@ -35,7 +35,7 @@ def scatter_reduce_in_place(
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Return x with the first values of `source` where the mask is true."""
     x, mask = torch.broadcast_tensors(x, mask)
-    if source.numel() < x.numel() and not is_batchedtensor(mask) and int(mask.sum()) > source.numel():
+    if source.numel() < x.numel() and not is_batched(mask) and int(mask.sum()) > source.numel():
         raise RuntimeError(f"masked_scatter: found {source.numel()} values for {int(mask.sum())} places of the mask")
     if source.numel() == 0:
         return x.clone()
