@@ -147,7 +147,8 @@ def check_hash(found: str, expected: str | None) -> None:
     if expected is not None and not found.startswith(str(expected).lower()):
         warnings.warn(
             f"data.sha256: the text has {found[:12]}, not {str(expected)[:12]}, on which results were measured; expect "
-            "somewhat other figures. Another version of Python, or of the files, has other text.",
+            "somewhat other figures. Another version of Python, or of the files, has other text. With a text of yours "
+            "in the place of a recipe's, write ~data.sha256.",
             stacklevel=2,
         )
 
@@ -183,7 +184,8 @@ def _shares_of(split: str, shares: Shares, domains: Sequence[str]) -> list[float
         if name not in domains:
             raise ConfigError(
                 f"data.shares.{split}: found '{name}'; expected some of {', '.join(domains)}, which data.domains "
-                f"names.{did_you_mean(name, domains)} Correct the name, or add it to data.domains."
+                f"names.{did_you_mean(name, domains)} Correct the name, or add it to data.domains; with a text of yours "
+                "in the place of a recipe's, write ~data.shares."
             )
         if not share >= 0:
             raise ConfigError(f"data.shares.{split}.{name}={share}; expected 0 or more. Set it to 0 to leave it out.")

@@ -30,6 +30,15 @@ def test_there_is_a_root_without_a_recipe() -> None:
     assert "mlotool run +recipe=mwn" in message_of(check, compose(None))
 
 
+def test_what_a_recipe_sets_of_another_text_is_dropped_as_the_messages_say() -> None:
+    recipe, own = "lm_loss_weighting", "data=text_folder"
+    assert compose(recipe, [own]).data.sha256 is not None
+    config = compose(recipe, [own, "~data.sha256", "~data.shares"])
+    assert config.data._target_ == "mlotool.data.TextFolder"
+    assert not {"sha256", "shares"} & set(config.data)
+    assert check(config) == []
+
+
 def test_every_group_swaps() -> None:
     words = ["hypergradient=cg", "data=cifar10_longtailed", "model@problems.classifier.module=resnet32"]
     config = compose("mwn", [*words, "runner.devices=1", "runner.precision=bf16", "logger=csv", "runner=gpu"])

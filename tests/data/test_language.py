@@ -121,7 +121,7 @@ def test_the_hash_is_of_the_text(folder: Path) -> None:
     assert data.domains == ("0",)
     assert data.sha256 == hashlib.sha256(b"0\0" + text + b"\0\0").hexdigest()
     TextFolder(str(folder / "low/0.txt"), {"train": 5}, length=LENGTH, sha256=data.sha256[:12])
-    with pytest.warns(UserWarning, match=rf"data\.sha256: the text has {data.sha256[:12]}, not 0123, on which"):
+    with pytest.warns(UserWarning, match=rf"the text has {data.sha256[:12]}, not 0123, .* ~data\.sha256"):
         TextFolder(str(folder / "low/0.txt"), {"train": 5}, length=LENGTH, sha256="0123")
 
 
@@ -146,7 +146,7 @@ def test_any_bytes_are_text(tmp_path: Path) -> None:
         ("", {"length": 0}, r"data\.length=0; expected at least 1"),
         ("", {"length": 5000}, r"expected at most 0, as its 1602 tokens have no more of data\.length \+ 1 = 5001"),
         ("", {"shares": {"test": {"low": 1}}}, r"data\.shares names the split 'test'; expected some of train"),
-        ("", {"shares": {"train": {"lo": 1}}}, r"data\.shares\.train: found 'lo'; .*Did you mean 'low'"),
+        ("", {"shares": {"train": {"lo": 1}}}, r"data\.shares\.train: found 'lo'; .*mean 'low'.* ~data\.shares"),
         ("", {"shares": {"train": {"low": -1}}}, r"data\.shares\.train\.low=-1; expected 0 or more"),
         ("", {"shares": {"train": {"low": 0}}}, r"found 0 for all domains; expected a share above 0"),
         ("", {"sizes": {"train": -1}}, r"data\.sizes\.train=-1; expected 0 or more windows"),
