@@ -184,8 +184,8 @@ def _shares_of(split: str, shares: Shares, domains: Sequence[str]) -> list[float
         if name not in domains:
             raise ConfigError(
                 f"data.shares.{split}: found '{name}'; expected some of {', '.join(domains)}, which data.domains "
-                f"names.{did_you_mean(name, domains)} Correct the name, or add it to data.domains; with a text of yours "
-                "in the place of a recipe's, write ~data.shares."
+                f"names.{did_you_mean(name, domains)} Correct the name, or add it to data.domains; with a text of "
+                "yours in the place of a recipe's, write ~data.shares."
             )
         if not share >= 0:
             raise ConfigError(f"data.shares.{split}.{name}={share}; expected 0 or more. Set it to 0 to leave it out.")
