@@ -263,9 +263,10 @@ def _filled(holder: dict[str, Any]) -> list[Slot]:
 
 
 def _has_moved(buffer: Tensor, original: Tensor) -> bool:
-    # Kernels of BatchNorm change its statistics without counting a version.
-    is_known = torch._C._functorch.is_batchedtensor(buffer) or share_memory(buffer, original)
-    return not (is_known or torch.equal(buffer, original))
+    # Kernels of BatchNorm change its statistics without counting a version; those of sparse tensors count.
+    if buffer.layout != torch.strided or torch._C._functorch.is_batchedtensor(buffer):
+        return False
+    return not (share_memory(buffer, original) or torch.equal(buffer, original))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A record of a problem's last optimizer steps (parameters, state, batches, random numbers), to differentiate them."""
 
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +14,7 @@ from mlotool.core.replay import RandomState
 from mlotool.problem.moving_buffers import Buffers, buffers_in_place
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.stream import Stream
-from mlotool.problem.taken_gradient import TakenGradient
+from mlotool.problem.taken_gradient import LargestNorm, TakenGradient
 from mlotool.problem.update import Hyperparameters, State
 
 Streams = Mapping[str, Stream | SameBatch | None]
@@ -189,12 +190,14 @@ class Trajectory:
     Attributes:
         num_taken: steps of this unroll.
         num_unrolls: that were there before it, in this process.
+        largest_norm: of its gradients that have been compared.
     """
 
     def __init__(self, is_kept: bool = False, horizon: int | None = None) -> None:
         self.is_kept = is_kept
         self.num_taken = 0
         self.num_unrolls = 0
+        self.largest_norm = LargestNorm()
         self._horizon = horizon
         self._steps: deque[StepRecord] = deque()
 
@@ -227,7 +230,11 @@ class Trajectory:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the batches, which a stream can fetch again."""
-        return {"num_taken": self.num_taken, "steps": [record.state_dict() for record in self._steps]}
+        return {
+            "num_taken": self.num_taken,
+            "steps": [record.state_dict() for record in self._steps],
+            "largest_norm": self.largest_norm.value,
+        }
 
     def load_state_dict(
         self, state: Mapping[str, Any], batches: Sequence[Any], streams: Streams, device: torch.device
@@ -245,6 +252,8 @@ class Trajectory:
         for each in state["steps"]:
             self.append(StepRecord.from_state_dict(each, waiting, streams, device))
         self.num_taken = state["num_taken"]
+        # Older checkpoints have none: the problem may have converged, and nothing tells rounding from another gradient.
+        self.largest_norm.value = state.get("largest_norm", math.inf)
 
 
 def on_device(states: Sequence[State], device: torch.device) -> tuple[State, ...]:

@@ -80,7 +80,9 @@ class StepRecorder:
             tuple(gradient) if gradient is not None and algorithm.saves_gradients(prefers_forward) else None,
             tuple(buffers for _, buffers in states) if any(buffers for _, buffers in states) else (),
             # A gradient through solutions is an approximation, which is another one where it is differentiated.
-            None if self.makes_solutions(name) else TakenGradient.of(gradient, problem.trajectory.num_unrolls),
+            None
+            if self.makes_solutions(name)
+            else TakenGradient.of(gradient, problem.trajectory.num_unrolls, problem.trajectory.largest_norm),
         )
         problem.trajectory.append(step.on(torch.device("cpu"), pinned=True) if store.offload else step)
 

@@ -73,6 +73,30 @@ def test_memory_that_is_not_torchs_is_copied_at_once() -> None:
         assert not bool(copy.any())
 
 
+def test_two_rows_are_not_the_same_memory() -> None:
+    rows = torch.zeros(2, 1 << 13)
+    assert not share_memory(rows[0], rows[1])
+    assert not share_memory(lazy_copy(rows[0]), rows[1])
+    assert not share_memory(rows, rows.view(torch.int32))
+    assert not share_memory(rows[:, :1], rows[:1, :1])
+    assert share_memory(lazy_copy(rows[1]), rows[1])
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_block_with_a_sparse_buffer(layout: torch.layout) -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("adjacency", (2 * torch.eye(SIZE, dtype=torch.float64)).to_sparse(layout=layout))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sparse.mm(self.adjacency, x).square()
+
+    x = POINT.clone().requires_grad_()
+    assert torch.allclose(torch.autograd.grad(remat(Graph(), x).sum(), x)[0], 8 * x)
+
+
 def slopes(call: Callable[[Tensor], Tensor], block: Masked, between: Callable[[], object]) -> list[Tensor]:
     """Return a gradient and a derivative of it, where something happens after the forward pass."""
     x = POINT.clone().requires_grad_()

@@ -1,6 +1,6 @@
 """Steps that are computed again are the steps that were taken, to the bit, or a run stops."""
 
-import copy
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -102,6 +102,33 @@ def test_one_that_changes_later_is_refused_later() -> None:
             schedule.tick()
 
 
+def test_a_converged_problem_goes_on() -> None:
+    """Its gradients are rounding alone: none is like the other."""
+
+    class Converging(Counting):
+        """Falls to a size at which noise is all that there is."""
+
+        def factor(self) -> float:
+            self.num_calls += 1
+            return 1.0 if self.num_calls <= 8 else 1e-16 * (1 + self.num_calls % 7)
+
+    schedule = scheduled(Converging(), Unrolled(horizon=1))
+    for _ in range(40):
+        schedule.tick()
+
+
+def test_a_resumed_run_knows_the_size_of_its_gradients() -> None:
+    first, second = scheduled(Counting(), Unrolled()), scheduled(Counting(), Unrolled())
+    first.program.problems["w"].trajectory.largest_norm.value = 3.0
+    saved = first.program.state_dict()
+    second.program.load_state_dict(saved)
+    assert second.program.problems["w"].trajectory.largest_norm.value == 3.0
+    # One that was saved before they were kept, may have converged.
+    del saved["w"]["trajectory"]["largest_norm"]
+    second.program.load_state_dict(saved)
+    assert second.program.problems["w"].trajectory.largest_norm.value == math.inf
+
+
 class Momentum(nn.Module):
     """A network that subtracts a running mean of its inputs, which it keeps in a buffer that it assigns."""
 
@@ -116,9 +143,41 @@ class Momentum(nn.Module):
         return torch.tanh(self.layer(x - self.mean))
 
 
+class Sparse(nn.Module):
+    """A network on a graph whose adjacency matrix is a buffer."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("adjacency", (0.5 * torch.eye(3, dtype=torch.float64)).to_sparse(layout=layout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Sparse products have no tangents.
+        return torch.tanh(self.layer(x) @ self.adjacency.to_dense())
+
+
+class Rows(nn.Module):
+    """A network whose buffer is one row of another one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("table", torch.randn(4, 1 << 13, dtype=torch.float64))
+        self.register_buffer("row", self.table[0])
+        self.register_buffer("number", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.layer(x * self.row[:3]))
+        self.number += 1
+        self.row = self.table[int(self.number) % 4]
+        return y
+
+
 MOVING: dict[str, Callable[[], nn.Module]] = {
     "spectral norm": lambda: nn.Sequential(spectral_norm(nn.Linear(3, 5)), nn.BatchNorm1d(5), nn.Linear(5, 3)),
     "running mean": Momentum,
+    "sparse": lambda: Sparse(torch.sparse_coo),
+    "rows of a table": Rows,
 }
 
 
@@ -161,11 +220,22 @@ def after(program: Program, num_ticks: int = 12) -> Tensor:
 @pytest.mark.parametrize("way", [each for each in WAYS if each != "first order"])
 @pytest.mark.parametrize("kind", MOVING)
 def test_buffers_that_move_are_those_of_each_step(kind: str, way: str, settings: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    module = MOVING[kind]().double()
-    kept = Unrolled(remat=False)
-    whole, again = (network(copy.deepcopy(module), each, **settings) for each in (kept, WAYS[way]))
+    made = []
+    for each in (Unrolled(remat=False), WAYS[way]):
+        torch.manual_seed(0)
+        made.append(network(MOVING[kind]().double(), each, **settings))
+    whole, again = made
     assert torch.allclose(after(again), after(whole), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_compressed_sparse_buffer() -> None:
+    """Forward mode has none: torch does not copy them there."""
+    found = []
+    for way in (Unrolled(remat=False), Unrolled()):
+        torch.manual_seed(0)
+        found.append(after(network(Sparse(torch.sparse_csr).double(), way)))
+    assert torch.allclose(found[0], found[1], rtol=1e-10, atol=1e-12)
 
 
 def test_buffers_are_there_after_a_resume_in_the_middle_of_an_unroll() -> None:
