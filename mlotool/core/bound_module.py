@@ -151,7 +151,7 @@ class BoundModule:
     ) -> Any:
         if self._buffers is None:
             # One copy for the whole evaluation: a module that is called twice sees its own update of a buffer.
-            self._buffers = [lazy_copy(buffer) for buffer in slots.buffers()]
+            self._buffers = [buffer if buffer is None else lazy_copy(buffer) for buffer in slots.buffers()]
         if not self._buffers:
             return call(*args, **kwargs)
         own = slots.buffers()

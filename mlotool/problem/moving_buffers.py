@@ -14,14 +14,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from mlotool.core.lazy_copy import lazy_copy, share_memory
 from mlotool.core.slots import Slot
 
-Buffers = Mapping[str, Tensor]
-"""Copies by name, of those that move."""
+Buffers = Mapping[str, Tensor | None]
+"""Copies by name; None where there was none. Of what stays, the records of all evaluations have the same copy."""
+
+_LEAST_BYTES = 1 << 14
+"""A buffer on a CPU below this is compared with its copy, in less time than it takes to look for another way."""
 
 
 class MovingBuffers:
-    """Copies those buffers of a module that move from one evaluation to the next: what stays is not copied.
-
-    One that stays at first is copied from the first evaluation on that comes after its first change.
+    """Copies the buffers of a module before each evaluation: those that have moved since the last one are copied anew.
 
     Args:
         module: its structure must stay as it is.
@@ -43,42 +44,50 @@ class MovingBuffers:
         for name, (holder, _) in self._slots.items():
             if id(holder) in norms:
                 self._statistics.setdefault(id(holder), []).append(name)
-        # The tensors too: another one may get the place of one that is gone.
-        self._marks: list[tuple[Tensor, int]] = []
-        self._first: dict[str, Tensor] = {}
+        # The buffers too: another tensor may get the place of one that is gone.
+        self._marks: dict[str, tuple[Tensor | None, int | None]] = {}
+        self._copies: dict[str, Tensor | None] = {}
+        # Copies that still share the memory of their buffers, and buffers that have moved on a GPU.
+        self._lazy: set[str] = set()
         self._moving: set[str] = set()
 
     def now(self) -> Buffers:
-        """Return copies, one evaluation after the other."""
-        if not self._slots:
-            return {}
-        marks = [(holder[key], holder[key]._version) for holder, key in self._slots.values()]
-        if not self._marks:
-            # Which ones move is seen at the next call; what stays is then dropped from these.
-            self._first = {name: lazy_copy(holder[key]) for name, (holder, key) in self._slots.items()}
-            self._marks = marks
-            return self._first
-        if self._first:
-            still = [name for name, copy in self._first.items() if self._is_as_before(name, copy)]
-            self._moving.update(self._first.keys() - still)
-            for name in still:
-                del self._first[name]
-            self._first = {}
-        for (name, (holder, _)), a, b in zip(self._slots.items(), self._marks, marks, strict=True):
-            if a[0] is not b[0] or a[1] != b[1]:
-                # A kernel that moves statistics does not count a version, but BatchNorm counts its batches.
-                self._moving.update(self._statistics.get(id(holder), (name,)))
-        self._marks = marks
-        return {name: self._current(name).clone() for name in self._slots if name in self._moving}
+        """Return the copies, which nobody may change."""
+        moved = {name for name in self._slots if name not in self._copies or self._has_moved(name)}
+        for holder in {id(self._slots[name][0]) for name in moved}:
+            # A kernel that moves statistics does not count a version, but BatchNorm counts its batches.
+            moved.update(self._statistics.get(holder, ()))
+        for name in moved:
+            now = self._current(name)
+            if name in self._copies and now is not None and now.device.type != "cpu":
+                self._moving.add(name)
+            copy = self._copies[name] = None if now is None else lazy_copy(now.detach())
+            self._marks[name] = (now, _version(now))
+            is_lazy = now is not None and copy is not None and share_memory(copy, now)
+            (self._lazy.add if is_lazy else self._lazy.discard)(name)
+        return dict(self._copies)
 
-    def _is_as_before(self, name: str, copy: Tensor) -> bool:
-        now = self._current(name)
-        # Of sparse ones identity and version alone tell.
-        return now.layout != torch.strided or share_memory(copy, now) or torch.equal(copy, now)
+    def _has_moved(self, name: str) -> bool:
+        now, copy, (before, version) = self._current(name), self._copies[name], self._marks[name]
+        # A recorded sequence of kernels on a GPU moves what it moves without counting versions.
+        if now is not before or _version(now) != version or name in self._moving:
+            return True
+        if now is None or copy is None or now.layout != torch.strided or id(self._slots[name][0]) in self._statistics:
+            return False
+        is_compared = now.is_inference() or (now.device.type == "cpu" and now.nbytes < _LEAST_BYTES)
+        if is_compared:
+            return not torch.equal(copy, now)
+        # What was lazily copied and is other memory now has been written to; of what was not, the version tells.
+        return name in self._lazy and not share_memory(copy, now)
 
-    def _current(self, name: str) -> Tensor:
+    def _current(self, name: str) -> Tensor | None:
         holder, key = self._slots[name]
         return holder[key]
+
+
+def _version(tensor: Tensor | None) -> int | None:
+    """Return how often a tensor was changed in place; None where torch does not count."""
+    return None if tensor is None or tensor.is_inference() else tensor._version
 
 
 @contextmanager
@@ -115,10 +124,9 @@ def buffers_in_place(module: nn.Module | None, buffers: Buffers) -> Iterator[Non
 
 
 def _slots(module: nn.Module) -> dict[str, Slot]:
-    """Return the places of all buffers by name."""
+    """Return the places of all buffers by name, those that hold none yet included."""
     return {
         f"{path}.{key}" if path else key: (each._buffers, key)
         for path, each in module.named_modules()
-        for key, value in each._buffers.items()
-        if value is not None
+        for key in each._buffers
     }

@@ -95,7 +95,7 @@ class StepRecord:
         lower_snapshots: the lower problems that it read, as they were.
         graph: of its gradient, where that is kept.
         gradient: over batches and ranks, before it is clipped, where that is kept; None of an unused parameter.
-        buffers: of the problem's module before each evaluation, those that move; empty where none does.
+        buffers: of the problem's module before each evaluation; empty where it has none.
         taken: by which that gradient can be told from another one, where the step is looked at.
     """
 
@@ -169,7 +169,9 @@ class StepRecord:
         # Older checkpoints have none.
         saved = state.get("gradient")
         gradient = None if saved is None else tuple(None if each is None else each.to(device) for each in saved)
-        buffers = tuple({name: x.to(device) for name, x in each.items()} for each in state.get("buffers", ()))
+        buffers = tuple(
+            {name: None if x is None else x.to(device) for name, x in each.items()} for each in state.get("buffers", ())
+        )
         states, settings = on_device(state["state"], device), tuple(state["settings"])
         return cls(theta, states, settings, draws, lower_snapshots, gradient=gradient, buffers=buffers)
 

@@ -156,6 +156,48 @@ class Sparse(nn.Module):
         return torch.tanh(self.layer(x) @ self.adjacency.to_dense())
 
 
+class Late(nn.Module):
+    """A network that scales its inputs with a buffer which changes at every k-th evaluation."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor], period: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+        self.register_buffer("number", torch.zeros((), dtype=torch.long))
+        self.change, self.period = change, period
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.number += 1
+        if int(self.number) % self.period == 0:
+            self.scale = self.change(self.scale)
+        return torch.tanh(self.layer(x * self.scale))
+
+
+class Born(nn.Module):
+    """A network whose running mean is none at first.
+
+    Args:
+        is_dropped: it is one at first, and none at last.
+    """
+
+    def __init__(self, is_dropped: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.full((3,), 0.5) if is_dropped else None)
+        self.is_dropped = is_dropped
+
+    def forward(self, x: Tensor) -> Tensor:
+        now = x.detach().mean(0)
+        before = now if self.mean is None else self.mean
+        self.mean = None if self.is_dropped else 0.5 * before + 0.5 * now
+        return torch.tanh(self.layer(x - before))
+
+
+def in_inference_mode(scale: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return scale * 0.5
+
+
 class Rows(nn.Module):
     """A network whose buffer is one row of another one after the other."""
 
@@ -178,6 +220,12 @@ MOVING: dict[str, Callable[[], nn.Module]] = {
     "running mean": Momentum,
     "sparse": lambda: Sparse(torch.sparse_coo),
     "rows of a table": Rows,
+    "at the third": lambda: Late(lambda x: torch.full((3,), 0.1).to(x), 3),
+    "in the second unroll": lambda: Late(lambda x: torch.full((3,), 0.1).to(x), 6),
+    "every time, in place": lambda: Late(lambda x: x.mul_(0.8), 1),
+    "in place, later": lambda: Late(lambda x: x.mul_(0.1), 7),
+    "with a graph": lambda: Late(lambda x: (x * torch.ones(3, requires_grad=True).to(x)) * 0.5, 2),
+    "in inference mode": lambda: Late(in_inference_mode, 2),
 }
 
 
@@ -228,6 +276,16 @@ def test_buffers_that_move_are_those_of_each_step(kind: str, way: str, settings:
     assert torch.allclose(after(again), after(whole), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_dropped", [True, False])
+@pytest.mark.parametrize("way", ["reverse", "every", "binomial"])
+def test_buffers_that_are_none_at_first_or_later(way: str, is_dropped: bool) -> None:
+    found = []
+    for each in (Unrolled(remat=False), WAYS[way]):
+        torch.manual_seed(0)
+        found.append(after(network(Born(is_dropped).double(), each)))
+    assert torch.allclose(found[0], found[1], rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_a_compressed_sparse_buffer() -> None:
     """Forward mode has none: torch does not copy them there."""
@@ -259,7 +317,9 @@ def test_buffers_that_stay_are_not_copied() -> None:
     schedule = Schedule(program)
     for _ in range(3):
         schedule.tick()
-    assert [set(record.buffers[0]) for record in program.problems["w"].trajectory] == [{"mean"}] * 3
+    records = [record.buffers[0] for record in program.problems["w"].trajectory]
+    assert len({id(record["still"]) for record in records}) == 1
+    assert len({id(record["mean"]) for record in records}) == 3
 
 
 class OldStyle(torch.autograd.Function):
