@@ -9,11 +9,11 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import spectral_norm
 
 from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Binomial, KeepEvery
+from tests.hypergradient.modules_with_buffers import MOVING, Born, Momentum, Sparse
 from tests.hypergradient.test_unrolled import BATCHES, Pair, lower_loss, upper_loss
 from tests.program.small import numbers, samples
 from tests.programs import Point
@@ -129,104 +129,46 @@ def test_a_resumed_run_knows_the_size_of_its_gradients() -> None:
     assert second.program.problems["w"].trajectory.largest_norm.value == math.inf
 
 
-class Momentum(nn.Module):
-    """A network that subtracts a running mean of its inputs, which it keeps in a buffer that it assigns."""
+def test_a_teacher_that_trains_beside_is_named() -> None:
+    """Buffers of other problems' modules are today's in steps that are taken again."""
+    teacher = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("mean", torch.zeros(3))
-        self.register_buffer("still", torch.ones(100))
+    def fit(batch: Tensor, *, w: Any, t: Any, u: Any) -> Tensor:
+        return (w(batch) - t(batch)).square().mean() * torch.exp(u()).sum()
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.mean = 0.5 * self.mean + x.detach().mean(0)
-        return torch.tanh(self.layer(x - self.mean))
-
-
-class Sparse(nn.Module):
-    """A network on a graph whose adjacency matrix is a buffer."""
-
-    def __init__(self, layout: torch.layout) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("adjacency", (0.5 * torch.eye(3, dtype=torch.float64)).to_sparse(layout=layout))
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Sparse products have no tangents.
-        return torch.tanh(self.layer(x) @ self.adjacency.to_dense())
-
-
-class Late(nn.Module):
-    """A network that scales its inputs with a buffer which changes at every k-th evaluation."""
-
-    def __init__(self, change: Callable[[Tensor], Tensor], period: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("scale", torch.ones(3))
-        self.register_buffer("number", torch.zeros((), dtype=torch.long))
-        self.change, self.period = change, period
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.number += 1
-        if int(self.number) % self.period == 0:
-            self.scale = self.change(self.scale)
-        return torch.tanh(self.layer(x * self.scale))
-
-
-class Born(nn.Module):
-    """A network whose running mean is none at first.
-
-    Args:
-        is_dropped: it is one at first, and none at last.
-    """
-
-    def __init__(self, is_dropped: bool = False) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("mean", torch.full((3,), 0.5) if is_dropped else None)
-        self.is_dropped = is_dropped
-
-    def forward(self, x: Tensor) -> Tensor:
-        now = x.detach().mean(0)
-        before = now if self.mean is None else self.mean
-        self.mean = None if self.is_dropped else 0.5 * before + 0.5 * now
-        return torch.tanh(self.layer(x - before))
-
-
-def in_inference_mode(scale: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return scale * 0.5
-
-
-class Rows(nn.Module):
-    """A network whose buffer is one row of another one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.register_buffer("table", torch.randn(4, 1 << 13, dtype=torch.float64))
-        self.register_buffer("row", self.table[0])
-        self.register_buffer("number", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.tanh(self.layer(x * self.row[:3]))
-        self.number += 1
-        self.row = self.table[int(self.number) % 4]
-        return y
-
-
-MOVING: dict[str, Callable[[], nn.Module]] = {
-    "spectral norm": lambda: nn.Sequential(spectral_norm(nn.Linear(3, 5)), nn.BatchNorm1d(5), nn.Linear(5, 3)),
-    "running mean": Momentum,
-    "sparse": lambda: Sparse(torch.sparse_coo),
-    "rows of a table": Rows,
-    "at the third": lambda: Late(lambda x: torch.full((3,), 0.1).to(x), 3),
-    "in the second unroll": lambda: Late(lambda x: torch.full((3,), 0.1).to(x), 6),
-    "every time, in place": lambda: Late(lambda x: x.mul_(0.8), 1),
-    "in place, later": lambda: Late(lambda x: x.mul_(0.1), 7),
-    "with a graph": lambda: Late(lambda x: (x * torch.ones(3, requires_grad=True).to(x)) * 0.5, 2),
-    "in inference mode": lambda: Late(in_inference_mode, 2),
-}
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    problems = [
+        Problem(
+            "t",
+            teacher,
+            lambda batch, *, t: (t(batch) - torch.cos(batch)).square().mean(),
+            roles={"t": "t"},
+            stream=Stream(samples(20, 7), 5, seed=4),
+            optimizer=sgd,
+        ),
+        Problem(
+            "w",
+            nn.Linear(3, 3).double(),
+            fit,
+            roles={"w": "w", "u": "u", "t": {"problem": "t", "mode": "eval"}},
+            stream=Stream(samples(20, 1), 5, seed=1),
+            optimizer=sgd,
+            unroll_steps=4,
+            hypergradient=Unrolled(),
+        ),
+        Problem(
+            "u",
+            Point(numbers(0.1, 0.2, -0.4)),
+            lambda batch, *, w: (w(batch) - 1).square().mean(),
+            roles={"w": "w"},
+            stream=Stream(samples(12, 2), 4, seed=2),
+            optimizer=sgd,
+        ),
+    ]
+    schedule = Schedule(Program(problems, Graph({"u": ["w"]}, {"w": ["u"], "t": ["w"]})))
+    with pytest.raises(ConfigError, match="a teacher with BatchNorm that trains beside"):
+        for _ in range(12):
+            schedule.tick()
 
 
 def network(module: nn.Module, hypergradient: Unrolled, **settings: Any) -> Program:
