@@ -65,7 +65,7 @@ class MovingBuffers:
             self._marks[name] = (now, _version(now))
             is_lazy = now is not None and copy is not None and share_memory(copy, now)
             (self._lazy.add if is_lazy else self._lazy.discard)(name)
-        # In the order of the module: that of a set of names is another one in each process, and so would checkpoints be.
+        # In the order of the module: that of a set is another one in each process, and so would checkpoints be.
         return {name: self._copies[name] for name in self._slots}
 
     def _has_moved(self, name: str) -> bool:
