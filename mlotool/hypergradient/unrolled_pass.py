@@ -73,8 +73,9 @@ class ReversePass:
     def first_order(
         self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: list[Tensor]
     ) -> list[Tensor]:
-        """Return the cotangents of the wanted inputs; the list of the given ones is emptied, so that they need not live
-        as long as the pass.
+        """Return the cotangents of the wanted inputs.
+
+        The list of the given ones is emptied: they need not live as long as the pass.
         """
         total: list[Tensor | None] = [None for flag in wanted if flag]
         adjoint = [*cotangent]
@@ -133,8 +134,9 @@ class ReversePass:
         adjoint: list[Tensor],
         of_state: list[dict[str, Tensor]],
     ) -> tuple[StepCotangents, Cotangents]:
-        """Return the cotangents of what an update starts from, and of the inputs that shape its settings; both lists
-        are taken over.
+        """Return the cotangents of what an update starts from, and of the inputs that shape its settings.
+
+        The lists of the given cotangents are taken over, as by `mlotool.problem.update_derivative.pull_back`.
         """
         if self.unroll.step_pullback is not None:
             found = self.unroll.step_pullback(

@@ -81,7 +81,7 @@ class FusedStep:
             return False
         # Looked at in every step: a user may give a parameter data with other strides.
         if not all(map(Tensor.is_contiguous, chain(self._parameters, given))):
-            given = [_aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
+            given = [aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
         with Recording(False):
             for group in self._groups:
                 self._step(group, given if group.has_all else [given[position] for position in group.positions])
@@ -142,9 +142,18 @@ def _are_alike(parameters: Sequence[Tensor]) -> bool:
     return len(kinds) == 1 and all(_has_kernel(parameter) for parameter in parameters)
 
 
-def _aligned(value: Tensor, like: Tensor) -> Tensor:
-    """Return a gradient in its parameter's order, in which the kernels read it whatever its own strides are."""
-    return value if value.stride() == like.stride() else torch.empty_like(like).copy_(value)
+def aligned(value: Tensor, like: Tensor) -> Tensor:
+    """Return a gradient in its parameter's order, in which the kernels read it whatever its own strides are.
+
+    Args:
+        value: the gradient; a sparse one has no strides, and stays.
+        like: the parameter, of the same shape.
+
+    Example:
+        >>> aligned(torch.ones(1, 2).expand(3, 2), torch.ones(3, 2)).stride()
+        (2, 1)
+    """
+    return value if value.is_sparse or value.stride() == like.stride() else torch.empty_like(like).copy_(value)
 
 
 def _sgd(group: _Group, gradient: list[Tensor]) -> None:

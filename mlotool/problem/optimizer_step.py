@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import Call, note
 from mlotool.problem.arguments import check_scheduler, made
-from mlotool.problem.fused_step import FusedStep, prefer_fused_kernels
+from mlotool.problem.fused_step import FusedStep, aligned, prefer_fused_kernels
 from mlotool.problem.loss_scale import LossScale
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import Shards
@@ -265,10 +265,7 @@ class OptimizerStep:
                 check_used(self._name, self._module)
             if value is not None and self._shards is not None:
                 value = self._shards.put_together(value, parameter)
-            # torch's fused kernels read a gradient in the parameter's order, whatever its own strides are.
-            if value is not None and not value.is_sparse and value.stride() != parameter.stride():
-                value = torch.empty_like(parameter).copy_(value)
-            parameter.grad = value
+            parameter.grad = None if value is None else aligned(value, parameter)
 
     def _clear_gradient(self) -> None:
         for parameter in self._parameters:

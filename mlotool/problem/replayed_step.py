@@ -5,10 +5,10 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mlotool.problem.fused_step import aligned
 from mlotool.problem.optimizer_step import OptimizerStep
 from mlotool.problem.update import Hyperparameters, State
 
@@ -32,6 +32,7 @@ def replayed_step(
         hyperparameters: at the step, one mapping a parameter.
 
     Example:
+        >>> import torch
         >>> parameter = nn.Parameter(torch.ones(1))
         >>> optimizer = torch.optim.SGD([parameter], lr=0.5)
         >>> rates = [{"lr": 0.5}]
@@ -41,10 +42,7 @@ def replayed_step(
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
     copies = [nn.Parameter(each.detach().clone()) for each in theta]
     for copied, slope in zip(copies, gradient, strict=True):
-        # torch's fused kernels read a gradient in the parameter's order, whatever its own strides are.
-        if slope is not None and slope.stride() != copied.stride():
-            slope = torch.empty_like(copied).copy_(slope)
-        copied.grad = slope
+        copied.grad = None if slope is None else aligned(slope, copied)
     twin: Any = copy.copy(optimizer)
     twin._optimizer_step_pre_hooks, twin._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
     twin.param_groups = []

@@ -34,8 +34,8 @@ class StepRecorder:
         self._problems = problems
         self._order = order
         self._engine = engine
-        # By recorded problem: the lower problems whose parameters its steps read, and those whose solutions they read.
         self._buffers: dict[str, MovingBuffers] = {}
+        # By recorded problem: the lower problems whose parameters its steps read, and those whose solutions they read.
         self._read = {name: order.read_by(name) for name, each in problems.items() if each.trajectory.is_kept}
 
     def state(self, name: str) -> tuple[RandomState, Buffers]:

@@ -14,6 +14,7 @@ from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Binomial, KeepEvery
 from tests.hypergradient.modules_with_buffers import MOVING, Born, Momentum, Sparse
+from tests.hypergradient.test_forward_probe import OldStyle
 from tests.hypergradient.test_unrolled import BATCHES, Pair, lower_loss, upper_loss
 from tests.program.small import numbers, samples
 from tests.programs import Point
@@ -262,19 +263,6 @@ def test_buffers_that_stay_are_not_copied() -> None:
     records = [record.buffers[0] for record in program.problems["w"].trajectory]
     assert len({id(record["still"]) for record in records}) == 1
     assert len({id(record["mean"]) for record in records}) == 3
-
-
-class OldStyle(torch.autograd.Function):
-    """Has no derivative in forward mode."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**2
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
-        return 2 * ctx.saved_tensors[0] * cotangent
 
 
 class Squared(nn.Module):
