@@ -1,0 +1,53 @@
+"""Several runs of one process are runs like those of a process each."""
+
+from pathlib import Path
+
+import pytest
+
+from mlotool import config as configuration
+from mlotool.core.errors import RunError
+from mlotool.runner import RunResult
+from mlotool.runner.together import RunRequest, run_together
+
+WORDS = ["runner.max_ticks=4", "runner.report=false", "data.seed=0"]
+
+
+def request(folder: Path, *words: str, **settings: object) -> RunRequest:
+    config = configuration.compose("plain", [*WORDS, *words])
+    return RunRequest(config, folder, **settings)  # type: ignore[arg-type]
+
+
+def test_each_leaves_a_folder_and_is_told_of(tmp_path: Path) -> None:
+    ended: dict[int, RunResult | BaseException] = {}
+    requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(2)]
+    run_together(requests, record=None, when_ended=ended.__setitem__)
+    assert sorted(ended) == [0, 1]
+    for number, result in ended.items():
+        assert isinstance(result, RunResult)
+        assert result.output_dir == tmp_path / str(number)
+        assert (tmp_path / str(number) / "summary.json").is_file()
+
+
+def test_one_that_fails_does_not_end_the_others(tmp_path: Path) -> None:
+    ended: dict[int, RunResult | BaseException] = {}
+    bad = "problems.classifier.optimizer.lr=1e30"
+    requests = [request(tmp_path / "0", bad), request(tmp_path / "1")]
+    run_together(requests, record=None, when_ended=ended.__setitem__)
+    assert isinstance(ended[0], RunError) and isinstance(ended[1], RunResult)
+
+
+def test_one_that_had_ended_is_not_run_again(tmp_path: Path) -> None:
+    ended: dict[int, RunResult | BaseException] = {}
+    requests = [request(tmp_path / "0", ended_at=4), request(tmp_path / "1")]
+    run_together(requests, record=None, when_ended=ended.__setitem__)
+    assert sorted(ended) == [1] and not (tmp_path / "0").exists()
+
+
+def test_an_interrupt_ends_all(tmp_path: Path) -> None:
+    def interrupting(tick: int, value: float) -> bool:
+        raise KeyboardInterrupt
+
+    requests = [request(tmp_path / "0", watch=interrupting), request(tmp_path / "1")]
+    with pytest.raises(KeyboardInterrupt):
+        run_together(requests, record=None, when_ended=lambda number, result: None)
+    assert not (tmp_path / "1").exists()
