@@ -33,7 +33,7 @@ class TextWindows(Dataset[Batch]):
     def __init__(self, tokens: Tensor, starts: Tensor, domain: Tensor, length: int) -> None:
         assert len(starts) == len(domain), (starts.shape, domain.shape)
         assert not len(starts) or int(starts.max()) + length < len(tokens), (int(starts.max()), length, len(tokens))
-        self.tokens, self.starts, self.domain = tokens, starts, domain
+        self.tokens, self.starts, self.domain, self.length = tokens, starts, domain, length
         self._places = torch.arange(length + 1)
 
     def __len__(self) -> int:

@@ -26,6 +26,11 @@ class SameBatch:
         require(isinstance(stream, Stream), "SameBatch.stream", stream, "a Stream", "Write SameBatch(Stream(...)).")
         self._stream = stream
 
+    @property
+    def stream(self) -> Stream:
+        """The other stream."""
+        return self._stream
+
     def next(self) -> Any:
         """Return the other stream's last batch."""
         return self._stream.last()

@@ -14,6 +14,9 @@ from mlotool.problem.batch_transfer import to_device
 from mlotool.problem.load_ahead import load_ahead, loading_error
 from mlotool.problem.samples import check_stream
 
+Place = tuple[int, int]
+"""An epoch, and the number of a batch in it."""
+
 
 class Stream:
     """Batches without end, shuffled anew each epoch; its whole state is `(epoch, batches_consumed)`.
@@ -74,17 +77,39 @@ class Stream:
             self._times_given += 1
             return self.last()
         batch = self.peek()
-        self._epoch, number = self._position()
-        self._batches_consumed = number + 1
-        self._last, self._ahead, self._times_given = batch, None, 1
+        self._advance()
         return batch
+
+    def draw(self) -> Place:
+        """Go on as `next` does without loading the batch, for a caller who loads it itself; return its place.
+
+        `last` loads it where it is asked for.
+        """
+        if self._times_given < self._repeat:
+            self._times_given += 1
+        else:
+            if self._ahead is None:
+                # Worker processes would hand out the batch that is left out here.
+                self._loader = None
+            self._advance()
+        return self._epoch, self._batches_consumed - 1
+
+    @property
+    def next_place(self) -> Place:
+        """Epoch and number of the batch that `next` will return."""
+        return self.last_place if self._times_given < self._repeat else self._position()
+
+    @property
+    def last_place(self) -> Place:
+        """Epoch and number of the batch that `last` returns."""
+        return self._position() if self._batches_consumed == 0 else (self._epoch, self._batches_consumed - 1)
 
     def peek(self) -> Any:
         """Return the batch that `next` will return; the stream stays where it is."""
         if self._times_given < self._repeat:
             return self.last()
         if self._ahead is None:
-            self._ahead = self._move(self._load(*self._position()))
+            self._ahead = self.moved(self._load(*self._position()))
         return self._ahead
 
     def last(self) -> Any:
@@ -92,7 +117,7 @@ class Stream:
         if self._last is None:
             if self._batches_consumed == 0:
                 return self.peek()
-            self._last = self._move(self._fetcher[self._key(self._epoch, self._batches_consumed - 1)])
+            self._last = self.moved(self._fetcher[self._key(self._epoch, self._batches_consumed - 1)])
         return self._last
 
     @property
@@ -110,7 +135,7 @@ class Stream:
         earlier, times_last = self._earlier(count)
         batches = []
         for epoch, number, times in earlier:
-            batches += [self._move(self._fetcher[self._key(epoch, number)])] * times
+            batches += [self.moved(self._fetcher[self._key(epoch, number)])] * times
         return [*batches, *[self.last()] * times_last]
 
     def recent_numbers(self, count: int) -> list[int | None]:
@@ -145,6 +170,33 @@ class Stream:
         self._dtype = dtype
         self._ahead = self._last = self._loader = None
         return self
+
+    def moved(self, batch: Any) -> Any:
+        """Return a batch that was loaded elsewhere on this stream's device and in its dtype."""
+        if self._device.type == "cpu" and self._dtype is None:
+            return batch
+        return to_device(batch, self._device, self._dtype)
+
+    def order(self, epoch: int) -> Tensor:
+        """Return the positions of the samples in the data set, (n,) int64, in the order of an epoch."""
+        if self._order is None or self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(mixed_seed(self._fetcher.seed, epoch))
+            size = len(self.dataset)
+            self._order = epoch, torch.randperm(size, generator=generator) if self._shuffle else torch.arange(size)
+        return self._order[1]
+
+    @property
+    def is_loaded_here(self) -> bool:
+        """Whether this process loads the batches itself, and whole: no workers, no share of a rank."""
+        return self._num_workers == 0 and self._fetcher.num_ranks == 1
+
+    def loads_like(self, other: "Stream") -> bool:
+        """Say whether two streams give the very same samples, on the same device, at the same place."""
+        return self.dataset is other.dataset and self._settings() == other._settings()
+
+    def moves_like(self, other: "Stream") -> bool:
+        """Say whether the batches of two streams come on the same device and in the same dtype."""
+        return (self._device, self._dtype) == (other._device, other._dtype)
 
     def copy(self) -> "Stream":
         """Return a stream that stands where this one does, and goes on by itself."""
@@ -191,7 +243,16 @@ class Stream:
             missing, back = missing - times, back + 1
         return found[::-1], min(self._times_given, count)
 
-    def _position(self) -> tuple[int, int]:
+    def _advance(self) -> None:
+        self._epoch, number = self._position()
+        self._batches_consumed = number + 1
+        self._last, self._ahead, self._times_given = self._ahead, None, 1
+
+    def _settings(self) -> tuple[Any, ...]:
+        fetcher, transfer = self._fetcher, (self._device, self._dtype)
+        return fetcher.seed, fetcher.rank, fetcher.num_ranks, self.batch_size, self.num_batches, self._shuffle, transfer
+
+    def _position(self) -> Place:
         """Return epoch and number of the batch that comes next."""
         if self._batches_consumed == self.num_batches:
             return self._epoch + 1, 0
@@ -216,16 +277,4 @@ class Stream:
 
     def _key(self, epoch: int, number: int) -> BatchKey:
         start = number * self.batch_size
-        return epoch, number, self._epoch_order(epoch)[start : start + self.batch_size]
-
-    def _epoch_order(self, epoch: int) -> Tensor:
-        if self._order is None or self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(mixed_seed(self._fetcher.seed, epoch))
-            size = len(self.dataset)
-            self._order = epoch, torch.randperm(size, generator=generator) if self._shuffle else torch.arange(size)
-        return self._order[1]
-
-    def _move(self, batch: Any) -> Any:
-        if self._device.type == "cpu" and self._dtype is None:
-            return batch
-        return to_device(batch, self._device, self._dtype)
+        return epoch, number, self.order(epoch)[start : start + self.batch_size]
