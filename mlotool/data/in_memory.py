@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -10,8 +11,12 @@ from torch.utils.data import Dataset
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.augmented_copies import AugmentedCopies
 from mlotool.data.image_files import ImageFiles
+from mlotool.data.rows import rows
 
 # n: samples, b: batch, c: channels, h, w: height and width
+
+_BLOCK = 2**18
+"""Values of images that are normalized at a time: 1 MiB of float32."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """Return one sample, without the batch's axis."""
-        return {name: values[0] for name, values in self.__getitems__([index]).items()}
+        return {name: values[0] for name, values in self.__getitems__([range(len(self))[index]]).items()}
 
     def __getitems__(self, indices: Sequence[int] | Tensor, seed: int | None = None) -> dict[str, Tensor]:
         """Return a collated batch.
@@ -107,13 +112,15 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
             seed: of the augmentation; None: torch's global generator.
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
-        batch = {**self._inputs(index, seed), "target": self.target[index], "index": index}
+        batch = {**self._inputs(index, seed), "target": rows(self.target, index), "index": index}
         if self.clean_target is not None:
-            batch["clean_target"] = self.clean_target[index]
-        return batch | {name: values[index] for name, values in self.extra.items()}
+            batch["clean_target"] = rows(self.clean_target, index)
+        return batch | {name: rows(values, index) for name, values in self.extra.items()}
 
     def _inputs(self, index: Tensor, seed: int | None) -> dict[str, Tensor]:
-        images, more = self.images[index], {}
+        if self.augmentation is None and isinstance(self.images, Tensor):
+            return {"input": self._normalized(self.images, index)}
+        images, more = rows(self.images, index), {}
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         if isinstance(self.augmentation, AugmentedCopies):
             more["copy"] = self.augmentation.draw(len(index), generator)
@@ -121,3 +128,11 @@ class InMemoryDataset(Dataset[dict[str, Tensor]]):
         elif self.augmentation is not None:
             images = self.augmentation(images, generator)
         return {"input": images.to(torch.float32).mul_(self._scale).add_(self._shift), **more}
+
+    def _normalized(self, images: Tensor, index: Tensor) -> Tensor:
+        """Return the inputs (b, c, h, w) of images at `index` (b,), block by block: each stays in the cache."""
+        num_values = max(prod(images.shape[1:]), 1)
+        inputs = torch.empty(len(index), *images.shape[1:])
+        for part, places in zip(*(each.split(-(-_BLOCK // num_values)) for each in (inputs, index)), strict=True):
+            part.copy_(images.index_select(0, places)).mul_(self._scale).add_(self._shift)
+        return inputs

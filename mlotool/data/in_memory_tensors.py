@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mlotool.data.rows import rows
+
 # n: samples, b: batch
 
 
@@ -35,17 +37,24 @@ class InMemoryTensors(Dataset[dict[str, Any]]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one sample, without the batch's axis."""
-        return _at(self.__getitems__([index]), 0)
+        return _at(self.__getitems__([range(len(self))[index]]), 0)
 
     def __getitems__(self, indices: Sequence[int] | Tensor) -> dict[str, Any]:
         """Return a collated batch of the samples at `indices` (b,)."""
         index = torch.as_tensor(indices, dtype=torch.int64)
-        return {**_at(self.values, index), "index": index}
+        return {**_rows(self.values, index), "index": index}
 
 
 def _leaves(values: Mapping[str, Any]) -> list[Tensor]:
     return [leaf for value in values.values() for leaf in (_leaves(value) if isinstance(value, Mapping) else [value])]
 
 
-def _at(values: Mapping[str, Any], index: Tensor | int) -> dict[str, Any]:
+def _rows(values: Mapping[str, Any], index: Tensor) -> dict[str, Any]:
+    return {
+        name: _rows(value, index) if isinstance(value, Mapping) else rows(value, index)
+        for name, value in values.items()
+    }
+
+
+def _at(values: Mapping[str, Any], index: int) -> dict[str, Any]:
     return {name: _at(value, index) if isinstance(value, Mapping) else value[index] for name, value in values.items()}

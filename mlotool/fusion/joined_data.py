@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from mlotool.data.in_memory import InMemoryDataset
 from mlotool.data.in_memory_tensors import InMemoryTensors
+from mlotool.data.rows import rows
 from mlotool.data.text_windows import TextWindows
 from mlotool.fusion.stacking import NotJointError
 
@@ -63,9 +64,9 @@ class JoinedData:
     def __getitem__(self, places: Tensor) -> Any:
         """Return the batch of the samples at `places` (b,)."""
         if isinstance(self._dataset, Tensor):
-            return self._dataset[places]
+            return rows(self._dataset, places)
         if isinstance(self._dataset, TensorDataset):
-            return [tensor[places] for tensor in self._dataset.tensors]
+            return [rows(tensor, places) for tensor in self._dataset.tensors]
         batch = self._dataset.__getitems__(places)
         if self._positions is not None and "index" in batch:
             batch["index"] = self._positions[places]
