@@ -13,6 +13,7 @@ def rows(values: Any, index: Tensor) -> Tensor:
         index: (b,) int64, positions from 0 on.
 
     Example:
+        >>> import torch
         >>> rows(torch.tensor([[1.0], [2.0]]), torch.tensor([1, 1]))
         tensor([[2.],
                 [2.]])
