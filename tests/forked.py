@@ -19,12 +19,12 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlotool.sweep.job_folder import LOG
+from mlotool.sweep.process import open_log
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = (
@@ -146,13 +146,13 @@ def start_rank(folder: Path, rank: int, shared: Mapping[str, str]) -> Forked:
         )
 
 
-def start_job(folder: Path, environment: Mapping[str, str], module: str) -> Forked:
-    """Begin a job of a sweep: what `mlotool.sweep.process.start_process` does, but for a new interpreter."""
+def start_job(folders: Sequence[Path], environment: Mapping[str, str], module: str) -> Forked:
+    """Begin jobs of a sweep: what `mlotool.sweep.process.start_process` does, but for a new interpreter."""
     job = import_module(module).main
-    with (folder / LOG).open("ab") as log:
+    with open_log(folders) as log:
         return start(
             job,
-            folder,
+            folders,
             environment={**os.environ, **environment},
             output=(log.fileno(), log.fileno()),
             has_stdin=True,

@@ -68,7 +68,7 @@ class Job:
                 write_plan(self.sweep_dir, self.plan)
         try:
             check_overrides(overrides)
-            recipe = self._recipe_path(hydra.runtime.choices)
+            recipe = recipe_path(hydra.runtime.choices, self.recipe_file)
             if self.sweep_dir is None and recipe is not None and is_first_rank():
                 print(f"mlotool: recipe {nearby(recipe)}", file=sys.stderr)
             sweep = None if self.sweep_dir is None else self.sweep_dir.name
@@ -108,13 +108,20 @@ class Job:
         where = "auto" if self.sweep_dir is not None else nearby(run_dir)
         print(f"mlotool: go on with: {shlex.join([*words, f'resume={where}'])}", file=sys.stderr)
 
-    def _recipe_path(self, choices: Any) -> Path | None:
-        recipe = choices.get("recipe")
-        if not isinstance(recipe, str):
-            return None
-        if self.recipe_file is not None and self.recipe_file.stem == recipe:
-            return self.recipe_file
-        return configuration.find_recipe(recipe)
+
+def recipe_path(choices: Any, given: Path | None) -> Path | None:
+    """Return the file of a job's recipe; None where it has none.
+
+    Args:
+        choices: what Hydra has chosen, by group.
+        given: the recipe's file, where the command line named one.
+    """
+    recipe = choices.get("recipe")
+    if not isinstance(recipe, str):
+        return None
+    if given is not None and given.stem == recipe:
+        return given
+    return configuration.find_recipe(recipe)
 
 
 def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watch | None" = None) -> "RunResult":

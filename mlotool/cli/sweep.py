@@ -13,11 +13,13 @@ from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.escape import escape
 from mlotool.core.sigterm import terminable
-from mlotool.sweep.driver import run_jobs, worker_environments
+from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
 from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
+from mlotool.sweep.group_record import GroupRecord
+from mlotool.sweep.groups import Point
 from mlotool.sweep.job_folder import JobOutcome, JobSpec
 from mlotool.sweep.launchers import make_launcher
-from mlotool.sweep.points import AbstractPoints, GridPoints, Point
+from mlotool.sweep.points import AbstractPoints, GridPoints
 
 
 def run_sweep(
@@ -33,6 +35,11 @@ def run_sweep(
         resume: `auto`, the folder of the sweep to go on with, or None.
     """
     check_first_point(plan)
+    if plan.settings["fuse"] != 1 and plan.devices_per_job != 1:
+        _say(
+            f"sweep.fuse: found {plan.settings['fuse']} with runner.devices={plan.devices_per_job}; each job runs "
+            "alone, as it takes several devices."
+        )
     workers = worker_environments(plan)
     folder, is_resumed = choose_folder(plan, resume)
     if resume == AUTO and not is_resumed:
@@ -60,7 +67,8 @@ def _run_locked(
 ) -> None:
     """Run the jobs of a sweep whose folder this process holds."""
     try:
-        points = _points(plan, folder)
+        record = GroupRecord(folder, is_resumed=is_resumed)
+        points = _points(plan, folder, record)
         launcher = make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
         write_plan(folder, plan)
     except ConfigError:
@@ -68,12 +76,13 @@ def _run_locked(
             discard(folder)
         raise
     _say(f"sweep {nearby(folder)}: {points.num_ended} of {points.total} jobs done" if is_resumed else
-         f"sweep {nearby(folder)}: {points.total} jobs, {len(workers)} at a time")  # fmt: skip
+         f"sweep {nearby(folder)}: {points.total} jobs, {_at_a_time(plan, len(workers))}")  # fmt: skip
     _say(f"its state at any time: mlotool report {nearby(folder)}")
     group = f"{plan.name}/{folder.name}"
     environments = [{"WANDB_RUN_GROUP": group, **each} for each in workers]
     file = None if request.file is None else str(request.file)
-    shared = JobSpec(shlex.join(["mlotool", "run", *words]), plan.fixed, file, tuple(trusted))
+    is_grouped, command = plan.group_size > 1, shlex.join(["mlotool", "run", *words])
+    shared = JobSpec(command, plan.fixed, file, tuple(trusted), is_in_group=is_grouped)
 
     def announce(point: Point, outcome: JobOutcome) -> None:
         value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
@@ -81,15 +90,23 @@ def _run_locked(
         _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
     with terminable():
-        run_jobs(points, launcher, environments, folder, shared, announce)
+        sweep = Sweep(folder, shared, announce, record.add if is_grouped else None)
+        run_jobs(points, launcher, environments, sweep)
 
 
-def _points(plan: SweepPlan, folder: Path) -> AbstractPoints:
+def _at_a_time(plan: SweepPlan, num_workers: int) -> str:
+    size = min(plan.group_size, plan.num_jobs)
+    if size == 1:
+        return f"{num_workers} at a time"
+    return f"up to {size} in a process" + (f", {num_workers} processes at a time" if num_workers > 1 else "")
+
+
+def _points(plan: SweepPlan, folder: Path, record: GroupRecord) -> AbstractPoints:
     if plan.settings["method"] == "grid":
-        return GridPoints(plan, folder)
+        return GridPoints(plan, folder, record)
     from mlotool.sweep.study import StudyPoints
 
-    return StudyPoints(plan, folder)
+    return StudyPoints(plan, folder, record)
 
 
 def _show(folder: Path) -> None:

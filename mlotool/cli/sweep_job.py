@@ -1,9 +1,10 @@
-"""The process of one job of a sweep: `python -m mlotool.cli.sweep_job FOLDER`."""
+"""The process of one job of a sweep, or of several: `python -m mlotool.cli.sweep_job FOLDER ...`."""
 
 import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
@@ -13,41 +14,51 @@ from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
 from mlotool.sweep.process import STOP
 
 
-def main(folder: Path) -> int:
-    """Run the job that a folder describes; what became of it stands in its summary.json."""
+def main(folders: Sequence[Path]) -> int:
+    """Run the jobs that folders describe; what became of each stands in its summary.json."""
     _end_with_parent()
+    is_in_group = len(folders) > 1 or read_job(folders[0]).is_in_group
+    try:
+        error = _together(folders) if is_in_group else _alone(folders[0])
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0 if error is None else int(getattr(error, "exit_code", EXIT_FAILURE))
+
+
+def _together(folders: Sequence[Path]) -> BaseException | None:
+    from mlotool.cli.sweep_group import run_group
+
+    return run_group(folders)
+
+
+def _alone(folder: Path) -> BaseException | None:
     spec = read_job(folder)
     try:
         error = _run(folder, spec)
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        raise
     except BaseException as raised:
         error = raised
-    if error is None:
-        return 0
-    note_failure(folder, spec.words, str(error) or type(error).__name__)
-    print(f"mlotool: error: {escape(str(error))}", file=sys.stderr)
-    return int(getattr(error, "exit_code", EXIT_FAILURE))
+    if error is not None:
+        note_failure(folder, spec.words, str(error) or type(error).__name__)
+        print(f"mlotool: error: {escape(str(error))}", file=sys.stderr)
+    return error
 
 
 def _run(folder: Path, spec: JobSpec) -> BaseException | None:
     from mlotool.cli.hydra_app import call_hydra, open_sources
     from mlotool.cli.job import Job
-    from mlotool.cli.request import Request, read_request
+    from mlotool.cli.job_words import own_words, request_of
 
-    request = read_request(spec.words)
-    if spec.recipe_file is not None:
-        request = Request(request.recipe, Path(spec.recipe_file), request.overrides)
+    request = request_of(spec)
     open_sources(request, spec.trusted)
     watch = None
     if spec.study is not None:
-        from mlotool.sweep.study import Watcher
+        from mlotool.sweep.watcher import Watcher
 
         watch = Watcher(**spec.study)
     job = Job(spec.command, request.file, spec.trusted, watch=watch)
-    quoted = str(folder.absolute()).replace("\\", "\\\\").replace("'", "\\'")
-    resume = [f"resume='{quoted}'"] if has_run(folder) else []
-    call_hydra([*spec.words, *resume, f"hydra.run.dir='{quoted}'"], job)
+    call_hydra([*spec.words, *own_words(folder, is_resumed=has_run(folder))], job)
     return job.errors[0] if job.errors else None
 
 
@@ -67,6 +78,6 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    exit_code = main(Path(sys.argv[1]))
+    exit_code = main([Path(each) for each in sys.argv[1:]])
     end_with_threads(exit_code)
     sys.exit(exit_code)

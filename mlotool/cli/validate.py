@@ -46,7 +46,7 @@ def _option_faults(sweep: Any) -> list[str]:
     from omegaconf.errors import OmegaConfBaseException
 
     from mlotool.config.composition import plain
-    from mlotool.sweep.study import option_faults
+    from mlotool.sweep.study_options import option_faults
 
     try:
         return option_faults(plain(sweep))

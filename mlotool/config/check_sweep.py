@@ -7,6 +7,9 @@ from mlotool.config.resolve import is_known
 from mlotool.config.schema import PRUNERS, SAMPLERS, SWEEP_LAUNCHERS, SWEEP_METHODS
 from mlotool.core.suggest import did_you_mean
 
+AUTO = "auto"
+"""What `sweep.fuse` may be beside a number: as many jobs as there are, up to a limit."""
+
 
 def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with `sweep`; Optuna's own options are checked where Optuna is there."""
@@ -21,6 +24,12 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
     for key in ("workers", "jobs_per_device", "num_trials"):
         if is_known(sweep[key]) and sweep[key] < 1:
             yield f"sweep.{key}: found {sweep[key]}; expected a whole number of at least 1. Correct sweep.{key}."
+    fuse = sweep["fuse"]
+    if is_known(fuse) and fuse != AUTO and not (type(fuse) is int and fuse >= 1):
+        yield (
+            f"sweep.fuse: found {'null' if fuse is None else fuse}; expected a whole number of at least 1, the jobs of "
+            f"a process, or auto.{did_you_mean(str(fuse), (AUTO,))} Correct sweep.fuse."
+        )
     if sweep["devices"] == []:
         yield "sweep.devices: found []; expected GPUs such as [0, 1], or null for all. Correct sweep.devices."
     for key in ("launcher_options", "sampler_options", "pruner_options"):

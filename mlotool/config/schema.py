@@ -169,6 +169,7 @@ class SweepConfig:
 
     method: str = "grid"
     params: dict[str, Any] = field(default_factory=dict)
+    fuse: Any = 1
     workers: int = 1
     devices: list[str] | None = None
     jobs_per_device: int = 1

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
-from mlotool.config.check_sweep import sweep_node_faults
+from mlotool.config.check_sweep import AUTO, sweep_node_faults
 from mlotool.config.composition import CONFIG_NAME, VERSION_KEYWORDS, config_errors, plain
 from mlotool.config.difference import may_differ
 from mlotool.config.names import name_fault
@@ -25,6 +25,12 @@ from mlotool.core.suggest import did_you_mean
 
 MAX_CHOICES, MAX_COMPARED = 100_000, 2_000
 """Values of a key, and of how many it is seen whether one is there twice."""
+
+MAX_FUSED = 32
+"""Jobs of one process with `sweep.fuse=auto`."""
+
+_ROUNDS = 4
+"""Of jobs that a search has at least with `sweep.fuse=auto`: it draws those of a round without knowing how they end."""
 
 TAGS = ("log", "int")
 """Of an interval: drawn by its logarithm, and whole numbers."""
@@ -91,7 +97,20 @@ class SweepPlan:
     def needs_processes(self) -> bool:
         """Whether Hydra's own sweeper, which runs one job after the other in this process, is not enough."""
         settings = self.settings
-        return settings["method"] != "grid" or settings["workers"] > 1 or settings["launcher"] != "local"
+        is_plain = settings["method"] == "grid" and settings["workers"] == 1 and settings["launcher"] == "local"
+        return not is_plain or settings["fuse"] != 1
+
+    @property
+    def group_size(self) -> int:
+        """How many jobs share a process, at most."""
+        fuse = self.settings["fuse"]
+        if self.devices_per_job != 1:
+            # Such a job is several processes itself.
+            return 1
+        if fuse != AUTO:
+            return int(fuse)
+        num_rounds = self.settings["workers"] * (_ROUNDS if self.settings["method"] == "optuna" else 1)
+        return max(1, min(-(-self.num_jobs // num_rounds), MAX_FUSED))
 
     @property
     def num_jobs(self) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ from mlotool.core.files import write_text, writing
 from mlotool.core.run_files import read_json
 
 FILE = "job.json"
+SUMMARY = "summary.json"
 LOG = "log.txt"
+GROUPS = "fusion"
+"""The folder, in that of the sweep, of what processes with several jobs leave beside the jobs' own folders."""
+
 MAX_ERROR = 5_000
 """Characters of an error that are shown."""
 
@@ -28,6 +33,7 @@ class JobSpec:
         recipe_file: of a recipe that was given by its path.
         trusted: packages of the user's that recipes may use.
         study: what `Watcher` takes; None where no study watches the job.
+        is_in_group: whether its process may have other jobs; it then leaves its page to `mlotool report`.
     """
 
     command: str
@@ -35,6 +41,7 @@ class JobSpec:
     recipe_file: str | None
     trusted: tuple[str, ...]
     study: dict[str, Any] | None = None
+    is_in_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,14 +63,30 @@ def begin_job(folder: Path, spec: JobSpec) -> None:
     """Make a job's folder, and write down what it is to run; what a dead attempt left is removed, but for a run."""
     if has_run(folder):
         # It is the end of the attempt before.
-        (folder / "summary.json").unlink(missing_ok=True)
+        (folder / SUMMARY).unlink(missing_ok=True)
     elif folder.is_symlink() or folder.is_file():
         folder.unlink()
     elif folder.exists():
         shutil.rmtree(folder)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    write_job(folder, spec)
+
+
+def write_job(folder: Path, spec: JobSpec) -> None:
+    """Write down what a job is, also one that has ended: what stands there may be a stranger's."""
     write_text(folder / FILE, json.dumps(asdict(spec), indent=2) + "\n")
+
+
+def log_of(folders: Sequence[Path]) -> Path:
+    """Return the file that takes what a process with these jobs prints."""
+    first = folders[0]
+    return first / LOG if len(folders) == 1 else first.parent / GROUPS / f"{first.name}.log"
+
+
+def record_of(folders: Sequence[Path]) -> Path:
+    """Return the file that says which of several jobs of a process ran as one program."""
+    return folders[0].parent / GROUPS / f"{folders[0].name}.json"
 
 
 def has_run(folder: Path) -> bool:
@@ -80,7 +103,7 @@ def read_job(folder: Path) -> JobSpec:
 def read_outcome(folder: Path) -> JobOutcome:
     """Return how a job ended, from its summary.json."""
     try:
-        summary = read_json(folder, "summary.json") or {}
+        summary = read_json(folder, SUMMARY) or {}
     except RunFileError:
         summary = {}
     status, objective = summary.get("status"), summary.get("objective")
@@ -95,7 +118,7 @@ def read_outcome(folder: Path) -> JobOutcome:
 
 def note_failure(folder: Path, words: tuple[str, ...], error: str) -> None:
     """Leave what a table of the sweep reads, for a job that was refused or died; what the run wrote stays."""
-    summary, listing = folder / "summary.json", folder / "overrides.txt"
+    summary, listing = folder / SUMMARY, folder / "overrides.txt"
     if not summary.exists():
         content: dict[str, Any] = {"status": "failed", "objective": None, "metrics": {}, "best": None, "error": error}
         write_text(summary, json.dumps(content, indent=2) + "\n")

@@ -2,7 +2,7 @@
 
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ PATIENCE_S = 30.0
 
 
 class AbstractHandle(ABC):
-    """A job that was started."""
+    """A process of a job, or of several, that was started."""
 
     @abstractmethod
     def is_done(self) -> bool:
-        """Say whether it has ended; what became of it stands in its folder."""
+        """Say whether it has ended; what became of its jobs stands in their folders."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -34,21 +34,21 @@ class AbstractLauncher(ABC):
     """Starts jobs."""
 
     @abstractmethod
-    def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
-        """Start the job of a folder.
+    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
+        """Start a process for the jobs of some folders.
 
         Args:
-            folder: the job's, with its job.json.
+            folders: the jobs', each with its job.json.
             environment: variables of the worker: its devices, its threads.
         """
 
 
 class LocalLauncher(AbstractLauncher):
-    """One process of this machine a job."""
+    """One process of this machine for each group of jobs."""
 
-    def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
+    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Start a process."""
-        return _ProcessHandle(process.start_process(folder, environment, process.MODULE))
+        return _ProcessHandle(process.start_process(folders, environment, process.MODULE))
 
 
 class _ProcessHandle(AbstractHandle):
@@ -70,7 +70,7 @@ class _ProcessHandle(AbstractHandle):
 
 
 class SlurmLauncher(AbstractLauncher):
-    """One SLURM job a job, by submitit.
+    """One SLURM job for each group of jobs, by submitit.
 
     Args:
         folder: takes submitit's files.
@@ -92,9 +92,11 @@ class SlurmLauncher(AbstractLauncher):
                 "submitit's parameters. Correct them, or try it here with 'sweep.launcher_options={cluster: local}'."
             ) from error
 
-    def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
+    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a job."""
-        return _SlurmHandle(self._executor.submit(process.run_process, str(folder), dict(environment), process.MODULE))
+        return _SlurmHandle(
+            self._executor.submit(process.run_process, list(map(str, folders)), dict(environment), process.MODULE)
+        )
 
 
 class _SlurmHandle(AbstractHandle):
@@ -112,7 +114,7 @@ class _SlurmHandle(AbstractHandle):
 
 
 class RayLauncher(AbstractLauncher):
-    """One Ray task a job.
+    """One Ray task for each group of jobs.
 
     Args:
         options: of `ray.remote` (`num_cpus`, `num_gpus`); `address` is that of a cluster, or `local` for this machine.
@@ -132,9 +134,9 @@ class RayLauncher(AbstractLauncher):
                 "address of a cluster that answers. Correct them."
             ) from error
 
-    def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
+    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         """Submit a task."""
-        return _RayHandle(self._ray, self._run.remote(str(folder), dict(environment), process.MODULE))
+        return _RayHandle(self._ray, self._run.remote(list(map(str, folders)), dict(environment), process.MODULE))
 
 
 class _RayHandle(AbstractHandle):

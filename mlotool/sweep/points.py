@@ -1,42 +1,27 @@
-"""Which points a sweep tries: every combination of a grid."""
+"""Which points a sweep tries, and which of them share a process: every combination of a grid."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from mlotool.config.reading import read_document
 from mlotool.config.run_length import has_finished, read_summary
 from mlotool.config.sweep_plan import SweepPlan
+from mlotool.sweep.group_record import GroupRecord
+from mlotool.sweep.groups import Group, Point, grouped
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 
 
-@dataclass(frozen=True)
-class Point:
-    """One job to run.
-
-    Args:
-        number: the name of its folder.
-        words: what it overrides beside what all jobs share.
-        study: what `Watcher` takes; None where no study watches the job.
-    """
-
-    number: int
-    words: tuple[str, ...]
-    study: dict[str, Any] | None = None
-
-
 class AbstractPoints(ABC):
-    """Gives the jobs of a sweep one by one, without those that a sweep before has ended."""
+    """Gives the jobs of a sweep, those of a process together, without those that a sweep before has ended."""
 
     total: int
     num_ended: int
 
     @abstractmethod
-    def next(self) -> Point | None:
-        """Return the next job to run; None where all have been given."""
+    def next(self) -> Group | None:
+        """Return the next jobs to run; None where all have been given."""
 
     @abstractmethod
     def finish(self, point: Point, outcome: JobOutcome) -> None:
@@ -49,17 +34,25 @@ class GridPoints(AbstractPoints):
     Args:
         plan: the sweep.
         folder: its folder: jobs that ended there are not given again, but those that are to go on for longer now.
+        record: the groups that had begun there.
+
+    Raises:
+        ConfigError: the record is none of this sweep.
     """
 
-    def __init__(self, plan: SweepPlan, folder: Path) -> None:
+    def __init__(self, plan: SweepPlan, folder: Path, record: GroupRecord) -> None:
         points = list(_grid(plan))
-        waiting = [each for each in points if not _has_ended(folder / str(each.number), plan.last_tick)]
+        waiting = {each.number for each in points if not _has_ended(folder / str(each.number), plan.last_tick)}
         self.total, self.num_ended = len(points), len(points) - len(waiting)
-        self._waiting = iter(waiting)
+        begun = record.groups({each.number: each for each in points}, waiting)
+        taken = {point.number for group in begun for point in group.points}
+        left = [each for each in points if each.number in waiting - taken]
+        groups = [*begun, *grouped(left, plan.group_size)]
+        self._groups = iter(sorted(groups, key=lambda group: group.points[0].number))
 
-    def next(self) -> Point | None:
-        """Return the next combination."""
-        return next(self._waiting, None)
+    def next(self) -> Group | None:
+        """Return the next combinations."""
+        return next(self._groups, None)
 
     def finish(self, point: Point, outcome: JobOutcome) -> None:
         """Count it."""

@@ -50,6 +50,9 @@ def test_a_recipe_lists_choices_and_the_command_line_wins(tmp_path: Path) -> Non
     [
         ((), False),
         (("sweep.workers=2",), True),
+        (("sweep.fuse=1",), False),
+        (("sweep.fuse=2",), True),
+        (("sweep.fuse=auto",), True),
         (("sweep=optuna",), True),
         (("sweep.launcher=slurm", "sweep.launcher_options={cluster: local}"), True),
     ],
@@ -65,6 +68,8 @@ def test_plain_grids_run_in_this_process(words: tuple[str, ...], needs: bool) ->
         (("sweep=optuna", "seed=interval(2,1)"), "expected an interval from a smaller to a larger number"),
         (("sweep=optuna", "seed=tag(log, interval(0,1))"), "both positive, as it is tagged log"),
         (("sweep.sampler=tpee",), r"sweep\.sampler: found 'tpee'; expected one of .*Did you mean 'tpe'"),
+        (("sweep.fuse=0",), r"sweep\.fuse: found 0; expected a whole number of at least 1, .* or auto"),
+        (("sweep.fuse=autp",), r"sweep\.fuse: found autp; .*Did you mean 'auto'"),
         (("sweep.workers=0",), r"sweep\.workers: found 0; expected a whole number of at least 1"),
         (("sweep.sampler_options=[3]",), r"sweep\.sampler_options: found \[3\]; expected names with values"),
         (("sweep.worker=2",), r"sweep\.worker: unknown key.*Did you mean 'workers'"),

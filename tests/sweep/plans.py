@@ -1,14 +1,17 @@
 """Plans of sweeps, and a launcher that runs jobs here and now."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mlotool.config.schema import SweepConfig
 from mlotool.config.sweep_plan import Dimension, SweepPlan
-from mlotool.sweep.job_folder import JobSpec, read_job
+from mlotool.sweep.driver import Sweep
+from mlotool.sweep.group_record import GroupRecord
+from mlotool.sweep.groups import Point
+from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job
 from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher
 
 SHARED = JobSpec("mlotool run -m", ("+recipe=plain",), None, ())
@@ -31,6 +34,21 @@ def make_plan(
     )
 
 
+def known(folder: Path) -> GroupRecord:
+    """Return the groups that have begun in a sweep's folder."""
+    return GroupRecord(folder, is_resumed=True)
+
+
+def sweep_in(folder: Path, record: GroupRecord | None = None, announced: list[tuple[int, str]] | None = None) -> Sweep:
+    """Return what the driver is told of a sweep; `announced` takes the jobs that end, with their status."""
+
+    def announce(point: Point, outcome: JobOutcome) -> None:
+        if announced is not None:
+            announced.append((point.number, outcome.status))
+
+    return Sweep(folder, SHARED, announce, None if record is None else record.add)
+
+
 class Ended(AbstractHandle):
     def is_done(self) -> bool:
         return True
@@ -48,8 +66,16 @@ class HereAndNow(AbstractLauncher):
     def __init__(self, job: Callable[[Path, JobSpec], tuple[str, float] | None]) -> None:
         self.job = job
         self.started: list[str] = []
+        self.groups: list[list[str]] = []
 
-    def start(self, folder: Path, environment: Mapping[str, str]) -> AbstractHandle:
+    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
+        self.groups.append([folder.name for folder in folders])
+        for folder in folders:
+            if not (folder / "summary.json").exists():
+                self._run(folder)
+        return Ended()
+
+    def _run(self, folder: Path) -> None:
         self.started.append(folder.name)
         spec = read_job(folder)
         result = self.job(folder, spec)
@@ -57,4 +83,3 @@ class HereAndNow(AbstractLauncher):
         if result is not None:
             objective = {"key": "val/accuracy", "value": result[1], "mode": "max"}
             (folder / "summary.json").write_text(json.dumps({"status": result[0], "objective": objective}))
-        return Ended()

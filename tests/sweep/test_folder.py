@@ -9,7 +9,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.sweep.driver import run_jobs, worker_environments
 from mlotool.sweep.folder import choose_folder, locked
 from mlotool.sweep.points import GridPoints
-from tests.sweep.plans import SHARED, HereAndNow, make_plan
+from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
 SEED = Dimension("seed", ("1", "2"))
 
@@ -52,9 +52,9 @@ def test_finished_jobs_of_a_grid_are_run_for_longer(tmp_path: Path) -> None:
         (tmp_path / f"{number}/summary.json").write_text(json.dumps({"status": status, "num_ticks": num_ticks}))
         (tmp_path / f"{number}/config.yaml").write_text("runner: {max_ticks: 5}")
     for last_tick, waiting in ((9, ["0"]), (5, []), (3, []), (None, [])):
-        points = GridPoints(replace(plan, last_tick=last_tick), tmp_path)
+        points = GridPoints(replace(plan, last_tick=last_tick), tmp_path, known(tmp_path))
         found = list(iter(points.next, None))
-        assert [str(point.number) for point in found if point is not None] == waiting
+        assert [[str(point.number) for point in group.points] for group in found if group] == [waiting][: len(waiting)]
         assert points.num_ended == 3 - len(waiting)
 
 
@@ -76,10 +76,10 @@ def test_a_grid_runs_what_has_not_ended(tmp_path: Path) -> None:
     for number, status in (("0", "finished"), ("2", "interrupted")):
         (tmp_path / number).mkdir()
         (tmp_path / number / "summary.json").write_text(json.dumps({"status": status}))
-    points = GridPoints(plan, tmp_path)
+    points = GridPoints(plan, tmp_path, known(tmp_path))
     assert (points.num_ended, points.total) == (1, 4)
     launcher = HereAndNow(lambda folder, spec: ("finished", 1.0))
-    run_jobs(points, launcher, [{}, {}], tmp_path, SHARED, lambda point, outcome: None)
+    run_jobs(points, launcher, [{}, {}], sweep_in(tmp_path))
     assert launcher.started == ["1", "2", "3"]
     assert (tmp_path / "3" / "overrides.txt").read_text().splitlines() == ["+recipe=plain", "seed=2", "lr=0.2"]
 

@@ -14,7 +14,7 @@ import pytest
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.sweep.study import StudyPoints
-from tests.sweep.plans import make_plan
+from tests.sweep.plans import known, make_plan
 
 optuna = pytest.importorskip("optuna")
 RATE = Dimension("lr", low=1e-3, high=1e-1, log=True)
@@ -27,7 +27,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The database of a study with two trials that have not ended."""
     folder = tmp_path_factory.mktemp("begun") / "sweep"
     folder.mkdir()
-    points = StudyPoints(make_plan(folder, RATE, SOLVER, num_trials=4), folder)
+    points = StudyPoints(make_plan(folder, RATE, SOLVER, num_trials=4), folder, known(folder))
     assert points.next() is not None
     assert points.next() is not None
     return (folder / "study.db").read_bytes()
@@ -45,11 +45,12 @@ def _spoiled(begun: bytes, tmp_path: Path, *statements: str) -> Path:
 
 
 def _take_up(folder: Path, **settings: Any) -> StudyPoints:
-    return StudyPoints(make_plan(folder, RATE, SOLVER, num_trials=4, **settings), folder)
+    return StudyPoints(make_plan(folder, RATE, SOLVER, num_trials=4, **settings), folder, known(folder))
 
 
 def test_an_honest_one_is_taken_up(begun: bytes, tmp_path: Path) -> None:
-    assert _take_up(_spoiled(begun, tmp_path)).next().words[1].startswith("hypergradient=")  # type: ignore[union-attr]
+    group = _take_up(_spoiled(begun, tmp_path)).next()
+    assert group is not None and group.points[0].words[1].startswith("hypergradient=")
 
 
 CHOICES = '{"name": "CategoricalDistribution", "attributes": {"choices": ["${oc.env:HOME}", "{_target_: os.system}"]}}'

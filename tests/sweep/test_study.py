@@ -13,8 +13,9 @@ from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, WriteError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.job_folder import JobSpec, read_job
-from mlotool.sweep.study import StudyPoints, Watcher
-from tests.sweep.plans import SHARED, HereAndNow, make_plan
+from mlotool.sweep.study import StudyPoints
+from mlotool.sweep.watcher import Watcher
+from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
 optuna = pytest.importorskip("optuna")
 
@@ -29,7 +30,7 @@ def rate(spec: JobSpec) -> float:
 
 def run(points: StudyPoints, folder: Path, job: Callable[[Path, JobSpec], Any]) -> HereAndNow:
     launcher = HereAndNow(job)
-    run_jobs(points, launcher, [{}], folder, SHARED, lambda point, outcome: None)
+    run_jobs(points, launcher, [{}], sweep_in(folder))
     return launcher
 
 
@@ -40,7 +41,7 @@ def trials(folder: Path) -> list[Any]:
 
 def test_every_trial_is_a_job_with_its_values(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, RATE, SOLVER, WIDTH, num_trials=4)
-    points = StudyPoints(plan, tmp_path)
+    points = StudyPoints(plan, tmp_path, known(tmp_path))
     assert run(points, tmp_path, lambda folder, spec: ("finished", rate(spec))).started == ["0", "1", "2", "3"]
     assert (points.num_ended, points.total) == (4, 4)
     for trial in trials(tmp_path):
@@ -56,7 +57,11 @@ def test_the_same_seed_draws_the_same_points(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
         plan = make_plan(tmp_path / name, RATE, num_trials=3, seed=seed)
-        run(StudyPoints(plan, tmp_path / name), tmp_path / name, lambda folder, spec: ("finished", rate(spec)))
+        run(
+            StudyPoints(plan, tmp_path / name, known(tmp_path / name)),
+            tmp_path / name,
+            lambda folder, spec: ("finished", rate(spec)),
+        )
         found.append([trial.params["lr"] for trial in trials(tmp_path / name)])
     assert found[0] == found[1]
     assert found[0] != found[2]
@@ -77,7 +82,7 @@ def test_the_objective_is_reported_and_a_bad_job_is_pruned(tmp_path: Path) -> No
                 return "pruned", value * tick
         return "finished", value * 30
 
-    run(StudyPoints(plan, tmp_path), tmp_path, job)
+    run(StudyPoints(plan, tmp_path, known(tmp_path)), tmp_path, job)
     found = trials(tmp_path)
     assert [trial.state.name for trial in found] == ["COMPLETE", "COMPLETE", "PRUNED"]
     assert found[0].intermediate_values == {10: 10.0, 20: 20.0, 30: 30.0}
@@ -88,7 +93,7 @@ def test_the_objective_is_reported_and_a_bad_job_is_pruned(tmp_path: Path) -> No
 def test_failed_and_dead_jobs_count_and_say_why(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, RATE, num_trials=3)
     results = {"0": ("failed", 0.0), "1": None, "2": ("finished", 1.0)}
-    run(StudyPoints(plan, tmp_path), tmp_path, lambda folder, spec: results[folder.name])
+    run(StudyPoints(plan, tmp_path, known(tmp_path)), tmp_path, lambda folder, spec: results[folder.name])
     assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL", "FAIL", "COMPLETE"]
     assert "it was made to die" in json.loads((tmp_path / "1" / "summary.json").read_text())["error"]
 
@@ -103,13 +108,13 @@ def test_a_sweep_that_died_is_gone_on_with_under_the_same_numbers(tmp_path: Path
         return "finished", rate(spec)
 
     with pytest.raises(RuntimeError):
-        run(StudyPoints(plan, tmp_path), tmp_path, die_in_the_third)
+        run(StudyPoints(plan, tmp_path, known(tmp_path)), tmp_path, die_in_the_third)
     before = trials(tmp_path)
     assert [trial.state.name for trial in before] == ["COMPLETE", "COMPLETE", "RUNNING"]
     # Its process was killed while Optuna drew its values: it never was a job.
     optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}").ask()
 
-    points = StudyPoints(plan, tmp_path)
+    points = StudyPoints(plan, tmp_path, known(tmp_path))
     assert points.num_ended == 2
     launcher = run(points, tmp_path, lambda folder, spec: ("finished", rate(spec)))
     assert launcher.started == ["2", "4", "5"]
@@ -121,15 +126,70 @@ def test_a_sweep_that_died_is_gone_on_with_under_the_same_numbers(tmp_path: Path
     assert len(set(drawn)) == 5
 
 
+def test_the_jobs_of_a_process_are_drawn_together(tmp_path: Path) -> None:
+    """The last process has fewer, where their number is no multiple."""
+    plan, announced = make_plan(tmp_path, RATE, SOLVER, num_trials=5, fuse=2), list[tuple[int, str]]()
+    points, launcher = (
+        StudyPoints(plan, tmp_path, known(tmp_path)),
+        HereAndNow(lambda _, spec: ("finished", rate(spec))),
+    )
+    run_jobs(points, launcher, [{}], sweep_in(tmp_path, known(tmp_path), announced))
+    assert launcher.groups == [["0", "1"], ["2", "3"], ["4"]]
+    assert announced == [(number, "finished") for number in range(5)]
+    assert [trial.value for trial in trials(tmp_path)] == [trial.params["lr"] for trial in trials(tmp_path)]
+    assert points.next() is None
+
+
+@pytest.mark.parametrize(
+    ("fuse", "settings", "expected"),
+    [(4, {}, True), (4, {"sampler_options": {"constant_liar": False}}, False)],
+)
+def test_draws_of_a_process_keep_apart(fuse: int, settings: dict[str, Any], expected: bool, tmp_path: Path) -> None:
+    points = StudyPoints(make_plan(tmp_path, RATE, fuse=fuse, **settings), tmp_path, known(tmp_path))
+    assert points._study.sampler._constant_liar is expected
+
+
+def test_a_search_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, RATE, num_trials=7, fuse=3)
+
+    def dies_in_the_fifth(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        if folder.name == "4":
+            raise KeyboardInterrupt
+        return ("pruned" if folder.name == "3" else "finished"), rate(spec)
+
+    points = StudyPoints(plan, tmp_path, known(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(points, HereAndNow(dies_in_the_fifth), [{}], sweep_in(tmp_path, known(tmp_path)))
+    before = trials(tmp_path)
+    # It was drawn, and its process never began.
+    optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}").ask(
+        {"lr": optuna.distributions.FloatDistribution(1e-3, 1e-1, log=True)}
+    )
+    points, launcher = StudyPoints(plan, tmp_path, known(tmp_path)), HereAndNow(lambda *_: ("finished", 1.0))
+    assert points.num_ended == 4
+    run_jobs(points, launcher, [{}], sweep_in(tmp_path, known(tmp_path)))
+    assert launcher.groups == [["3", "4", "5"], ["6"]]
+    assert launcher.started == ["4", "5", "6"]
+    after = trials(tmp_path)
+    assert [trial.params for trial in after[:6]] == [trial.params for trial in before]
+    assert [trial.state.name for trial in after] == [*["COMPLETE"] * 3, "PRUNED", *["COMPLETE"] * 3]
+
+
+def test_groups_with_jobs_that_a_study_has_not_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "groups.json").write_text('{"groups": [[0, 1]]}')
+    with pytest.raises(ConfigError, match=r"resume: found job 0, which is none of this sweep's, in .*groups\.json"):
+        StudyPoints(make_plan(tmp_path, RATE), tmp_path, known(tmp_path))
+
+
 def test_a_job_that_ended_before_the_sweep_took_note_is_not_run_again(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, RATE, num_trials=2)
-    points = StudyPoints(plan, tmp_path)
+    points = StudyPoints(plan, tmp_path, known(tmp_path))
     point = points.next()
     assert point is not None
     (tmp_path / "0").mkdir()
     summary = {"status": "finished", "objective": {"key": "val/accuracy", "value": 0.5}}
     (tmp_path / "0" / "summary.json").write_text(json.dumps(summary))
-    assert run(StudyPoints(plan, tmp_path), tmp_path, lambda *_: ("finished", 0.1)).started == ["1"]
+    assert run(StudyPoints(plan, tmp_path, known(tmp_path)), tmp_path, lambda *_: ("finished", 0.1)).started == ["1"]
     assert [trial.value for trial in trials(tmp_path)] == [0.5, 0.1]
 
 
@@ -146,23 +206,23 @@ def test_a_job_that_ended_before_the_sweep_took_note_is_not_run_again(tmp_path: 
 )
 def test_what_optuna_does_not_take_is_told(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        StudyPoints(make_plan(tmp_path, RATE, **settings), tmp_path)
+        StudyPoints(make_plan(tmp_path, RATE, **settings), tmp_path, known(tmp_path))
 
 
 def test_nothing_to_search_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sweep\.params: found nothing to search"):
-        StudyPoints(make_plan(tmp_path), tmp_path)
+        StudyPoints(make_plan(tmp_path), tmp_path, known(tmp_path))
 
 
 def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"sweep=optuna: the package optuna is not installed.*mlotool\[optuna\]"):
-        StudyPoints(make_plan(tmp_path, RATE), tmp_path)
+        StudyPoints(make_plan(tmp_path, RATE), tmp_path, known(tmp_path))
 
 
 def test_all_samplers_and_pruners_start(tmp_path: Path) -> None:
     from mlotool.config.schema import PRUNERS, SAMPLERS
-    from mlotool.sweep.study import make_pruner
+    from mlotool.sweep.study_options import make_pruner
 
     needed: dict[str, dict[str, Any]] = {"percentile": {"percentile": 25.0}, "threshold": {"upper": 1.0}}
     for name in PRUNERS:
@@ -172,18 +232,18 @@ def test_all_samplers_and_pruners_start(tmp_path: Path) -> None:
 
 def test_a_study_of_the_other_direction_is_not_gone_on_with(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, RATE, num_trials=1)
-    StudyPoints(plan, tmp_path)
+    StudyPoints(plan, tmp_path, known(tmp_path))
     with pytest.raises(ConfigError, match=r"a study .* that is to maximize val/accuracy; expected one that is to min"):
-        StudyPoints(replace(plan, mode="min"), tmp_path)
+        StudyPoints(replace(plan, mode="min"), tmp_path, known(tmp_path))
 
 
 def test_jobs_that_are_judged_in_different_ways_are_no_study(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="varies what it is judged by"):
-        StudyPoints(replace(make_plan(tmp_path, RATE), mode=None), tmp_path)
+        StudyPoints(replace(make_plan(tmp_path, RATE), mode=None), tmp_path, known(tmp_path))
 
 
 def test_a_study_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
-    points = StudyPoints(make_plan(tmp_path, RATE, num_trials=10_000), tmp_path)
+    points = StudyPoints(make_plan(tmp_path, RATE, num_trials=10_000), tmp_path, known(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "study.db").stat().st_size, hard))
     try:
@@ -193,4 +253,4 @@ def test_a_study_on_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     # With space again it goes on.
-    assert StudyPoints(make_plan(tmp_path, RATE, num_trials=10_000), tmp_path).next() is not None
+    assert StudyPoints(make_plan(tmp_path, RATE, num_trials=10_000), tmp_path, known(tmp_path)).next() is not None

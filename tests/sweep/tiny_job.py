@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.sweep_job import _end_with_parent
@@ -12,9 +13,14 @@ from mlotool.sweep.job_folder import note_failure, read_job
 from mlotool.sweep.process import STOP
 
 
-def main(folder: Path) -> int:
+def main(folders: Sequence[Path]) -> int:
     assert STOP
     _end_with_parent()
+    codes = [_run(folder) for folder in folders if not (folder / "summary.json").exists()]
+    return max(codes)
+
+
+def _run(folder: Path) -> int:
     spec = read_job(folder)
     values = dict(word.split("=", 1) for word in spec.words)
     number = float(values.get("seed", 0))
@@ -29,7 +35,7 @@ def main(folder: Path) -> int:
         os.kill(os.getpid(), signal.SIGSEGV)
     watch = None
     if spec.study is not None:
-        from mlotool.sweep.study import Watcher
+        from mlotool.sweep.watcher import Watcher
 
         watch = Watcher(**spec.study)
     status = "finished"
@@ -45,4 +51,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main([Path(each) for each in sys.argv[1:]]))

@@ -109,6 +109,15 @@ MISTAKES = {
     "a sweep over workers": _run(
         "-m", "sweep.workers=1,2", says=("sweep.workers: found sweep.workers=1,2", "Write sweep.workers=<one value>")
     ),
+    **{
+        f"{fuse} jobs in a process": _run(
+            "-m",
+            "seed=0,1",
+            f"sweep.fuse={fuse}",
+            says=(f"sweep.fuse: found {said}; expected a whole number of", "or auto"),
+        )
+        for fuse, said in {"0": "0", "2.5": "2.5", "many": "many", "null": "null", "true": "True", "[2]": "[2]"}.items()
+    },
     "a sweep over kinds of sweeps": _run("-m", "sweep=grid,optuna", says=("sweep: found sweep=grid,optuna",)),
     "options for no launcher": _run(
         "-m",

@@ -1,0 +1,37 @@
+"""How a job reports to its trial while it trains."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from mlotool.sweep.study_options import make_pruner
+from mlotool.sweep.study_storage import import_optuna, open_storage, storing
+
+
+class Watcher:
+    """Reports a job's objective to its trial, and asks whether to go on.
+
+    Args:
+        url: of the database.
+        name: of the study.
+        trial: its number.
+        pruner: as in `sweep.pruner`.
+        pruner_options: as in `sweep.pruner_options`.
+    """
+
+    def __init__(self, url: str, name: str, trial: int, pruner: str, pruner_options: Mapping[str, Any]) -> None:
+        optuna, self._url = import_optuna(), url
+        self._study = optuna.load_study(
+            study_name=name, storage=open_storage(url), pruner=make_pruner(pruner, pruner_options)
+        )
+        [found] = (each for each in self._study.get_trials(deepcopy=False) if each.number == trial)
+        self._trial = optuna.trial.Trial(self._study, found._trial_id)
+
+    def __call__(self, tick: int, value: float) -> bool:
+        """Report; return whether the job is to end."""
+        with storing(self._url):
+            with warnings.catch_warnings():
+                # A trial that goes on from a checkpoint reports the ticks since then again.
+                warnings.filterwarnings("ignore", message=".*reported value is ignored.*")
+                self._trial.report(value, tick)
+            return bool(self._trial.should_prune())

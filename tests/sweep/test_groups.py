@@ -1,0 +1,188 @@
+"""Which jobs share a process, and that they share it again when the sweep goes on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlotool.config.sweep_plan import Dimension, SweepPlan
+from mlotool.core.errors import ConfigError
+from mlotool.sweep.driver import run_jobs
+from mlotool.sweep.groups import Point, grouped
+from mlotool.sweep.job_folder import JobSpec, read_job
+from mlotool.sweep.launchers import AbstractHandle, AbstractLauncher
+from mlotool.sweep.points import GridPoints
+from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
+
+RATE = "problems.classifier.optimizer.lr"
+SEEDS = Dimension("seed", tuple(map(str, range(5))))
+
+
+def numbers(size: int, *words: Sequence[str]) -> list[list[int]]:
+    points = [Point(number, tuple(each)) for number, each in enumerate(words)]
+    return [[point.number for point in group.points] for group in grouped(points, size)]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "seed",
+        "data.seed",
+        RATE,
+        "problems.classifier.optimizer",
+        "optimizer@problems.classifier.optimizer",
+        "+problems.classifier.scheduler.gamma",
+        "problems.classifier.scheduler_interval",
+        "problems.classifier.gradient_clip_norm",
+        "problems.classifier.loss.temperature",
+        "runner.max_ticks",
+    ],
+)
+def test_jobs_of_one_structure_come_together(key: str) -> None:
+    choices = ["data=a", "data=b"]
+    words = [(data, f"{key}={value}") for value in ("1", "2.5e-3") for data in choices]
+    assert numbers(2, *words) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("hypergradient", ("cg", "neumann")),
+        ("problems.classifier.unroll_steps", ("1", "2")),
+        ("problems.classifier.loss.reduction", ("sum", "mean")),
+        ("model@problems.classifier.module", ("mlp", "resnet")),
+        ("problems.classifier.module.width", ("1", "2")),
+    ],
+)
+def test_jobs_of_other_structure_do_not(key: str, values: Sequence[str]) -> None:
+    words = [(f"seed={seed}", f"{key}={value}") for seed in range(2) for value in values]
+    assert numbers(2, *words) == [[0, 2], [1, 3]]
+
+
+def test_a_group_is_filled_with_what_has_room() -> None:
+    """Full groups first; what is left of a structure stays together."""
+    counts = {"a": 5, "b": 2, "c": 3}
+    words = [(f"data={data}", f"seed={seed}") for data, count in counts.items() for seed in range(count)]
+    assert numbers(4, *words) == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert numbers(100, *words) == [list(range(10))]
+    assert numbers(1, *words) == [[number] for number in range(10)]
+
+
+def settings(size: int | str, **others: Any) -> SweepPlan:
+    return make_plan(Path("x"), SEEDS, fuse=size, **others)
+
+
+def test_auto_takes_as_many_as_there_are() -> None:
+    many = Dimension("seed", tuple(map(str, range(100))))
+    assert settings("auto").group_size == 5
+    assert settings("auto", workers=2).group_size == 3
+    assert replace(settings("auto"), dimensions=(many,)).group_size == 32
+    # A search looks at the jobs of a round before it draws the next.
+    assert settings("auto", method="optuna", num_trials=20).group_size == 5
+    assert settings("auto", method="optuna", num_trials=2).group_size == 1
+    assert replace(settings(4), devices_per_job=2).group_size == 1
+    assert settings(4).group_size == 4
+
+
+def finished(folder: Path, spec: JobSpec) -> tuple[str, float]:
+    return "finished", float(dict(word.split("=") for word in spec.words)["seed"])
+
+
+def test_a_group_is_one_process(tmp_path: Path) -> None:
+    plan, announced = make_plan(tmp_path, SEEDS, fuse=2), list[tuple[int, str]]()
+    points, launcher = GridPoints(plan, tmp_path, known(tmp_path)), HereAndNow(finished)
+    run_jobs(points, launcher, [{}], sweep_in(tmp_path, known(tmp_path), announced))
+    assert launcher.groups == [["0", "1"], ["2", "3"], ["4"]]
+    assert announced == [(number, "finished") for number in range(5)]
+    assert points.num_ended == points.total == 5
+    assert json.loads((tmp_path / "groups.json").read_text()) == {"groups": [[0, 1], [2, 3], [4]]}
+
+
+class Slow(AbstractLauncher):
+    """A process whose jobs end one at each look; it dies before it comes to the last."""
+
+    def __init__(self) -> None:
+        self.environments: list[Mapping[str, str]] = []
+
+    def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
+        self.environments.append(environment)
+        return _Slow(list(folders))
+
+
+class _Slow(AbstractHandle):
+    def __init__(self, folders: list[Path]) -> None:
+        self.folders = folders
+
+    def is_done(self) -> bool:
+        if len(self.folders) > 1:
+            (self.folders.pop(0) / "summary.json").write_text('{"status": "finished"}')
+            return False
+        return True
+
+    def stop(self) -> None:
+        raise AssertionError("nothing runs")
+
+    def ending(self) -> str:
+        return "it was made to die"
+
+
+def test_a_job_ends_before_its_group(tmp_path: Path) -> None:
+    plan, announced = make_plan(tmp_path, SEEDS, fuse=3), list[tuple[int, str]]()
+    launcher = Slow()
+    workers = [{"worker": "a"}, {"worker": "b"}]
+    run_jobs(GridPoints(plan, tmp_path, known(tmp_path)), launcher, workers, sweep_in(tmp_path, None, announced))
+    assert launcher.environments == workers
+    assert announced == [(0, "finished"), (3, "finished"), (1, "finished"), (4, "failed"), (2, "failed")]
+    error = json.loads((tmp_path / "2" / "summary.json").read_text())["error"]
+    assert error == f"The job left no summary: it was made to die. Read {tmp_path / 'fusion' / '0.log'}."
+
+
+def test_a_sweep_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
+    """Whatever its size is now; jobs that had ended keep their places, and what they are is written anew."""
+
+    def dies_at_three(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        if folder.name == "3":
+            raise KeyboardInterrupt
+        return finished(folder, spec)
+
+    plan = make_plan(tmp_path, Dimension("seed", tuple(map(str, range(8)))), fuse=3)
+    points = GridPoints(plan, tmp_path, known(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(points, HereAndNow(dies_at_three), [{}], sweep_in(tmp_path, known(tmp_path)))
+    for number in (0, 4):
+        (tmp_path / str(number) / "job.json").write_text('{"words": ["data._target_=os.system"], "trusted": ["os"]}')
+    (tmp_path / "4" / "summary.json").write_text('{"status": "pruned"}')
+
+    again = replace(plan, settings={**plan.settings, "fuse": 2})
+    points, launcher = GridPoints(again, tmp_path, known(tmp_path)), HereAndNow(finished)
+    assert points.num_ended == 4
+    run_jobs(points, launcher, [{}], sweep_in(tmp_path, known(tmp_path)))
+    assert launcher.groups == [["3", "4", "5"], ["6", "7"]]
+    assert launcher.started == ["3", "5", "6", "7"]
+    assert read_job(tmp_path / "4").words == ("+recipe=plain", "seed=4")
+    assert GridPoints(again, tmp_path, known(tmp_path)).next() is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[[0, 1]]",
+        '{"groups": 3}',
+        '{"groups": [[0, 1], [1, 2]]}',
+        '{"groups": [["0"]]}',
+        '{"groups": [[true]]}',
+        '{"groups": [[]]}',
+        '{"groups": [[0, 5]]}',
+        '{"groups": [[-1]]}',
+        '{"groups": [[1e3]]}',
+        '{"groups": ' + "[" * 100 + "]" * 100 + "}",
+        "no JSON",
+    ],
+)
+def test_groups_of_a_stranger_are_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "groups.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"resume: found .*groups\.json.*expected the groups of jobs"):
+        GridPoints(make_plan(tmp_path, SEEDS), tmp_path, known(tmp_path))
