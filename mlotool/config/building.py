@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from mlotool.core.user_code import is_of_user
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from mlotool.config.shared_data import SharedData
     from mlotool.problem.parallel import AbstractParallel
     from mlotool.problem.rank_mean import Reduce
     from mlotool.program import Problem, Program, Stream
@@ -78,12 +79,13 @@ TRACE_FROM = 2_000
 """Steps of a problem after which tracing its gradient, which takes about as long as so many small ones, is worth it."""
 
 
-def build(config: Any, reduce: "Reduce | None" = None) -> Built:
+def build(config: Any, reduce: "Reduce | None" = None, shared: "SharedData | None" = None) -> Built:
     """Build what a config describes, after a check of all of it.
 
     Args:
         config: a composed config.
         reduce: the mean over the ranks of a run; None in one process.
+        shared: the data of other runs of this process, which this one takes where its own would be equal.
 
     Raises:
         ConfigError: the config is wrong, or a target does not accept its settings.
@@ -94,7 +96,20 @@ def build(config: Any, reduce: "Reduce | None" = None) -> Built:
         built.program.gradient("reweight")
     """
     values, _ = checked(config, targets=True)
-    return assemble(values, checked_data(instantiate("data", values["data"])), reduce)
+
+    def make() -> Any:
+        return cut_down(values, checked_data(instantiate("data", values["data"])))
+
+    if shared is None:
+        return assemble(values, make(), reduce)
+    data = shared.of(values["data"], values["debug"]["limit_samples"], make)
+    return replace(assemble(values, data, reduce), data=shared.evaluated(data))
+
+
+def cut_down(values: Values, data: Any) -> Any:
+    """Return a data object with as many samples a split as `debug.limit_samples` leaves."""
+    limit = values["debug"]["limit_samples"]
+    return data if limit is None else LimitedData(data, limit)
 
 
 def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built:
@@ -102,7 +117,7 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
 
     Args:
         values: the config, as plain values.
-        data: the data object.
+        data: the data object, cut down.
         reduce: the mean over the ranks of a run; None in one process.
 
     Raises:
@@ -111,9 +126,6 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     from mlotool.problem.same_batch import SameBatch
     from mlotool.program import Graph, Program
 
-    limit = values["debug"]["limit_samples"]
-    if limit is not None:
-        data = LimitedData(data, limit)
     graph = Graph(**values["graph"])
     streams: dict[str, Any] = {
         name: _stream(name, node["stream"], values["seed"], data) for name, node in values["problems"].items()

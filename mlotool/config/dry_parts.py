@@ -43,9 +43,9 @@ def part_faults(values: Values, known: Sequence[str]) -> list[str]:
             noted(faults, partial(instantiate, f"{key}.parallel", problem["parallel"]))
     is_small = all(size is not None and size <= MAX_PARAMETERS for size in sizes)
     if data is not None and is_small and not known and not faults:
-        from mlotool.config.building import assemble
+        from mlotool.config.building import assemble, cut_down
 
-        noted(faults, partial(assemble, values, data))
+        noted(faults, lambda: assemble(values, cut_down(values, data)))
     return faults
 
 

@@ -17,6 +17,7 @@ class LimitedData:
     def __init__(self, data: Any, limit: int) -> None:
         self._data = data
         self._limit = limit
+        self._splits: dict[str, tuple[Any, Any]] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Return what else the whole has: `splits`, `num_classes`, ..."""
@@ -26,7 +27,11 @@ class LimitedData:
 
     def split(self, name: str) -> Any:
         """Return one split, cut down."""
-        return limited(self._data.split(name), self._limit)
+        whole = self._data.split(name)
+        # One object for a split: by that, streams of several runs know that their samples are the same.
+        if name not in self._splits or self._splits[name][0] is not whole:
+            self._splits[name] = whole, limited(whole, self._limit)
+        return self._splits[name][1]
 
 
 class LimitedDataset:

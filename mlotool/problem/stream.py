@@ -2,8 +2,9 @@
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,13 @@ from mlotool.problem.samples import check_stream
 
 Place = tuple[int, int]
 """An epoch, and the number of a batch in it."""
+
+
+class Reads(Protocol):
+    """Gives batches to several streams that have the very same samples."""
+
+    def read(self, stream: "Stream", place: Place, load: Callable[[], Any]) -> Any:
+        """Return the batch at `place` for one of them, by `load` where it is not at hand."""
 
 
 class Stream:
@@ -67,7 +75,10 @@ class Stream:
         self._epoch = 0
         self._batches_consumed = 0
         self._order: tuple[int, Tensor] | None = None
+        # What worker processes load ahead, and the place of the batch that they hand out next.
         self._loader: Iterator[Any] | None = None
+        self._loader_place = (0, 0)
+        self._shared: Reads | None = None
         self._ahead: Any = None
         self._last: Any = None
 
@@ -88,9 +99,6 @@ class Stream:
         if self._times_given < self._repeat:
             self._times_given += 1
         else:
-            if self._ahead is None:
-                # Worker processes would hand out the batch that is left out here.
-                self._loader = None
             self._advance()
         return self._epoch, self._batches_consumed - 1
 
@@ -109,7 +117,9 @@ class Stream:
         if self._times_given < self._repeat:
             return self.last()
         if self._ahead is None:
-            self._ahead = self.moved(self._load(*self._position()))
+            place = self._position()
+            load = partial(self._loaded, place)
+            self._ahead = load() if self._shared is None else self._shared.read(self, place, load)
         return self._ahead
 
     def last(self) -> Any:
@@ -170,6 +180,10 @@ class Stream:
         self._dtype = dtype
         self._ahead = self._last = self._loader = None
         return self
+
+    def read_through(self, reads: Reads | None) -> None:
+        """Let `reads` give the batches from now on, which several streams may share; None: the stream reads itself."""
+        self._shared = reads
 
     def moved(self, batch: Any) -> Any:
         """Return a batch that was loaded elsewhere on this stream's device and in its dtype."""
@@ -258,14 +272,9 @@ class Stream:
             return self._epoch + 1, 0
         return self._epoch, self._batches_consumed
 
-    def _load(self, epoch: int, number: int) -> Any:
+    def _loaded(self, place: Place) -> Any:
         try:
-            if self._num_workers == 0:
-                return self._fetcher[self._key(epoch, number)]
-            if self._loader is None or number == 0:
-                keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
-                self._loader = load_ahead(self._fetcher, keys, self._num_workers)
-            return next(self._loader)
+            return self.moved(self._fetcher[self._key(*place)] if self._num_workers == 0 else self._loaded_ahead(place))
         except Exception as error:
             # Freed now, its processes end at once. Among the objects of the error, which the garbage collector frees
             # together, they would wait five seconds each for a word from a queue that is gone.
@@ -274,6 +283,16 @@ class Stream:
             if found is None:
                 raise
             raise found from error
+
+    def _loaded_ahead(self, place: Place) -> Any:
+        epoch, number = place
+        # They are at another place where batches in between were read elsewhere.
+        if self._loader is None or place != self._loader_place:
+            keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
+            self._loader = load_ahead(self._fetcher, keys, self._num_workers)
+        batch = next(self._loader)
+        self._loader_place = epoch, number + 1
+        return batch
 
     def _key(self, epoch: int, number: int) -> BatchKey:
         start = number * self.batch_size
