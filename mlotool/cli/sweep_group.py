@@ -110,7 +110,7 @@ class _Group:
         except Exception as error:
             self.fail(member, error)
             return None
-        return RunRequest(config, member.folder, origin, watch, member.ended_at)
+        return RunRequest(config, member.folder, origin, watch, ended_at=member.ended_at)
 
     def fail(self, member: Member, error: BaseException) -> None:
         """Leave an error to the sweep's table."""

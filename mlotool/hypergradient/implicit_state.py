@@ -77,6 +77,10 @@ class TracedSolve:
     memory: Memory
     last: SolveResult
 
+    def of(self, memory: Memory) -> "TracedSolve":
+        """Return the same solve of a problem of equal structure in another program, by what that one keeps."""
+        return replace(self, memory=memory)
+
     def reported(self, residual: Tensor) -> None:
         """Keep how the solve of a replay ended."""
         self.memory.value = self.memory.value._replace(last=replace(self.last, residual=residual))

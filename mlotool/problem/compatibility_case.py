@@ -29,6 +29,7 @@ class Case:
         read: a problem whose solution this problem's gradient passes through.
         num_ranks: processes that share each batch.
         is_traced: its gradient is to run as a traced program.
+        is_fused: its gradients are to run as a program of several runs.
     """
 
     name: str
@@ -45,3 +46,4 @@ class Case:
     read: str = ""
     num_ranks: int = 1
     is_traced: bool = False
+    is_fused: bool = False

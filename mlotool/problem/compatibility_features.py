@@ -95,6 +95,7 @@ FEATURES: Mapping[str, Feature] = {
     ),
     "ranks": Feature("several ranks", lambda case: case.num_ranks > 1),
     "trace": Feature("`runner.trace`", lambda case: case.is_traced),
+    "fuse": Feature("`sweep.fuse`", lambda case: case.is_fused),
     "graphs": Feature("`remat: false`", _algorithm("keeps_graphs")),
     "sparse": Feature("`trajectory` without all steps", _drops_steps),
     "remembering": Feature(

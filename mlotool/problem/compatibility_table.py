@@ -39,6 +39,7 @@ _USE_CG = (
     "Write +hypergradient@problems.{name}.hypergradient=cg, or set curvature: partial on the problem that both shapes "
     "and reads."
 )
+_BOTH = ("trace", "fuse")
 _ABOVE = "a problem above both shapes and reads '{name}', so its pullback is differentiated"
 
 ROWS: tuple[Row, ...] = (
@@ -228,26 +229,29 @@ ROWS: tuple[Row, ...] = (
         )
     ),
     *(
-        Row(each, "trace", "", "", reason, is_refused=False)
-        for each, reason in (
-            ("ranks", "its gradient is a mean over ranks"),
-            ("parallel", "its training is layer-parallel"),
-            ("fp16", "in fp16 a step decides by its gradient whether it is taken"),
-            ("impure", "its optimizer is none of SGD, Adam and AdamW"),
-            ("optimizer_roles", "another problem gives hyperparameters of its optimizer"),
-            ("reset_to", "each of its unrolls begins anew (reset_to)"),
-            ("roll_back", "its steps are a look-ahead (roll_back)"),
-            ("directing", "the hypergradient of '{solution}' makes the steps of '{solution}'"),
-            ("graphs", "the hypergradient of '{solution}' keeps the graphs of the steps of '{solution}'"),
-            ("compile", "the module of '{name}' is compiled by itself"),
-            ("shard", "the parameters of '{name}' are divided among ranks"),
-            ("sparse", "the steps of '{solution}' are taken again from their gradients (trajectory)"),
-            ("forward", "the hypergradient of '{solution}' takes tangents, which a trace does not record"),
-            ("blocks", "a trace takes equal evaluations once, and would keep what remat of '{name}' drops"),
+        Row(each, use, "", "", reason, is_refused=False)
+        for each, uses, reason in (
+            ("ranks", _BOTH, "its gradient is a mean over ranks"),
+            ("parallel", _BOTH, "its training is layer-parallel"),
+            ("fp16", _BOTH, "in fp16 a step decides by its gradient whether it is taken"),
+            ("impure", ("trace",), "its optimizer is none of SGD, Adam and AdamW"),
+            ("line_search", ("fuse",), "its optimizer evaluates the loss itself"),
+            ("optimizer_roles", _BOTH, "another problem gives hyperparameters of its optimizer"),
+            ("reset_to", ("trace",), "each of its unrolls begins anew (reset_to)"),
+            ("roll_back", ("trace",), "its steps are a look-ahead (roll_back)"),
+            ("directing", _BOTH, "the hypergradient of '{solution}' makes the steps of '{solution}'"),
+            ("graphs", _BOTH, "the hypergradient of '{solution}' keeps the graphs of the steps of '{solution}'"),
+            ("compile", _BOTH, "the module of '{name}' is compiled by itself"),
+            ("shard", _BOTH, "the parameters of '{name}' are divided among ranks"),
+            ("sparse", _BOTH, "the steps of '{solution}' are taken again from their gradients (trajectory)"),
+            ("forward", _BOTH, "the hypergradient of '{solution}' takes tangents, which a trace does not record"),
+            ("blocks", _BOTH, "a trace takes equal evaluations once, and would keep what remat of '{name}' drops"),
             (
                 "remembering",
+                _BOTH,
                 "the hypergradient of '{solution}' keeps something from one use to the next, or decides by values",
             ),
         )
+        for use in uses
     ),
 )

@@ -32,6 +32,35 @@ def _norms(tensors: Sequence[Tensor], order: float = 2, dtype: torch.dtype | Non
     return [torch.linalg.vector_norm(each, order, dtype=dtype) for each in tensors]
 
 
+def _one_by_one(name: str) -> dict[Any, Callable[..., Any]]:
+    """Return, by overload of an operation on lists, what does the same tensor by tensor."""
+    packet, single = getattr(_ATEN, f"_foreach_{name}"), getattr(_ATEN, name)
+
+    def each(tensors: Sequence[Tensor], *others: Any, **settings: Any) -> list[Tensor]:
+        lists = [other if isinstance(other, list | tuple) else [other] * len(tensors) for other in others]
+        return [single(tensor, *found, **settings) for tensor, *found in zip(tensors, *lists, strict=True)]
+
+    return {getattr(packet, overload): each for overload in packet.overloads() if not overload.endswith("out")}
+
+
+FOREACH: dict[Any, Callable[..., Any]] = {_ATEN._foreach_norm.Scalar: _norms}
+for _name in (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "neg",
+    "sqrt",
+    "maximum",
+    "minimum",
+    "addcmul",
+    "addcdiv",
+    "reciprocal",
+    "abs",
+):
+    FOREACH |= _one_by_one(_name)
+"""A table for `make_fx`: operations on lists, one by one, as `torch.vmap` knows them."""
+
 FUSIBLE: dict[Any, Callable[..., Any]] = {
     _ATEN.mm.default: _product,
     _ATEN.addmm.default: _sum_and_product,

@@ -1,7 +1,6 @@
 """When each problem steps."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -10,18 +9,19 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
-from mlotool.core.user_code import Call, is_of_user, note, passed_through
+from mlotool.core.user_code import Call, is_of_user, note
 from mlotool.problem.mean_gradient import averaged, mean_gradient
 from mlotool.problem.problem import Evaluate, Problem
 from mlotool.problem.trajectory import StepGraph
-from mlotool.problem.update import Hyperparameters
 from mlotool.problem.usable import check_used
 from mlotool.program.moment import NOW, Moment
+from mlotool.program.prepared_step import PreparedStep
 from mlotool.program.program import Program
 from mlotool.program.step_rates import ticks_per_step
-from mlotool.program.step_result import StepResult, norm_of, result_of
-from mlotool.program.tick_order import TickOrder
+from mlotool.program.step_result import StepResult
+from mlotool.program.tick_order import Order, TickOrder
 from mlotool.program.tick_parts import Rounds, TickParts
+from mlotool.program.traced_function import Traced
 from mlotool.program.traced_rounds import Drawn
 
 _Draw = tuple[Any, int | None, Moment]
@@ -88,20 +88,69 @@ class Schedule:
 
     def _tick(self) -> dict[str, StepResult]:
         results: dict[str, StepResult] = {}
-        warming_up = [each.name for each in self._warming_up if each.num_steps < each.settings.warmup_steps]
-        order = self._order(self._waited, frozenset(warming_up))
+        order = self.order()
         for part in self._parts(order.rounds):
-            if self._beginners:
-                self._begin(part.rounds[0])
-            self._at_start.difference_update(part.rounds[0])
-            results.update(self._together(part.rounds[0]) if part.traced is None else part.traced())
+            self.begin_round(part.rounds[0])
+            results.update(self.step_round(part.rounds[0]) if part.traced is None else part.traced())
             for names in part.rounds:
-                self._end(names)
-                if self._snapshots:
-                    results.update(self._roll_back(names))
+                results.update(self.end_round(names))
+        self.end_tick(order)
+        return results
+
+    def traced(self, name: str) -> Traced:
+        """Return what a trace of a problem's gradient takes.
+
+        Args:
+            name: of the problem.
+        """
+        return Traced.of(name, self.program.engine, self.program.plan_of(name), with_norms=self._with_norms)
+
+    def order(self) -> Order:
+        """Return who steps in the next tick, round after round."""
+        warming_up = [each.name for each in self._warming_up if each.num_steps < each.settings.warmup_steps]
+        return self._order(self._waited, frozenset(warming_up))
+
+    def begin_round(self, names: Sequence[str]) -> None:
+        """Set up what a round of steps begins.
+
+        Args:
+            names: of the problems that step together.
+        """
+        if self._beginners:
+            self._begin(names)
+        self._at_start.difference_update(names)
+
+    def step_round(self, names: Sequence[str], drawn: Drawn | None = None) -> dict[str, StepResult]:
+        """Take the steps of a round by their plans; return their results.
+
+        Args:
+            names: of the problems that step together.
+            drawn: the batches to take, of steps that are recorded already; None draws them.
+        """
+        return {step.problem.name: step.take() for step in self.prepared_round(names, drawn)}
+
+    def prepared_round(self, names: Sequence[str], drawn: Drawn | None = None) -> list[PreparedStep]:
+        """Return the steps of a round with their gradients; they are yet to be taken. Arguments as for `step_round`."""
+        problems = [self.program.problems[name] for name in names]
+        # All gradients, and all hyperparameters that other problems give, are those before any of these steps.
+        if drawn is None:
+            steps = [self._prepared(problem, self._next_batches(problem)) for problem in problems]
+        else:
+            steps = [self._prepared(problem, _again(problem, drawn), is_recorded=False) for problem in problems]
+        if len(steps) > 1:
+            # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
+            steps.sort(key=lambda step: not step.problem.evaluates_again)
+        return steps
+
+    def end_round(self, names: Sequence[str]) -> dict[str, StepResult]:
+        """Take note that a round of steps has been taken; return the results of steps that are taken back for it."""
+        self._end(names)
+        return self._roll_back(names) if self._snapshots else {}
+
+    def end_tick(self, order: Order) -> None:
+        """Take note that all rounds of a tick have been taken."""
         self._waited = order.waited
         self.num_ticks += 1
-        return results
 
     def cycle_length(self) -> int:
         """Return the ticks after which, warm-up aside, every problem has stepped at least once."""
@@ -152,22 +201,10 @@ class Schedule:
         """Take rounds by their plans, on batches that were drawn; the steps are recorded already."""
         results: dict[str, StepResult] = {}
         for names in rounds:
-            results.update(self._together(names, drawn))
+            results.update(self.step_round(names, drawn))
         return results
 
-    def _together(self, names: Sequence[str], drawn: Drawn | None = None) -> dict[str, StepResult]:
-        problems = [self.program.problems[name] for name in names]
-        # All gradients, and all hyperparameters that other problems give, are those before any of these steps.
-        if drawn is None:
-            steps = [self._prepared(problem, self._next_batches(problem)) for problem in problems]
-        else:
-            steps = [self._prepared(problem, _again(problem, drawn), is_recorded=False) for problem in problems]
-        if len(steps) > 1:
-            # A line search evaluates its loss again, and sees the other problems as they were if it goes first.
-            steps.sort(key=lambda step: not step.problem.evaluates_again)
-        return {step.problem.name: step.take() for step in steps}
-
-    def _prepared(self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True) -> "_Step":
+    def _prepared(self, problem: Problem, batches: Iterable[_Draw], *, is_recorded: bool = True) -> PreparedStep:
         """Return a step that is yet to be taken, and record it where its hypergradient wants to see it."""
         random = RandomState(problem.devices) if problem.evaluates_again else None
         try:
@@ -182,7 +219,7 @@ class Schedule:
         is_whole = problem.shards is None and problem.parallel is None
         with_norm = self._with_norms and is_whole and bool(self.program.solutions_read_by(problem.name))
         given = self.program.hyperparameters(problem.name) if problem.settings.optimizer_roles else None
-        return _Step(problem, output, gradient, given, evaluate, with_norm)
+        return PreparedStep(problem, output, gradient, given, evaluate, with_norm)
 
     def _gradient_call(self, name: str) -> Call:
         problems = self.program.problems
@@ -276,35 +313,6 @@ class Schedule:
             # The real step leads to where the next look-ahead begins.
             self._at_start.add(problem.name)
         return {step.problem.name: step.take() for step in steps}
-
-
-@dataclass(slots=True)
-class _Step:
-    """An optimizer step that is yet to be taken, and whether the norm of its gradient is to be reported."""
-
-    problem: Problem
-    output: LossOutput
-    gradient: list[Tensor | None]
-    hyperparameters: tuple[Hyperparameters, ...] | None
-    evaluate: Evaluate | None
-    with_norm: bool = False
-
-    def take(self) -> StepResult:
-        """Take it."""
-        hypergradient_norm = norm_of(self.problem, self.gradient) if self.with_norm else None
-        try:
-            norm = self.problem.step(self.gradient, self.hyperparameters, self.evaluate)
-        except Exception as error:
-            # torch's optimizers refuse gradients and rates that code of the user's has made.
-            is_sparse = any(each is not None and each.is_sparse for each in self.gradient)
-            is_foreign = is_sparse or passed_through(error, "/torch/optim/") or is_of_user(self.problem.optimizer)
-            note(error, lambda: Call(f"problems.{self.problem.name}", "its step", is_foreign=is_foreign))
-            raise
-        try:
-            return result_of(self.problem, self.output, norm, hypergradient_norm)
-        except Exception as error:
-            note(error, lambda: Call(f"problems.{self.problem.name}.loss", self.problem.loss))
-            raise
 
 
 def _is_set_up(problem: Problem) -> bool:

@@ -210,7 +210,7 @@ class Tracer:
             run, writes = self._backend.made(flat, arguments, traced.num_moved, in_place=not traced.course.conditions)
         except Exception as error:
             before.restore()
-            raise UntraceableError(_reason(error), traced.problem) from error
+            raise UntraceableError(reason_of(error), traced.problem) from error
         finally:
             for memory, value in zip(self._engine.memories, kept, strict=True):
                 memory.value = value
@@ -218,7 +218,12 @@ class Tracer:
         return Trace(run, tuple(traced.names), writes, reporters, bool(traced.course.conditions))
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return in words why steps cannot be traced.
+
+    Args:
+        error: that tracing has raised.
+    """
     if isinstance(error, UntraceableError | LookupError):
         return str(error.args[0])
     if "_local_scalar_dense" in str(error):

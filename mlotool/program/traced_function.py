@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
+from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import Course, tracing
 from mlotool.problem.mean_gradient import averaged
@@ -53,6 +54,61 @@ class Traced:
     plan: GradientPlan
     with_norm: bool
 
+    @classmethod
+    def of(cls, name: str, engine: Engine, plan: GradientPlan, *, with_norms: bool) -> "Traced":
+        """Return what is traced of a problem.
+
+        Args:
+            name: of the problem.
+            engine: of the program.
+            plan: of the problem's gradient.
+            with_norms: whether norms of gradients that pass through solutions are results.
+        """
+        number = engine.numbers[name]
+        with_norm = with_norms and bool(engine.solutions[number])
+        return cls(number, engine.problems[number], plan, with_norm)
+
+
+class MemberGradients:
+    """Takes the gradients of problems at tensors that are given.
+
+    Args:
+        engine: of the program.
+
+    Attributes:
+        problem: whose gradient is being taken.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.problem: str | None = None
+
+    def __call__(
+        self, each: Traced, parameters: Sequence[Sequence[Tensor]], batches: Sequence[Batches]
+    ) -> tuple[LossOutput, Gradient]:
+        """Return the loss and the gradient of one problem, before clipping: means over its batches.
+
+        Args:
+            each: the problem.
+            parameters: by number of the problem, those of all problems.
+            batches: those that the gradient is averaged over.
+
+        Raises:
+            UntraceableError: the losses draw random numbers.
+        """
+        self.problem = each.problem.name
+        before = self._random()
+        found = averaged(
+            each.plan.live(entry[each.problem.name], Moment(entry, parameters=[*parameters])) for entry in batches
+        )
+        if not before.equals(self._random()):
+            raise UntraceableError("its losses draw random numbers")
+        return found
+
+    def _random(self) -> RandomState:
+        with disable_proxy_modes_tracing():
+            return RandomState(tuple({device for each in self._engine.problems for device in each.devices}))
+
 
 class TracedFunction:
     """A function of all parameters, the state of the optimizers, all buffers and the batches.
@@ -61,7 +117,6 @@ class TracedFunction:
     reported; and, where there are decisions, whether they are those of the course that was traced.
 
     Attributes:
-        problem: whose step is being traced.
         names: by problem, of its metrics.
         course: the decisions.
         num_moved: how many arguments may change.
@@ -79,10 +134,15 @@ class TracedFunction:
     ) -> None:
         self._rounds, self._stepping, self._engine = rounds, stepping, engine
         self._buffered, self._batches, self._is_fused = buffered, batches, is_fused
-        self.problem: str | None = None
+        self._gradients = MemberGradients(engine)
         self.names: list[tuple[str, ...]] = []
         self.course = Course()
         self.num_moved = 0
+
+    @property
+    def problem(self) -> str | None:
+        """Whose step is being traced."""
+        return self._gradients.problem
 
     def __call__(self, *arguments: Tensor) -> list[Tensor]:
         """Take the steps; return what is described above."""
@@ -91,7 +151,7 @@ class TracedFunction:
         states = [[next(given) for _ in each.tensors] for each in self._stepping]
         buffers = [[next(given) for _ in problem.slots.buffers()] for problem in self._buffered]
         placed: dict[int, Tensor] = {}
-        batches = [[_put_together(entry, given, placed) for entry in entries] for entries in self._batches]
+        batches = [[put_together(entry, given, placed) for entry in entries] for entries in self._batches]
         own = [problem.slots.buffers() for problem in self._buffered]
         try:
             for problem, tensors in zip(self._buffered, buffers, strict=True):
@@ -109,7 +169,7 @@ class TracedFunction:
         outputs += [value for _, value in self.course.reports]
         if self.course.conditions:
             outputs.append(torch.stack(self.course.conditions).all())
-        self.problem = None
+        self._gradients.problem = None
         return [each.detach() for each in outputs]
 
     def _stepped(
@@ -138,21 +198,11 @@ class TracedFunction:
     ) -> tuple[Gradient, StepResult]:
         """Return a problem's gradient, clipped, and its results."""
         problem = each.problem
-        self.problem = problem.name
-        before = self._random()
-        output, gradient = averaged(
-            each.plan.live(entry[problem.name], Moment(entry, parameters=[*parameters])) for entry in batches
-        )
-        if not before.equals(self._random()):
-            raise UntraceableError("its losses draw random numbers")
+        output, gradient = self._gradients(each, parameters, batches)
         with torch.no_grad():
             hypergradient_norm = norm_of(problem, gradient) if each.with_norm else None
             clipped, norm = problem.optimizer_step.clip(gradient)
         return [*clipped], result_of(problem, output, norm, hypergradient_norm)
-
-    def _random(self) -> RandomState:
-        with disable_proxy_modes_tracing():
-            return RandomState(tuple({device for each in self._engine.problems for device in each.devices}))
 
 
 def kinds_of(value: Any, tensors: list[Tensor], seen: dict[int, int]) -> Any:
@@ -191,15 +241,21 @@ def _strides(tensor: Tensor) -> tuple[int, ...] | None:
     return tensor.stride() if tensor.layout is torch.strided and tensor.numel() else None
 
 
-def _put_together(value: Any, tensors: Iterator[Tensor], placed: dict[int, Tensor]) -> Any:
-    """Return the same containers with other tensors, which come in the order of `_kinds`."""
+def put_together(value: Any, tensors: Iterator[Tensor], placed: dict[int, Tensor]) -> Any:
+    """Return the same containers with other tensors, which come in the order of `kinds_of`.
+
+    Args:
+        value: nested containers.
+        tensors: the others.
+        placed: by the `id` of a tensor in `value`, what took its place.
+    """
     if isinstance(value, Tensor):
         if id(value) not in placed:
             placed[id(value)] = next(tensors)
         return placed[id(value)]
     if isinstance(value, dict):
-        return {key: _put_together(each, tensors, placed) for key, each in value.items()}
+        return {key: put_together(each, tensors, placed) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        parts = [_put_together(each, tensors, placed) for each in value]
+        parts = [put_together(each, tensors, placed) for each in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

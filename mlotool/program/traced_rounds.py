@@ -124,9 +124,7 @@ class TracedRounds:
 
 
 def _traced(name: str, program: Program, with_norms: bool) -> Traced:
-    engine = program.engine
-    number = engine.numbers[name]
-    return Traced(number, program.problems[name], program.plan_of(name), with_norms and bool(engine.solutions[number]))
+    return Traced.of(name, program.engine, program.plan_of(name), with_norms=with_norms)
 
 
 def _drawn(problem: Problem, solutions: Sequence[SolutionPlan]) -> Batches:

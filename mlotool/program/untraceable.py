@@ -10,14 +10,17 @@ from mlotool.program.engine import Engine
 from mlotool.program.solution_plan import all_plans
 
 
-def why_untraceable(number: int, engine: Engine) -> str | None:
-    """Return why a problem's steps cannot be traced; None where nothing is known against it.
+def why_untraceable(number: int, engine: Engine, *, is_fused: bool = False) -> str | None:
+    """Return why a problem's gradients cannot be traced; None where nothing is known against it.
 
     Args:
         number: of the problem.
         engine: of the program.
+        is_fused: for a program of several runs, beside which each takes its steps by itself; else for one that takes
+            the steps too.
     """
-    return next((reason(row, case) for case in _cases(number, engine) for row in broken(case)), None)
+    cases = (replace(case, is_traced=not is_fused, is_fused=is_fused) for case in _cases(number, engine))
+    return next((reason(row, case) for case in cases for row in broken(case)), None)
 
 
 def _cases(number: int, engine: Engine) -> Iterator[Case]:
@@ -25,17 +28,17 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     problem, num_ranks = engine.problems[number], 1 if engine.rank_mean.is_alone else 2
     # Whether a module is compiled, divided or evaluated again concerns every loss in which it plays a role; see below.
     settings = replace(problem.settings, compile=False, shard=False, remat=None)
-    yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, is_traced=True)
+    yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks)
     own = problem.hypergradient
     if own is not None and (
         own.directs_steps or (problem.trajectory.is_kept and (own.keeps_graphs or not own.trajectory.is_whole))
     ):
-        yield Case(problem.name, ProblemSettings(), algorithm=own, is_traced=True)
+        yield Case(problem.name, ProblemSettings(), algorithm=own)
     for role in problem.roles.values():
         player = engine.problems[engine.numbers[role.problem]]
         held = ProblemSettings(
             compile=player.compiled is not None, shard=player.shards is not None, remat=player.settings.remat
         )
-        yield Case(player.name, held, is_traced=True)
+        yield Case(player.name, held)
     for plan in all_plans(engine.solutions[number]):
-        yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm, is_traced=True)
+        yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm)

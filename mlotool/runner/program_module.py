@@ -25,6 +25,7 @@ from mlotool.runner.problem_module import ProblemModule, check_scheduler
 from mlotool.runner.process_settings import Interrupt
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
+from mlotool.runner.seat import AbstractSeat
 from mlotool.runner.window import Window
 
 
@@ -43,6 +44,7 @@ class ProgramModule(LightningModule):
         watch: sees the objective at each evaluation, and may end the run.
         last_checkpoint: written within a round too, when it is time.
         ranks: those of the run, of which each has such a module.
+        seat: takes the ticks of a run that shares its process with others.
 
     Attributes:
         is_cut: whether the round was ended by an interrupt before its last evaluation.
@@ -63,6 +65,7 @@ class ProgramModule(LightningModule):
         watch: Watch | None = None,
         last_checkpoint: LastCheckpoint | None = None,
         ranks: Ranks | None = None,
+        seat: AbstractSeat | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -82,6 +85,7 @@ class ProgramModule(LightningModule):
         self.is_cut = False
         self.training_s = 0.0
         self._last_checkpoint = last_checkpoint
+        self._seat = seat
         self._learned = LearnedValues(program)
         self._began = time.perf_counter()
         self._random_states: list[dict[str, Any]] | None = None
@@ -211,6 +215,9 @@ class ProgramModule(LightningModule):
         # Several ranks look at the clock where they flush, together.
         last = self._last_checkpoint if self.ranks.size == 1 else None
         due_at = float("inf") if last is None else last.due_at
+        if self._seat is not None:
+            self._seat.take_ticks(self.schedule, end - self.schedule.num_ticks, keep, due_at)
+            return
         interrupt.is_in_tick = True
         for _ in range(end - self.schedule.num_ticks):
             keep(tick())

@@ -3,11 +3,12 @@
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pytorch_lightning import seed_everything
 
 from mlotool.config import Origin, build, check, finish_provenance, note_resume
@@ -27,6 +28,8 @@ from mlotool.runner.process_group import joined
 from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings
 from mlotool.runner.resuming import Found, find_run, prepare, say
 from mlotool.runner.run_lock import PATIENCE_S, run_lock
+from mlotool.runner.run_request import RunRequest
+from mlotool.runner.seat import AbstractSeat
 from mlotool.runner.session import Session
 from mlotool.runner.world import World
 
@@ -94,7 +97,6 @@ def run(
     if resume != "":
         require_path("run.resume", resume, "'auto', a run folder, a checkpoint in one or null", "auto")
     runner, world = config.runner, World.find(os.environ)
-    origin = origin or origin_of(config) or Origin("mlotool.run", (), None)
     resume = config.get("resume") if resume is None else resume
     if world is None and (num_ranks := count_devices(runner)) > 1:
         if watch is not None:
@@ -106,7 +108,8 @@ def run(
         if not is_command_line():
             # Its ranks would speak to the user of a command line.
             check(config, targets=True)
-        return RunResult(**launch(config, num_ranks, output_dir, origin, resume))
+        known = origin or origin_of(config) or Origin("mlotool.run", (), None)
+        return RunResult(**launch(config, num_ranks, output_dir, known, resume))
     if world is not None:
         world.check_devices(runner.devices if "devices" in runner else 1)
     with (
@@ -115,24 +118,37 @@ def run(
         terminable(),
     ):
         device = find_device(runner, 0 if world is None else world.local_rank)
-        with joined(world, device) as ranks, ExitStack() as stack:
-            if ranks.is_first:
-                stack.enter_context(announcements())
-            found = None if resume is None else ranks.of_first(lambda: find_run(config, resume, output_dir))
-            if found is not None and found.is_finished:
-                return _finished(found, config, ranks)
-            seed_everything(config.seed, workers=True, verbose=False)
-            built = build(config, ranks.reduce)
-            # Everything that can be wrong with the config is found before a folder is made.
-            session = Session(config, built, device, watch, ranks)
-            if found is None:
-                session.rehearse()
-            folder, checkpoint = ranks.of_first(
-                lambda: _begin(config, output_dir, origin, built, found, stack, is_alone=ranks.size == 1)
-            )
-            if ranks.is_first and when_created is not None:
-                when_created(str(folder.path))
-            return _run(session, folder, checkpoint, ranks)
+        with joined(world, device) as ranks, announcements() if ranks.is_first else nullcontext():
+            return run_here(RunRequest(config, output_dir, origin, watch, resume, when_created), device, ranks)
+
+
+def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: AbstractSeat | None = None) -> RunResult:
+    """Run a config in a process that has been set up for it: torch's settings, signals, the ranks.
+
+    Args:
+        request: the run.
+        device: where it computes.
+        ranks: those of the run.
+        seat: takes the ticks of a run that shares its process with others; None lets the run take them by itself.
+    """
+    config, output_dir, resume = request.config, request.output_dir, request.resume
+    origin = request.origin or origin_of(config) or Origin("mlotool.run", (), None)
+    with ExitStack() as stack:
+        found = None if resume is None else ranks.of_first(lambda: find_run(config, resume, output_dir))
+        if found is not None and found.is_finished:
+            return _finished(found, config, ranks)
+        seed_everything(config.seed, workers=True, verbose=False)
+        built = build(config, ranks.reduce, None if seat is None else seat.shared)
+        # Everything that can be wrong with the config is found before a folder is made.
+        session = Session(config, built, device, request.watch, ranks, seat)
+        if found is None:
+            session.rehearse()
+        folder, checkpoint = ranks.of_first(
+            lambda: _begin(config, output_dir, origin, built, found, stack, is_alone=ranks.size == 1)
+        )
+        if ranks.is_first and request.when_created is not None:
+            request.when_created(str(folder.path))
+        return _run(session, folder, checkpoint, ranks)
 
 
 def _begin(

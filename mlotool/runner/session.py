@@ -5,7 +5,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ from mlotool.runner.program_module import ProgramModule
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import restore_random_states
 from mlotool.runner.rehearsal import rehearse
+from mlotool.runner.seat import AbstractSeat
 
 
 class Session:
@@ -64,6 +65,7 @@ class Session:
         device: where it computes.
         watch: sees the objective at each evaluation, and may end the run as pruned.
         ranks: those of the run, of which this is one; None is a single one.
+        seat: of a run that shares its process with others; None has it for itself.
 
     Raises:
         ConfigError: the config cannot run; nothing has been written.
@@ -76,8 +78,10 @@ class Session:
         device: torch.device,
         watch: Watch | None = None,
         ranks: Ranks | None = None,
+        seat: AbstractSeat | None = None,
     ) -> None:
         self._watch = watch
+        self._seat = seat
         self._config = config
         self._built = built
         self._device = device
@@ -149,9 +153,10 @@ class Session:
         resume_from: Path | None,
     ) -> None:
         """Train until the last tick, an early stop or a signal; the last raises Interrupted, a KeyboardInterrupt."""
-        config, ranks, interrupt = self._config, self._ranks, Interrupt()
+        config, ranks, seat = self._config, self._ranks, self._seat
+        interrupt = Interrupt() if seat is None else seat.interrupt
         program = self._built.program
-        is_shown = config.runner.progress_bar and ranks.is_first
+        is_shown = config.runner.progress_bar and ranks.is_first and seat is None
         display = ProgressDisplay(program.problems, self._plan.max_ticks, enabled=is_shown)
         callbacks = self._callbacks(folder, is_resumed=checkpoint is not None)
         module = ProgramModule(
@@ -166,6 +171,7 @@ class Session:
             watch=self._watch,
             last_checkpoint=next((each for each in callbacks if isinstance(each, LastCheckpoint)), None),
             ranks=ranks,
+            seat=seat,
         )
         trainer = self._trainer(folder, callbacks)
         if checkpoint is not None and resume_from is not None:
@@ -180,7 +186,8 @@ class Session:
             return
         began = time.perf_counter()
         try:
-            with graceful_interrupt(interrupt), untracked_past():
+            # Runs that share a process end in any order: it listens for them.
+            with graceful_interrupt(interrupt) if seat is None else nullcontext(), untracked_past():
                 trainer.fit(module)
         except SystemExit:
             # Lightning's answer to a signal that came before its handler was ours.

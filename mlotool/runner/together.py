@@ -1,40 +1,40 @@
 """Several runs in one process, each of which leaves an ordinary run folder."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlotool.config import Origin
-from mlotool.runner.objective import Watch
-from mlotool.runner.run_config import RunResult, run
+import torch
 
+from mlotool.config.shared_data import SharedData
+from mlotool.config.structure import structure_of
+from mlotool.core.sigterm import terminable
+from mlotool.distributed.collectives import Ranks
+from mlotool.fusion.freed_memory import keep_freed_memory
+from mlotool.fusion.fused_ticks import FusedTicks
+from mlotool.runner.company import Company
+from mlotool.runner.device import count_devices, find_device
+from mlotool.runner.fusion_record import FusionRecord
+from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings
+from mlotool.runner.run_config import RunResult, run, run_here
+from mlotool.runner.run_request import RunRequest
+from mlotool.runner.seat import AbstractSeat
 
-@dataclass(frozen=True)
-class RunRequest:
-    """One run among several of a process.
+__all__ = ["RunRequest", "run_together"]
 
-    Args:
-        config: a composed config, which has been checked; its `resume` names the run to go on with.
-        output_dir: the run folder.
-        origin: where the config came from, for provenance.json; None takes what `compose` knows of it.
-        watch: called with tick and objective at each evaluation of the objective; true ends the run as pruned.
-        ended_at: the tick at which the run ended in an earlier process, whose place among the others it keeps; None
-            where it is to run.
-    """
+WhenEnded = Callable[[int, RunResult | BaseException], None]
 
-    config: Any
-    output_dir: Path
-    origin: Origin | None = None
-    watch: Watch | None = None
-    ended_at: int | None = None
+_OF_THE_PROCESS = ("num_threads", "deterministic", "tf32")
+"""Settings of a run that concern its whole process."""
 
 
 def run_together(
     requests: Sequence[RunRequest],
     *,
     record: Path | None,
-    when_ended: Callable[[int, RunResult | BaseException], None],
+    when_ended: WhenEnded,
 ) -> None:
     """Run several configs in this process; one that fails does not end the others.
 
@@ -48,14 +48,58 @@ def run_together(
     Raises:
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the runs have written their checkpoints and summaries.
     """
-    for number, request in enumerate(requests):
-        if request.ended_at is not None:
-            continue
-        result: RunResult | BaseException
-        try:
-            result = run(request.config, output_dir=request.output_dir, origin=request.origin, watch=request.watch)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            result = error
-        when_ended(number, result)
+    alone = [number for number, each in enumerate(requests) if count_devices(each.config.runner) > 1]
+    together = [number for number in range(len(requests)) if number not in alone]
+    book = FusionRecord(record, [_job(each) for each in requests])
+    for number in alone:
+        book.note([number], "runner.devices is above 1: each has processes of its own")
+    for settings in dict.fromkeys(_of_process(requests[number]) for number in together):
+        members = {number: requests[number] for number in together if _of_process(requests[number]) == settings}
+        _run_company(members, book, when_ended)
+    for number in alone:
+        if requests[number].ended_at is None:
+            _run_alone(number, requests[number], when_ended)
+
+
+def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_ended: WhenEnded) -> None:
+    """Run those that ask for the same settings of the process."""
+    runner = next(iter(requests.values())).config.runner
+    ends = {number: each.ended_at for number, each in requests.items() if each.ended_at is not None}
+    structures = {number: structure_of(each.config) for number, each in requests.items()}
+    ticks = FusedTicks(structures, ends, book.stacks(), book.take)
+    keep_freed_memory()
+    with (
+        torch_settings(**{key: runner[key] for key in _OF_THE_PROCESS}),
+        quiet_lightning(),
+        terminable(),
+        announcements(),
+    ):
+        device = find_device(runner)
+        runs = {number: partial(_run, each, device) for number, each in requests.items() if each.ended_at is None}
+        Company(runs, ticks, SharedData(), when_ended).run()
+
+
+def _run(request: RunRequest, device: torch.device, seat: AbstractSeat) -> RunResult:
+    resume = request.resume or request.config.get("resume")
+    return run_here(replace(request, resume=resume), device, Ranks(), seat)
+
+
+def _run_alone(number: int, request: RunRequest, when_ended: WhenEnded) -> None:
+    result: RunResult | BaseException
+    try:
+        result = run(request.config, output_dir=request.output_dir, origin=request.origin, watch=request.watch)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        result = error
+    when_ended(number, result)
+
+
+def _of_process(request: RunRequest) -> tuple[Any, ...]:
+    return tuple(request.config.runner[key] for key in ("num_threads", "deterministic", "tf32", "accelerator"))
+
+
+def _job(request: RunRequest) -> int:
+    """Return the number of a run's job in its sweep, by which its folder is named."""
+    name = "" if request.output_dir is None else request.output_dir.name
+    return int(name) if name.isdigit() else -1

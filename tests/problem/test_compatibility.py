@@ -92,6 +92,7 @@ CASES: dict[str, dict[str, Any]] = {
     "differentiated": {"is_differentiated": True},
     "ranks": {"num_ranks": 2},
     "trace": {"is_traced": True},
+    "fuse": {"is_fused": True},
     "remembering": {"algorithm": SABA(0.1)},
     "graphs": {"algorithm": Unrolled(remat=False)},
 }

@@ -16,7 +16,7 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     def run(changes: dict[str, Any] | None = None, *, folder: str = "run", **settings: Any) -> RunResult:
         analyses, watch = settings.pop("analyses", {}), settings.pop("watch", None)
 
-        def build(config: Any, reduce: Any = None) -> Any:
+        def build(config: Any, reduce: Any = None, shared: Any = None) -> Any:
             built = make_built(**settings)
             built.analyses.update(analyses)
             return built

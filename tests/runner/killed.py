@@ -24,7 +24,7 @@ CHANGES = {
 
 def train(folder: Path, begun: Path) -> None:
     """Run in `folder`, or go on there; a checkpoint is written after every tick, in two halves; `begun` is a sign."""
-    run_config.build = lambda config, reduce: make_built(scheduler=_scheduler)
+    run_config.build = lambda config, reduce, shared: make_built(scheduler=_scheduler)
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
     _slow_down()
     begun.touch()

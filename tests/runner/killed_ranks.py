@@ -51,7 +51,7 @@ def train(folder: Path, variant: str, rank: int, port: int) -> None:
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    run_config.build = lambda config, reduce: _shared(VARIANTS[variant](), reduce)
+    run_config.build = lambda config, reduce, shared: _shared(VARIANTS[variant](), reduce)
     checkpoint.LARGEST_SHARE_OF_TIME = float("inf")
     with (
         (folder.parent / f"output_{rank}.txt").open("a") as output,

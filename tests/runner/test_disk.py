@@ -249,7 +249,7 @@ def test_memory_that_an_evaluation_lacks_is_said(tmp_path: Path, monkeypatch: py
 
     calls: list[bool] = []
     built.program.problems["classifier"].module.register_forward_pre_hook(forward)
-    monkeypatch.setattr(run_config, "build", lambda config, reduce: built)
+    monkeypatch.setattr(run_config, "build", lambda config, reduce, shared: built)
     with pytest.raises(UserCodeError, match=r"evaluate\.problem: .*Expected room for it in the memory"):
         mlotool.runner.run(make_config(**SHORT), output_dir=tmp_path / "run")
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == 0

@@ -39,7 +39,7 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         resume: str | Path | None = None,
         build: Callable[[], Built] = make_built,
     ) -> RunResult:
-        monkeypatch.setattr(run_config, "build", lambda config, reduce: build())
+        monkeypatch.setattr(run_config, "build", lambda config, reduce, shared: build())
         # What a process of its own would not have.
         torch.manual_seed(12345)
         output_dir = None if folder is None else tmp_path / folder

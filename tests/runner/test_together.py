@@ -1,5 +1,6 @@
 """Several runs of one process are runs like those of a process each."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,4 +51,5 @@ def test_an_interrupt_ends_all(tmp_path: Path) -> None:
     requests = [request(tmp_path / "0", watch=interrupting), request(tmp_path / "1")]
     with pytest.raises(KeyboardInterrupt):
         run_together(requests, record=None, when_ended=lambda number, result: None)
-    assert not (tmp_path / "1").exists()
+    for name in ("0", "1"):
+        assert json.loads((tmp_path / name / "summary.json").read_text())["status"] == "interrupted"

@@ -1,0 +1,124 @@
+"""Ticks of several programs that share a process: those of equal structure as one, the others side by side."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mlotool.fusion.errors import NotFusedError
+from mlotool.fusion.lanes import Lanes
+from mlotool.fusion.stacked_rounds import Outcome, Verdict
+from mlotool.fusion.stacked_schedule import StackedSchedule
+from mlotool.program import Schedule
+
+
+@dataclass
+class StackRecord:
+    """What was found out about members of equal structure.
+
+    Args:
+        members: their numbers.
+        verdicts: by round, the names of its problems joined by "+".
+        reason: why they cannot be one program; "" where they can, or that is not known yet.
+    """
+
+    members: tuple[int, ...]
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    reason: str = ""
+
+
+class FusedTicks:
+    """Takes the ticks of members.
+
+    Args:
+        structures: by member a text that is the same for members of equal structure.
+        ends: by member that had left in an earlier process, its last tick.
+        records: what was found out in an earlier process.
+        when_decided: called when more has been found out.
+    """
+
+    def __init__(
+        self,
+        structures: Mapping[int, str],
+        ends: Mapping[int, int] | None = None,
+        records: Sequence[StackRecord] = (),
+        when_decided: Callable[[Sequence[StackRecord]], None] = lambda records: None,
+    ) -> None:
+        classes: dict[str, list[int]] = {}
+        for member, structure in structures.items():
+            classes.setdefault(structure, []).append(member)
+        known = {record.members: record for record in records}
+        self.records = [known.get(tuple(members), StackRecord(tuple(members))) for members in classes.values()]
+        self._lanes = [Lanes(record.members, ends or {}) for record in self.records]
+        self._class_of = {member: number for number, record in enumerate(self.records) for member in record.members}
+        self._stacks: dict[int, tuple[tuple[int, ...], StackedSchedule]] = {}
+        self._schedules: dict[int, Schedule] = {}
+        self._when_decided = when_decided
+
+    def join(self, member: int, schedule: Schedule) -> None:
+        """Take in a member that waits for its first tick."""
+        self._schedules[member] = schedule
+
+    def leave(self, member: int) -> None:
+        """Take note that a member has ended."""
+        schedule = self._schedules.pop(member, None)
+        number = self._class_of[member]
+        self._lanes[number].leave(member, 0 if schedule is None else schedule.num_ticks)
+        if number in self._stacks:
+            self._stacks[number][1].drop(schedule)
+
+    def begin(self, members: Sequence[int]) -> None:
+        """Look whether members have put other tensors in the place of theirs since the last ticks."""
+        for number in {self._class_of[member] for member in members} & self._stacks.keys():
+            self._stacks[number][1].refresh()
+
+    def tick(self, members: Sequence[int]) -> dict[int, Outcome]:
+        """Take one tick of members that stand at the same one.
+
+        Returns:
+            By member the results of the problems that have stepped, by name, or its error.
+        """
+        outcomes: dict[int, Outcome] = {}
+        by_class: dict[int, list[int]] = {}
+        for member in members:
+            by_class.setdefault(self._class_of[member], []).append(member)
+        for number, found in by_class.items():
+            stack = self._stack(number, self._schedules[found[0]].num_ticks)
+            outcomes |= self._alone(found) if stack is None else self._together(number, *stack, found)
+        return outcomes
+
+    def _alone(self, members: Sequence[int]) -> dict[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        for member in members:
+            try:
+                outcomes[member] = self._schedules[member].tick()
+            except Exception as error:
+                outcomes[member] = error
+        return outcomes
+
+    def _together(
+        self, number: int, lanes: tuple[int, ...], stack: StackedSchedule, members: Sequence[int]
+    ) -> dict[int, Outcome]:
+        found = stack.tick([member in members for member in lanes])
+        record = self.records[number]
+        if len(stack.verdicts) > len(record.verdicts):
+            record.verdicts = stack.verdicts
+            self._when_decided(self.records)
+        return {member: outcome for member, outcome in zip(lanes, found, strict=True) if outcome is not None}
+
+    def _stack(self, number: int, tick: int) -> tuple[tuple[int, ...], StackedSchedule] | None:
+        """Return the stack of members of equal structure after `tick`, with its lanes; None where each is by itself."""
+        record = self.records[number]
+        # The first steps are the optimizers' own.
+        if record.reason or tick == 0:
+            return None
+        lanes = self._lanes[number].at(tick)
+        if len(lanes) < 2:
+            return None
+        if number not in self._stacks or self._stacks[number][0] != lanes:
+            try:
+                schedules = [self._schedules.get(member) for member in lanes]
+                self._stacks[number] = lanes, StackedSchedule(schedules, record.verdicts)
+            except NotFusedError as error:
+                record.reason = error.reason
+                self._when_decided(self.records)
+                return None
+        return self._stacks[number]

@@ -1,0 +1,53 @@
+"""What the gradients of one problem of all members are taken on."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlotool.fusion.feed import JointBatch, JointStream, NotJointError
+from mlotool.program import Program
+from mlotool.program.solution_plan import all_plans
+from mlotool.program.traced_function import Traced
+
+
+class JointDraw:
+    """Draws what the gradient of one problem takes, for all members.
+
+    Args:
+        traced: the problem, of the first member.
+        programs: the members; None has left.
+        streams: by name of the problem.
+    """
+
+    def __init__(self, traced: Traced, programs: Sequence[Program | None], streams: Mapping[str, JointStream]) -> None:
+        first = next(each for each in programs if each is not None)
+        self._name = traced.problem.name
+        self._count = traced.problem.settings.accumulate_batches
+        self._programs, self._streams = programs, streams
+        plans = all_plans(first.engine.solutions[traced.number])
+        self._below = [(plan.problem.name, "peek" if plan.algorithm.batch == "fresh" else "last") for plan in plans]
+
+    def __call__(self, live: Sequence[bool]) -> list[dict[str, Any]]:
+        """Return, for each batch that the gradient is averaged over, that batch and those of its pullbacks, by problem.
+
+        A `JointBatch`, or a list with one of each member where they cannot be stacked; None without a stream.
+        """
+        found = []
+        for _ in range(self._count):
+            entry = {self._name: self._joint(self._name, "next", live)}
+            for name, how in self._below:
+                if name not in entry:
+                    entry[name] = self._joint(name, how, live)
+            found.append(entry)
+        return found
+
+    def _joint(self, name: str, how: str, live: Sequence[bool]) -> JointBatch | list[Any] | None:
+        stream = self._streams.get(name)
+        if stream is None:
+            return None
+        try:
+            return getattr(stream, how)(live)
+        except NotJointError:
+            return [
+                getattr(program.problems[name].stream, how)() if is_live and program is not None else None
+                for program, is_live in zip(self._programs, live, strict=True)
+            ]

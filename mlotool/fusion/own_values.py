@@ -1,0 +1,116 @@
+"""Values of a member's own that a trace of another member would hold fixed: numbers of losses, frozen parameters."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.fusion.errors import NotFusedError
+from mlotool.program import Program
+
+
+@dataclass(frozen=True)
+class OwnValue:
+    """A value that differs by member.
+
+    Args:
+        values: (members, ...).
+        put: gives the traced member another value in its place, and returns what takes that back.
+    """
+
+    values: Tensor
+    put: Callable[[Tensor], Callable[[], None]]
+
+
+def own_values(members: Sequence[Program | None]) -> list[OwnValue]:
+    """Return the numbers of losses, and the frozen parameters, in which members differ.
+
+    Args:
+        members: None has left, and counts as the first one that is there, which is traced.
+
+    Raises:
+        NotFusedError: losses differ in more than numbers, or frozen parameters in their shapes.
+    """
+    first = next(each for each in members if each is not None)
+    programs = [each or first for each in members]
+    found = []
+    for number, problem in enumerate(first.engine.problems):
+        others = [program.engine.problems[number] for program in programs]
+        found += _numbers(problem.name, [each.loss for each in others], problem.own[0])
+        found += _frozen([each.module for each in others])
+    return found
+
+
+@contextmanager
+def given(found: Sequence[OwnValue], tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Let the traced member compute with other values in these places.
+
+    Args:
+        found: the places.
+        tensors: one a place, without the members' axis.
+    """
+    undo = []
+    try:
+        for each, tensor in zip(found, tensors, strict=True):
+            undo.append(each.put(tensor))
+        yield
+    finally:
+        for back in reversed(undo):
+            back()
+
+
+def _numbers(name: str, losses: Sequence[Any], like: Tensor) -> list[OwnValue]:
+    first = losses[0]
+    if not isinstance(first, partial):
+        # A loss that is an object may hold anything: what differs there shows in the comparison with its plan.
+        return []
+    if any(type(each) is not partial or each.func is not first.func for each in losses):
+        raise NotFusedError(f"the losses of {name} are different functions")
+    found = []
+    for key, value in first.keywords.items():
+        values = [each.keywords.get(key) for each in losses]
+        if all(_equal(value, each) for each in values):
+            continue
+        if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
+            raise NotFusedError(f"the losses of {name} differ in {key}, which is no number")
+        stacked = torch.tensor(values, dtype=like.dtype, device=like.device)
+        found.append(OwnValue(stacked, partial(_swap, first.keywords, key)))
+    return found
+
+
+def _frozen(modules: Sequence[nn.Module]) -> list[OwnValue]:
+    found = []
+    for path, child in modules[0].named_modules():
+        children = [module.get_submodule(path) for module in modules]
+        for key, tensor in child._parameters.items():
+            tensors = [each._parameters[key] for each in children]
+            if tensor is None or tensor.requires_grad:
+                continue
+            others = [each for each in tensors if each is not None]
+            if len(others) < len(tensors) or any(each.shape != tensor.shape for each in others):
+                raise NotFusedError(f"the frozen parameter {path}.{key} has different shapes")
+            if not all(torch.equal(tensor, each) for each in others):
+                stacked = torch.stack([each.detach() for each in others])
+                found.append(OwnValue(stacked, partial(_swap, child._parameters, key)))
+    return found
+
+
+def _swap(holder: dict[str, Any], key: str, value: Any) -> Callable[[], None]:
+    kept, holder[key] = holder[key], value
+
+    def back() -> None:
+        holder[key] = kept
+
+    return back
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool(torch.equal(a, b))
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return type(a) is type(b) and (a is b or bool(a == b))

@@ -1,0 +1,310 @@
+"""The gradients of a round of all members as one flat program.
+
+`make_fx` makes a flat program without autograd of one member's gradients (`RoundFunction`); `torch.vmap` of that,
+traced again, is one of all members. So finite differences, solvers, tasks and several levels are stacked like anything
+else.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import _guards as guards
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from mlotool.core.tracing import Course, tracing
+from mlotool.fusion.errors import NotFusedError
+from mlotool.fusion.feed import JointBatch
+from mlotool.fusion.own_values import OwnValue, given
+from mlotool.fusion.stack import Stack
+from mlotool.problem.memory import Memory
+from mlotool.program.backends import BACKENDS, Run
+from mlotool.program.batch_norms import HONEST_BATCH_NORMS
+from mlotool.program.engine import Engine
+from mlotool.program.flat_graph import simplified
+from mlotool.program.fusible import FOREACH
+from mlotool.program.gradient_plan import Gradient
+from mlotool.program.step_result import StepResult, norm_of, result_of
+from mlotool.program.trace import MOST_TRACES, reason_of
+from mlotool.program.traced_function import (
+    Batches,
+    MemberGradients,
+    Traced,
+    UntraceableError,
+    copied,
+    kinds_of,
+    put_together,
+)
+
+JointBatches = dict[str, JointBatch | None]
+"""By problem: of the one whose gradient it is, and of those whose solutions it passes through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The gradients of one problem of all members.
+
+    Args:
+        gradient: one tensor a parameter, (members, ...); None where it is unused.
+        loss: (members,).
+        metrics: (members,) each, by name.
+    """
+
+    gradient: list[Tensor | None]
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+    def by_member(self) -> Iterator[tuple[Gradient, StepResult]]:
+        """Yield the gradient and the result of each member."""
+        num_members = len(self.loss)
+        gradients = zip(
+            *[[None] * num_members if each is None else each.unbind() for each in self.gradient], strict=True
+        )
+        names, values = [*self.metrics], [each.unbind() for each in self.metrics.values()]
+        metrics = zip(*values, strict=True) if values else iter([()] * num_members)
+        for gradient, loss, numbers in zip(gradients, self.loss.unbind(), metrics, strict=True):
+            yield list(gradient), StepResult(loss, dict(zip(names, numbers, strict=True)))
+
+
+class RoundFunction:
+    """The gradients of a round of one member, as a function of all tensors that they depend on.
+
+    Arguments: all parameters, all buffers, the values of the member's own, the tensors of the batches. Outputs: by
+    problem its gradient, loss and metrics; the buffers after it; what is reported; and, where there are decisions,
+    whether they are those of the course that was traced.
+
+    Attributes:
+        gradients: takes them.
+        used: by problem, which of its parameters have a gradient.
+        names: by problem, of its metrics.
+        num_buffers: how many there are.
+        course: the decisions.
+    """
+
+    def __init__(
+        self, together: Sequence[Traced], engine: Engine, own: Sequence[OwnValue], batches: Sequence[Sequence[Batches]]
+    ) -> None:
+        self._together, self._engine, self._own, self._batches = together, engine, own, batches
+        self.gradients = MemberGradients(engine)
+        self.used: list[tuple[bool, ...]] = []
+        self.names: list[tuple[str, ...]] = []
+        self.num_buffers = 0
+        self.course = Course()
+
+    def __call__(self, *arguments: Tensor) -> list[Tensor]:
+        """Return what is described above."""
+        values = iter(arguments)
+        problems = self._engine.problems
+        parameters = [[next(values) for _ in problem.own] for problem in problems]
+        buffers = [[next(values) for _ in problem.slots.buffers()] for problem in problems]
+        own = [next(values) for _ in self._own]
+        placed: dict[int, Tensor] = {}
+        batches = [[put_together(entry, values, placed) for entry in entries] for entries in self._batches]
+        outputs: list[Tensor] = []
+        self.used, self.names = [], []
+        kept = [problem.slots.buffers() for problem in problems]
+        try:
+            for problem, tensors in zip(problems, buffers, strict=True):
+                problem.slots.put_buffers([tensor.clone() for tensor in tensors])
+            with tracing() as self.course, given(self._own, own):
+                for each, entries in zip(self._together, batches, strict=True):
+                    output, gradient = self.gradients(each, parameters, entries)
+                    with torch.no_grad():
+                        norm = norm_of(each.problem, gradient) if each.with_norm else None
+                        result = result_of(each.problem, output, None, norm)
+                    outputs += [value for value in gradient if value is not None]
+                    outputs += [result.loss, *result.metrics.values()]
+                    self.used.append(tuple(value is not None for value in gradient))
+                    self.names.append(tuple(result.metrics))
+            moved = [tensor for problem in problems for tensor in problem.slots.buffers()]
+        finally:
+            for problem, tensors in zip(problems, kept, strict=True):
+                problem.slots.put_buffers(tensors)
+        self.num_buffers = len(moved)
+        outputs += moved
+        outputs += [value for _, value in self.course.reports]
+        if self.course.conditions:
+            outputs.append(torch.stack(self.course.conditions).all())
+        self.gradients.problem = None
+        return [each.detach() for each in outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """A flat program of all members.
+
+    Args:
+        run: runs it.
+        function: what it was made of.
+        moved: the positions of the buffers that change.
+    """
+
+    run: Run
+    function: RoundFunction
+    moved: tuple[int, ...]
+
+
+class Found:
+    """What one run of a flat program gives.
+
+    Args:
+        flat: the program.
+        outputs: its outputs.
+
+    Attributes:
+        gradients: by problem of the round.
+        holds: by member, whether its solvers decided as in the trace: only then do its numbers count. None where
+            nothing is decided.
+        moved: what the buffers that move become.
+        reported: what solvers report.
+    """
+
+    def __init__(self, flat: "_Flat", outputs: list[Tensor]) -> None:
+        function = flat.function
+        self.flat = flat
+        self.holds: list[bool] | None = outputs.pop().tolist() if function.course.conditions else None
+        self.gradients: list[Stacked] = []
+        values = iter(outputs)
+        for used, names in zip(function.used, function.names, strict=True):
+            gradient = [next(values) if is_used else None for is_used in used]
+            self.gradients.append(Stacked(gradient, next(values), {name: next(values) for name in names}))
+        buffers = [next(values) for _ in range(function.num_buffers)]
+        self.moved = [buffers[position] for position in flat.moved]
+        self.reported = list(values)
+
+
+class StackedGradients:
+    """Takes the gradients of a round of all members of a stack.
+
+    Args:
+        together: the problems that step together, of the first member.
+        engine: of the member that is traced.
+        memories: of each member, what its problems' algorithms keep; None has left.
+        stack: their tensors.
+        own: values in which members differ.
+        backend: one of BACKENDS.
+    """
+
+    def __init__(
+        self,
+        together: Sequence[Traced],
+        engine: Engine,
+        memories: Sequence[Sequence[Memory] | None],
+        stack: Stack,
+        own: Sequence[OwnValue],
+        backend: str,
+    ) -> None:
+        self._together, self._engine, self._memories = together, engine, memories
+        self._stack, self._own = stack, own
+        self._backend = BACKENDS[backend]
+        self._modules = [module for problem in engine.problems for module in problem.submodules]
+        self._known: dict[Any, _Flat] = {}
+
+    def __call__(self, batches: Sequence[Sequence[JointBatches]]) -> "Found":
+        """Return the gradients of all members; nothing moves.
+
+        Args:
+            batches: by problem of the round, those of each batch that its gradient is averaged over.
+
+        Raises:
+            NotFusedError: they cannot be traced.
+        """
+        tensors: list[Tensor] = []
+        dims: list[int | None] = []
+        key = self._kinds(batches, tensors, dims)
+        flat = self._known.get(key)
+        arguments = [*self._stack.tensors, *[each.values for each in self._own], *tensors]
+        if flat is None:
+            if len(self._known) == MOST_TRACES:
+                raise NotFusedError(f"their batches are of over {MOST_TRACES} kinds")
+            flat = self._known[key] = self._traced(batches, arguments, dims)
+        with torch._C._AutoDispatchBelowAutograd():
+            return Found(flat, [*flat.run(*arguments)])
+
+    def commit(self, found: "Found", live: Sequence[bool]) -> None:
+        """Let buffers move, and report what solvers have reported, for the members whose numbers count.
+
+        Args:
+            found: of the gradients.
+            live: which members take part.
+        """
+        counts = [is_live and (found.holds is None or found.holds[number]) for number, is_live in enumerate(live)]
+        own = self._stack.tensors[self._stack.num_parameters :]
+        places = [own[position] for position in found.flat.moved]
+        with torch.no_grad():
+            if places and all(counts):
+                torch._foreach_copy_(places, found.moved)
+            else:
+                for place, value in zip(places, found.moved, strict=True):
+                    for number in compress(range(len(live)), counts):
+                        place[number].copy_(value[number])
+        for (who, _), values in zip(found.flat.function.course.reports, found.reported, strict=True):
+            [problem] = [number for number, memory in enumerate(self._engine.memories) if memory is who.memory]
+            for memories, value, is_valid in zip(self._memories, values.unbind(), counts, strict=True):
+                if memories is not None and is_valid:
+                    who.of(memories[problem]).reported(value)
+
+    def _kinds(self, batches: Sequence[Sequence[JointBatches]], tensors: list[Tensor], dims: list[int | None]) -> Any:
+        found, seen = [], dict[int, int]()
+        for entries in batches:
+            for entry in entries:
+                for name, batch in entry.items():
+                    value = None if batch is None else batch.value
+                    try:
+                        found.append((name, kinds_of(value, tensors, seen), batch is not None and batch.is_shared))
+                    except UntraceableError as error:
+                        raise NotFusedError(str(error)) from error
+                    dims += [None if batch is None or batch.is_shared else 0] * (len(tensors) - len(dims))
+        return tuple(found), tuple([module.training for module in self._modules])
+
+    def _traced(
+        self, batches: Sequence[Sequence[JointBatches]], arguments: Sequence[Tensor], dims: Sequence[int | None]
+    ) -> _Flat:
+        engine = self._engine
+        num_fixed = len(arguments) - len(dims)
+        in_dims = (*[0] * num_fixed, *dims)
+        whole = [copied(tensor) for tensor in arguments]
+        member = [tensor if dim is None else tensor[0] for tensor, dim in zip(whole, in_dims, strict=True)]
+        parts, placed = iter(member[num_fixed:]), dict[int, Tensor]()
+        of_first = [[_of_first(entry, parts, placed) for entry in entries] for entries in batches]
+        function = RoundFunction(self._together, engine, self._own, of_first)
+        kept = [memory.value for memory in engine.memories]
+        try:
+            with guards.tracing(guards.TracingContext(FakeTensorMode())), engine.random:
+                first = make_fx(function, HONEST_BATCH_NORMS)(*member)
+                # Nothing in place, which vmap refuses where a value of one member goes into one of all.
+                pure = simplified(make_fx(functionalize(first), FOREACH)(*member))
+                stacked = torch.vmap(pure, in_dims=in_dims, randomness="error")
+                flat = make_fx(functionalize(stacked), {**self._backend.decompositions})(*whole)
+            graph = simplified(flat)
+            moved = _moved(graph, function, num_fixed - len(self._own))
+            run = self._backend.finish(graph, whole, num_fixed)
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise NotFusedError(reason_of(error)) from error
+        finally:
+            for memory, value in zip(engine.memories, kept, strict=True):
+                memory.value = value
+        return _Flat(run, function, moved)
+
+
+def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tuple[int, ...]:
+    """Return which buffers are other values after the round than before it."""
+    nodes = [*graph.graph.nodes]
+    places = [node for node in nodes if node.op == "placeholder"][:num_places]
+    outputs = nodes[-1].args[0]
+    begin = sum(sum(used) + 1 + len(names) for used, names in zip(function.used, function.names, strict=True))
+    own = places[num_places - function.num_buffers :]
+    return tuple(position for position, place in enumerate(own) if outputs[begin + position] is not place)
+
+
+def _of_first(entry: JointBatches, values: Iterator[Tensor], placed: dict[int, Tensor]) -> Batches:
+    """Return the batches of the first member."""
+    return {name: None if each is None else put_together(each.value, values, placed) for name, each in entry.items()}
