@@ -1,0 +1,252 @@
+"""Frozen parts of several runs' modules, such as one encoder under many heads: evaluated once for all."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from mlotool.core.fingerprint import fingerprint, tolerance
+from mlotool.core.lazy_copy import lazy_copy, share_memory
+from mlotool.core.tangents import any_has_tangent
+from mlotool.core.tracing import is_tracing
+from mlotool.fusion.copied import copied, num_bytes, tensors_in
+from mlotool.fusion.frozen_parts import are_same_function, frozen_parts, have_same_bits, mode_dependent
+from mlotool.problem.problem import Problem
+
+MAX_BYTES = 2**28
+"""Of the inputs and outputs that are kept for those who have not asked yet."""
+
+_NUM_TRIES, _PER_TRY = 32, 16
+"""Training steps of each member in a row for which nobody had the result: then the runs see different samples. Of
+evaluations of a whole split so many count as one."""
+
+
+class SharedPrefix:
+    """Frozen parts that are the same function, one of each of several runs; each input is evaluated once for all.
+
+    The forward of each part is replaced by one that first looks for an equal input among the latest. What it returns
+    is a copy, so no run sees what another one writes into it; on a CPU a copy takes memory once someone does.
+
+    An evaluation is left to the part itself where its result could differ or would have a derivative: a part in train
+    mode that this changes, an input with a gradient or a tangent, tracing, `torch.vmap`. The first result that a part
+    takes over, the second, the fourth and so on are evaluated as well and compared; a part that differs, or whose
+    parameters were changed, stays alone from then on.
+
+    Args:
+        parts: frozen, and the same function; a module that several runs have in common is one of them.
+        max_bytes: of what is kept.
+
+    Attributes:
+        num_shared: evaluations that were taken over.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], max_bytes: int = MAX_BYTES) -> None:
+        self.num_shared = 0
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._num_misses = 0
+        # By input: the arguments, the result, and their memory; the oldest first.
+        self._kept: OrderedDict[Any, tuple[tuple[Tensor, ...], Any, int]] = OrderedDict()
+        self._members = {id(part): _Member(part, self) for part in parts}
+
+    def close(self) -> None:
+        """Give all parts their own forward back."""
+        for member in [*self._members.values()]:
+            self.leave(member.part)
+
+    def leave(self, part: nn.Module) -> None:
+        """Give a part, whose run has ended, its own forward back."""
+        if id(part) in self._members:
+            self._leave(self._members[id(part)])
+
+    def result(self, member: "_Member", arguments: tuple[Tensor, ...]) -> Any:
+        """Return a part's result for an input that is a constant."""
+        key = _key_of(arguments)
+        found = self._kept.get(key)
+        if found is None or not all(map(_is_same_input, found[0], arguments)):
+            return self._evaluated(member, key, arguments)
+        self._kept.move_to_end(key)
+        self._num_misses = 0
+        own = member.differing(arguments, found[1])
+        if own is not None:
+            self._leave(member)
+            return own
+        self.num_shared += 1
+        return copied(found[1])
+
+    def _evaluated(self, member: "_Member", key: Any, arguments: tuple[Tensor, ...]) -> Any:
+        held = tuple(map(lazy_copy, arguments))
+        result = member.forward(*arguments)
+        # An evaluation of a whole split has many inputs that no other run has met yet.
+        self._num_misses += _PER_TRY if torch.is_grad_enabled() else 1
+        if self._num_misses > _PER_TRY * _NUM_TRIES * len(self._members):
+            self.close()
+        elif _is_plain(result) and not any(each.requires_grad for each in tensors_in(result)):
+            self._keep(key, held, copied(result))
+        return result
+
+    def _keep(self, key: Any, arguments: tuple[Tensor, ...], result: Any) -> None:
+        self._drop(key)
+        size = num_bytes((arguments, result))
+        self._kept[key] = arguments, result, size
+        self._num_bytes += size
+        while self._num_bytes > self._max_bytes and len(self._kept) > 1:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: Any) -> None:
+        if key in self._kept:
+            self._num_bytes -= self._kept.pop(key)[2]
+
+    def _leave(self, member: "_Member") -> None:
+        del self._members[id(member.part)]
+        member.restore()
+        if len(self._members) < 2:
+            self._kept.clear()
+            for last in [*self._members.values()]:
+                self._leave(last)
+
+
+class _Member:
+    """Stands in the place of the forward of a frozen part.
+
+    Args:
+        part: the module.
+        prefix: evaluates it for all.
+    """
+
+    def __init__(self, part: nn.Module, prefix: SharedPrefix) -> None:
+        self.part = part
+        self.forward: Callable[..., Any] = part.forward
+        self._prefix = prefix
+        self._own = vars(part).get("forward")
+        self._mode_dependent = mode_dependent(part)
+        self._parameters = [
+            (each._parameters, name, tensor, tensor._version)
+            for each in part.modules()
+            for name, tensor in each._parameters.items()
+            if tensor is not None
+        ]
+        # An evaluation may have copies of them in their places.
+        self._buffers = [(tensor, tensor._version) for tensor in part.buffers()]
+        self._num_taken_over = 0
+        part.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or not self._is_constant(args):
+            return self.forward(*args, **kwargs)
+        if not self._is_intact():
+            self._prefix.leave(self.part)
+            return self.forward(*args)
+        return self._prefix.result(self, args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # A copy of the module is alone.
+        twin = memo[id(self.part)]
+        return MethodType(type(twin).forward, twin)
+
+    def restore(self) -> None:
+        """Give the part its own forward back."""
+        if self._own is None:
+            del self.part.forward
+        else:
+            self.part.forward = self._own
+
+    def differing(self, arguments: tuple[Tensor, ...], result: Any) -> Any:
+        """Return the part's own result where it is looked at and is another one than `result`; else None."""
+        self._num_taken_over += 1
+        if self._num_taken_over & (self._num_taken_over - 1):
+            return None
+        own = self.forward(*arguments)
+        pairs = [*zip_longest(tensors_in(own), tensors_in(result))]
+        return None if all(None not in pair and _agree(*pair) for pair in pairs) else own
+
+    def _is_constant(self, arguments: tuple[Any, ...]) -> bool:
+        """Say whether the part is a function of these arguments alone now, and nothing asks for more than its value."""
+        if (
+            not arguments
+            or not all(map(_is_plain_tensor, arguments))
+            or any(each.training for each in self._mode_dependent)
+        ):
+            return False
+        is_watched = is_tracing() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        return not is_watched and not torch.is_inference_mode_enabled() and not any_has_tangent(arguments)
+
+    def _is_intact(self) -> bool:
+        """Say whether parameters and buffers are those that were compared with the other members'."""
+        return all(
+            holder.get(name) is tensor and tensor._version == version
+            for holder, name, tensor, version in self._parameters
+        ) and all(tensor._version == version for tensor, version in self._buffers)
+
+
+def share_prefixes(problems: Iterable[Problem], max_bytes: int = MAX_BYTES) -> list[SharedPrefix]:
+    """Evaluate frozen parts of problems' modules that are the same function once for all; others stay as they are.
+
+    To be called once parameters are where the runs go on from. It pays where the runs have the same samples, and none
+    of them is traced.
+
+    Args:
+        problems: of several runs of this process that train side by side.
+        max_bytes: of what is kept, for each function.
+
+    Returns:
+        What is shared; `close()` ends it.
+    """
+    alike: list[list[nn.Module]] = []
+    for module in [each.module for each in problems if _is_evaluated_whole(each)]:
+        for part in frozen_parts(module).values():
+            known = next((group for group in alike if part in group or are_same_function(part, group[0])), None)
+            if known is None:
+                alike.append([part])
+            elif part not in known:
+                known.append(part)
+    return [SharedPrefix(group, max_bytes) for group in alike if len(group) > 1]
+
+
+def _is_evaluated_whole(problem: Problem) -> bool:
+    """Say whether a problem's module is called as it is."""
+    settings = problem.settings
+    return not settings.compile and settings.tasks is None and problem.shards is None and problem.parallel is None
+
+
+def _key_of(arguments: tuple[Tensor, ...]) -> Any:
+    """Return what equal inputs have in common, with some of their numbers, so that few others have it too."""
+    contexts = {each.device.type for each in arguments}
+    autocast = [(each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each)) for each in sorted(contexts)]
+    return *autocast, *((each.shape, each.stride(), each.dtype, each.device, _probe(each)) for each in arguments)
+
+
+def _probe(tensor: Tensor) -> Any:
+    """Return eight numbers of a tensor, as text: NaN equals itself there."""
+    if not tensor.is_contiguous() or not tensor.numel():
+        return None
+    return str(tensor.view(-1)[:: max(tensor.numel() // 8, 1)].tolist())
+
+
+def _is_same_input(held: Tensor, given: Tensor) -> bool:
+    return share_memory(held, given) or have_same_bits(held, given)
+
+
+def _agree(tensor: Tensor, other: Tensor) -> bool:
+    if tensor.device.type == "cpu":
+        return have_same_bits(tensor, other)
+    # Kernels of other devices may add up in another order each time.
+    ours, theirs = fingerprint(tensor), fingerprint(other)
+    return bool(((ours - theirs).abs() <= tolerance(tensor.dtype) * torch.maximum(ours[1], theirs[1])).all())
+
+
+def _is_plain(result: Any) -> bool:
+    """Say whether a result is made of tensors that can be copied."""
+    if type(result) is dict:
+        return all(map(_is_plain, result.values()))
+    return all(map(_is_plain, result)) if type(result) in (list, tuple) else type(result) is Tensor
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    is_plain = type(value) is Tensor and not value.requires_grad and value.layout == torch.strided
+    return is_plain and not value.is_meta and not is_functorch_wrapped_tensor(value)
