@@ -100,6 +100,12 @@ class UserData:
             lambda: Call("data", self._data, {"split": name}, "a data set", "Correct the data set or its files.")
         ):
             dataset = self._data.split(name)
+        if _is_pair_of_tensors(dataset):
+            # The same batches, each of which is read at once.
+            from mlotool.data.in_memory_tensors import InMemoryTensors
+
+            inputs, targets = dataset.tensors
+            return InMemoryTensors({"input": inputs, "target": targets})
         # A Subset's `__getitems__` returns samples too.
         is_plain = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not hasattr(dataset, "shape")
         has_batches = hasattr(type(dataset), "__getitems__") and not type(dataset).__module__.startswith("torch.")
@@ -134,6 +140,18 @@ class NamedSamples:
         sample = self.dataset[index]
         is_pair = isinstance(sample, tuple | list) and len(sample) == 2 and not hasattr(sample, "_fields")
         return {"input": sample[0], "target": sample[1], "index": index} if is_pair else sample
+
+
+def _is_pair_of_tensors(dataset: Any) -> bool:
+    """Say whether a data set is torch's own of two tensors, and nothing else."""
+    kind = type(dataset)
+    is_torchs = (kind.__module__, kind.__name__) == ("torch.utils.data.dataset", "TensorDataset")
+    # What is sparse, or has a gradient, has messages of its own where samples are collated.
+    return (
+        is_torchs
+        and len(dataset.tensors) == 2
+        and all(str(each.layout) == "torch.strided" and not each.requires_grad for each in dataset.tensors)
+    )
 
 
 def _what(dataset: Any) -> str:
