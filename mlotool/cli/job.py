@@ -13,6 +13,7 @@ from mlotool.cli.show_result import nearby, show_result
 from mlotool.config.booleans import check_overrides
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.escape import escape
+from mlotool.core.large_imports import import_large
 from mlotool.sweep.folder import write_plan
 from mlotool.sweep.job_folder import note_failure
 
@@ -126,8 +127,11 @@ def recipe_path(choices: Any, given: Path | None) -> Path | None:
 
 def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watch | None" = None) -> "RunResult":
     """Check a config, run it and write its report, also that of a run that failed half-way."""
+    # The check looks at targets of torch's.
+    import_large("torch")
     for warning in configuration.check(config, targets=True):
         print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
+    import_large("mlotool.runner")
     from mlotool import runner
 
     try:

@@ -4,15 +4,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlotool import config as configuration
-from mlotool.cli.hydra_app import call_hydra, open_sources
-from mlotool.cli.job import recipe_path
-from mlotool.cli.job_words import own_words, request_of
-from mlotool.config.booleans import check_overrides
+from mlotool.cli.job_configs import JobConfigs
+from mlotool.config.provenance import repositories_asked_once
 from mlotool.core.errors import WriteError
 from mlotool.core.escape import escape
+from mlotool.core.large_imports import import_large
 from mlotool.core.run_files import read_json
 from mlotool.sweep.job_folder import SUMMARY, JobSpec, has_run, note_failure, read_job, record_of
 
@@ -49,10 +48,11 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
     Raises:
         KeyboardInterrupt: after Ctrl-C or SIGTERM.
     """
-    group = _Group()
-    requests = [(member, request) for member in _members(folders) if (request := group.prepared(member)) is not None]
+    group, members = _Group(), _members(folders)
+    import_large("mlotool.runner")
     from mlotool.runner.together import run_together
 
+    requests = group.prepared(members)
     waiting = {place for place, (member, _) in enumerate(requests) if member.ended_at is None}
 
     def when_ended(place: int, result: "RunResult | BaseException") -> None:
@@ -61,7 +61,8 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
             group.fail(requests[place][0], result)
 
     try:
-        run_together([request for _, request in requests], record=record_of(folders), when_ended=when_ended)
+        with repositories_asked_once():
+            run_together([request for _, request in requests], record=record_of(folders), when_ended=when_ended)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -96,12 +97,20 @@ class _Group:
         self.errors: list[BaseException] = []
         self._warnings: set[str] = set()
 
-    def prepared(self, member: Member) -> "RunRequest | None":
-        """Return what is to run, once it has been checked; None where it is refused."""
+    def prepared(self, members: Sequence[Member]) -> "list[tuple[Member, RunRequest]]":
+        """Return what is to run, once it has been checked, without what is refused."""
+        specs = [member.spec for member in members]
+        configs = JobConfigs(specs)
+        requests = {place: self._prepared(members[place], configs) for place in configs.in_order(specs)}
+        places = sorted(requests)
+        return [(members[place], request) for place in places if (request := requests[place]) is not None]
+
+    def _prepared(self, member: Member, configs: JobConfigs) -> "RunRequest | None":
         from mlotool.runner.together import RunRequest
 
+        is_resumed = member.ended_at is None and has_run(member.folder)
         try:
-            config, origin = _composed(member)
+            config, origin = configs.compose(member.spec, member.folder, is_resumed=is_resumed)
             for warning in configuration.check(config, targets=True):
                 if warning not in self._warnings:
                     self._warnings.add(warning)
@@ -123,29 +132,6 @@ class _Group:
             note_failure(member.folder, member.spec.words, text)
         except WriteError as refused:
             print(f"mlotool: error: {escape(str(refused))}", file=sys.stderr)
-
-
-def _composed(member: Member) -> tuple[Any, configuration.Origin]:
-    """Return the config of a job, and where it came from."""
-    request = request_of(member.spec)
-    open_sources(request, member.spec.trusted)
-    found: list[tuple[Any, configuration.Origin]] = []
-
-    def take(config: Any) -> None:
-        from hydra.core.hydra_config import HydraConfig
-        from omegaconf import OmegaConf
-
-        hydra = HydraConfig.get()
-        # Not as they are read: one with a reference in it would be resolved, or fail here.
-        words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-        check_overrides(words)
-        recipe = recipe_path(hydra.runtime.choices, request.file)
-        found.append((config, configuration.Origin(member.spec.command, tuple(words), recipe)))
-
-    is_resumed = member.ended_at is None and has_run(member.folder)
-    call_hydra([*member.spec.words, *own_words(member.folder, is_resumed=is_resumed)], take)
-    [result] = found
-    return result
 
 
 def _watch(member: Member) -> "Watch | None":

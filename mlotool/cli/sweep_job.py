@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
 from mlotool.core.escape import escape
-from mlotool.core.threads import end_with_threads
+from mlotool.core.leaving import leave
 from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
 from mlotool.sweep.process import STOP
 
@@ -78,6 +78,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    exit_code = main([Path(each) for each in sys.argv[1:]])
-    end_with_threads(exit_code)
-    sys.exit(exit_code)
+    leave(main([Path(each) for each in sys.argv[1:]]))

@@ -5,9 +5,11 @@ import platform
 import re
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,9 @@ _HARMLESS_GIT = re.compile(
     r"|(user|branch|pull|push|gc|color|init|commit|submodule|rebase|advice)\..+"
     r"|remote\..+\.(url|pushurl|fetch|tagopt|prune)|extensions\.(worktreeconfig|objectformat)"
 )
+
+
+_asked: dict[Path, dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
         "command": origin.command,
         "overrides": list(origin.overrides),
         "recipe_path": None if origin.recipe_path is None else str(origin.recipe_path),
-        "git": {**_git(Path.cwd()), "mlotool": _git(Path(mlotool.__file__).parent)},
+        "git": {**_repository(Path.cwd()), "mlotool": _repository(Path(mlotool.__file__).parent)},
         **_surroundings(device),
         "seed": config.seed,
         "started": _now().isoformat(timespec="seconds"),
@@ -74,6 +79,21 @@ def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
         "duration_s": None,
     }
     _write(Path(run_dir), record)
+
+
+@contextmanager
+def repositories_asked_once() -> Iterator[None]:
+    """Let all runs that begin inside have one answer of git's: their code is what the process has imported.
+
+    Git takes as long as all else that is written of a run at its start.
+    """
+    # Not a context variable: runs may be coroutines, each with a context of its own.
+    global _asked
+    before, _asked = _asked, {}
+    try:
+        yield
+    finally:
+        _asked = before
 
 
 def finish_provenance(run_dir: Path | str) -> None:
@@ -134,11 +154,20 @@ def _now() -> datetime:
     return datetime.now().astimezone()
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _repository(folder: Path) -> dict[str, Any]:
+    if _asked is None:
+        return _git(folder)
+    if folder not in _asked:
+        _asked[folder] = _git(folder)
+    return _asked[folder]
 
 
 def _git(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Nodes of type Any hold a `_target_` and its settings; check_targets.py compares 
 """
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -285,10 +286,15 @@ def _members(kind: Any) -> tuple[Any, ...]:
 def _child(kind: Any, key: str) -> Any:
     # `StreamConfig | None`: the class is what has keys.
     kind = next((each for each in _members(kind) if each is not NoneType), Any)
-    if is_dataclass(kind):
-        return get_type_hints(kind).get(key, Any)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _types(kind).get(key, Any)
     arguments = get_args(kind)
     return arguments[1] if len(arguments) == 2 else Any
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _word(kind: Any) -> str:

@@ -1,7 +1,9 @@
 """How a job reports to its trial while it trains."""
 
+import json
 import warnings
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from mlotool.sweep.study_options import make_pruner
@@ -21,9 +23,7 @@ class Watcher:
 
     def __init__(self, url: str, name: str, trial: int, pruner: str, pruner_options: Mapping[str, Any]) -> None:
         optuna, self._url = import_optuna(), url
-        self._study = optuna.load_study(
-            study_name=name, storage=open_storage(url), pruner=make_pruner(pruner, pruner_options)
-        )
+        self._study = _study(url, name, pruner, json.dumps(dict(pruner_options), sort_keys=True))
         [found] = (each for each in self._study.get_trials(deepcopy=False) if each.number == trial)
         self._trial = optuna.trial.Trial(self._study, found._trial_id)
 
@@ -35,3 +35,11 @@ class Watcher:
                 warnings.filterwarnings("ignore", message=".*reported value is ignored.*")
                 self._trial.report(value, tick)
             return bool(self._trial.should_prune())
+
+
+# The jobs of a process report to one study, whose database takes longer to open than to report to.
+@lru_cache(maxsize=1)
+def _study(url: str, name: str, pruner: str, pruner_options: str) -> Any:
+    return import_optuna().load_study(
+        study_name=name, storage=open_storage(url), pruner=make_pruner(pruner, json.loads(pruner_options))
+    )
