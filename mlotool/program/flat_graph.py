@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from mlotool.program.reused_memory import is_alike, reuse_memory
 from mlotool.program.shared_values import VIEWS, with_shared_values
 
 _ATEN = torch.ops.aten
 _IDENTITIES = {_ATEN.alias.default, _ATEN.detach.default}
+_RESHAPES = {_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.expand.default}
 _METHODS = {"view": Tensor.view, "expand": Tensor.expand, "t": Tensor.t, "clone": Tensor.clone}
 _VIEWS = {*VIEWS, getitem}
 _ADAM = {0: 0, 2: 2, 3: 3, 4: 4}
@@ -72,6 +74,7 @@ def with_direct_calls(module: GraphModule) -> GraphModule:
     """Return the same module, its operations called by the shortest way; nothing of torch's can read it any more."""
     graph = module.graph
     _join_copies(graph)
+    reuse_memory(graph)
     for node in graph.nodes:
         if node.op == "call_function":
             node.target = _direct(node.target)
@@ -141,17 +144,30 @@ def _join_copies(graph: Graph) -> None:
 
 def _remove_identities(graph: Graph) -> None:
     for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        source = node.args[0] if node.args else None
+        source = node.args[0] if node.op == "call_function" and node.args else None
         if not isinstance(source, Node):
             continue
-        if node.target in _IDENTITIES:
+        if _changes_nothing(node, source):
             node.replace_all_uses_with(source)
-        elif node.target is source.target is _ATEN.t.default:
+        elif _undoes(node, source):
             [twice, *_] = source.args
             assert isinstance(twice, Node)
             node.replace_all_uses_with(twice)
+
+
+def _changes_nothing(node: Node, source: Node) -> bool:
+    if node.target in _IDENTITIES:
+        return True
+    is_by_one = node.target is _ATEN.mul.Tensor and node.args[1] == 1
+    return (is_by_one or node.target in _RESHAPES) and is_alike(node, source)
+
+
+def _undoes(node: Node, source: Node) -> bool:
+    """Return whether two transpositions follow each other that lead back."""
+    if node.target is source.target is _ATEN.t.default:
+        return True
+    is_pair = node.target is source.target is _ATEN.transpose.int
+    return is_pair and {*node.args[1:]} == {*source.args[1:]}
 
 
 def _direct(target: Any) -> Any:
@@ -161,4 +177,6 @@ def _direct(target: Any) -> Any:
     name = target._schema.name.removeprefix("aten::")
     if name in _METHODS:
         return _METHODS[name]
+    if name.endswith("_") and not name.startswith("_") and hasattr(Tensor, name):
+        return getattr(Tensor, name)
     return getattr(torch._C._VariableFunctions, name, None) or getattr(torch._C._nn, name, None) or target

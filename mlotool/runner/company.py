@@ -47,6 +47,7 @@ class Seat(AbstractSeat):
 
     def __init__(self, company: "Company", number: int) -> None:
         self.interrupt, self.shared = company.interrupt, company.shared
+        self.is_first = company.is_first(number)
         self._company, self._number = company, number
 
     def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
@@ -76,10 +77,15 @@ class Company:
     ) -> None:
         self.interrupt, self.shared = Interrupt(), shared
         self._ticks, self._when_ended = ticks, when_ended
+        self._first = min(runs, default=0)
         self._coroutines = {number: greenlet(partial(run, Seat(self, number))) for number, run in runs.items()}
         self._asks: dict[int, _Ask] = {}
         self._random: dict[int, Any] = {}
         self._conductor: greenlet | None = None
+
+    def is_first(self, number: int) -> bool:
+        """Say whether a run is the first one to begin."""
+        return number == self._first
 
     def run(self) -> None:
         """Run all to their ends.

@@ -112,7 +112,13 @@ def _cut(path: Path, position: int) -> None:
 
 @contextmanager
 def open_loggers(
-    config: Any, run_dir: Path, problems: Iterable[str], resumed_at: int | None = None, sweep: str | None = None
+    config: Any,
+    run_dir: Path,
+    problems: Iterable[str],
+    resumed_at: int | None = None,
+    sweep: str | None = None,
+    *,
+    with_packages: bool = True,
 ) -> Iterator[list[Logger]]:
     """Open the loggers that the config asks for; finish them in any case, where an error is a warning.
 
@@ -122,6 +128,8 @@ def open_loggers(
         problems: names of the problems: each gets an axis of its own in W&B, its steps.
         resumed_at: the tick that a run goes on from; None for a new one.
         sweep: name of the sweep's folder: its jobs are one group in W&B.
+        with_packages: whether W&B keeps a list of all installed packages, which takes a tenth of a second: one list
+            is enough for the runs of one process.
     """
     settings = config.logger
     if settings.mode not in MODES:
@@ -132,7 +140,7 @@ def open_loggers(
     try:
         with _silent_handlers():
             if settings.wandb and settings.mode != "disabled":
-                run = _start_wandb(config, run_dir, problems, sweep)
+                run = _start_wandb(config, run_dir, problems, sweep, with_packages=with_packages)
                 loggers.append(_wandb_logger(run, run_dir))
             if settings.tensorboard:
                 loggers.append(_tensorboard_logger(run_dir, resumed_at))
@@ -176,7 +184,9 @@ def _warn_of_logger(logger: str, what: str, error: Exception) -> None:
     )
 
 
-def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str], sweep: str | None) -> "Run":
+def _start_wandb(
+    config: Any, run_dir: Path, problems: Iterable[str], sweep: str | None, *, with_packages: bool
+) -> "Run":
     # Imported here: it takes a second, and runs without W&B need not have it.
     import wandb
 
@@ -195,7 +205,13 @@ def _start_wandb(config: Any, run_dir: Path, problems: Iterable[str], sweep: str
                 # A run that the user's own code has open is left alone.
                 reinit="create_new",
                 # Neither W&B's git, which runs what a repository's configuration names, nor the user's code in a run.
-                settings=wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True),
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    disable_git=True,
+                    disable_code=True,
+                    **({} if with_packages else {"x_save_requirements": False}),
+                ),
             )
     except OSError as error:
         raise cannot_write(run_dir / "wandb", error) from error

@@ -16,10 +16,12 @@ class AbstractSeat(ABC):
     Attributes:
         interrupt: set from outside to stop after the tick at hand; one for all runs.
         shared: what runs share that are built from equal configs.
+        is_first: whether the run is the first one to begin in this process.
     """
 
     interrupt: Interrupt
     shared: Any
+    is_first: bool
 
     @abstractmethod
     def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:

@@ -142,7 +142,9 @@ class Session:
         return f"After tick {self._schedule.num_ticks}: "
 
     def _open_loggers(self, folder: RunFolder, resumed_at: int | None) -> AbstractContextManager[list[Logger]]:
-        return open_loggers(self._config, folder.path, self._built.program.problems, resumed_at, folder.sweep)
+        problems = self._built.program.problems
+        with_packages = self._seat is None or self._seat.is_first
+        return open_loggers(self._config, folder.path, problems, resumed_at, folder.sweep, with_packages=with_packages)
 
     def _fit(
         self,
