@@ -17,7 +17,7 @@ from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
 from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
 from mlotool.sweep.group_record import GroupRecord
 from mlotool.sweep.groups import Point
-from mlotool.sweep.job_folder import JobOutcome, JobSpec
+from mlotool.sweep.job_folder import JobOutcome, JobSpec, note_alone
 from mlotool.sweep.launchers import make_launcher
 from mlotool.sweep.points import AbstractPoints, GridPoints
 
@@ -35,11 +35,6 @@ def run_sweep(
         resume: `auto`, the folder of the sweep to go on with, or None.
     """
     check_first_point(plan)
-    if plan.settings["fuse"] != 1 and plan.devices_per_job != 1:
-        _say(
-            f"sweep.fuse: found {plan.settings['fuse']} with runner.devices={plan.devices_per_job}; each job runs "
-            "alone, as it takes several devices."
-        )
     workers = worker_environments(plan)
     folder, is_resumed = choose_folder(plan, resume)
     if resume == AUTO and not is_resumed:
@@ -78,6 +73,10 @@ def _run_locked(
     _say(f"sweep {nearby(folder)}: {points.num_ended} of {points.total} jobs done" if is_resumed else
          f"sweep {nearby(folder)}: {points.total} jobs, {_at_a_time(plan, len(workers))}")  # fmt: skip
     _say(f"its state at any time: mlotool report {nearby(folder)}")
+    if plan.settings["fuse"] != 1 and plan.devices_per_job != 1:
+        reason = f"runner.devices={plan.devices_per_job}, so that each has processes of its own"
+        _say(f"sweep.fuse: the jobs run one by one: {reason}")
+        note_alone(folder, range(plan.num_jobs), reason)
     group = f"{plan.name}/{folder.name}"
     environments = [{"WANDB_RUN_GROUP": group, **each} for each in workers]
     file = None if request.file is None else str(request.file)

@@ -106,6 +106,7 @@ class _Group:
         return [(members[place], request) for place in places if (request := requests[place]) is not None]
 
     def _prepared(self, member: Member, configs: JobConfigs) -> "RunRequest | None":
+        from mlotool.runner.device import count_devices
         from mlotool.runner.together import RunRequest
 
         is_resumed = member.ended_at is None and has_run(member.folder)
@@ -115,6 +116,7 @@ class _Group:
                 if warning not in self._warnings:
                     self._warnings.add(warning)
                     print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
+            count_devices(config.runner)
             watch = _watch(member) if member.ended_at is None else None
         except Exception as error:
             self.fail(member, error)

@@ -1,5 +1,6 @@
 """One self-contained page of a sweep: sweep.html, and its figures as PNG files beside it."""
 
+import shlex
 from collections import Counter
 from importlib.resources import files
 from pathlib import Path
@@ -8,13 +9,16 @@ from mlotool.core.run_files import write_text
 from mlotool.report.figure import Card, Sketchbook, report_style
 from mlotool.report.formats import NONE, number
 from mlotool.report.markup import Markup, details, element
+from mlotool.report.sweep import ENDED
 from mlotool.report.sweep_curves import curve_cards, objective_cards, read_curves
 from mlotool.report.sweep_figures import importance_cards, parallel_cards
+from mlotool.report.sweep_fusion import fusion_lines
 from mlotool.report.sweep_settings import Comparison, Setting, compare, seeds
 from mlotool.report.sweep_tables import SIGNS, jobs_table, settings_table
 from mlotool.report.write import grid, page, section
 
 FILE = "sweep.html"
+PAGE = "report.html"
 MAX_ERRORS = 50
 # Selected by the very data that it is measured on, which a reader of the curves would not expect.
 WHICH_VALUE = "The value of a job is that of its best checkpoint, or its last one where no best checkpoint is kept."
@@ -48,7 +52,10 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
     if comparison.has_seeds and len(comparison.settings) > 1:
         parts.append(section("Settings", settings_table(comparison)))
     if comparison.rows:
-        parts.append(section("Jobs", jobs_table(comparison), *_constants(comparison)))
+        parts.append(section("Jobs", jobs_table(comparison), *_on_demand(comparison), *_constants(comparison)))
+    together = fusion_lines(sweep_dir)
+    if together:
+        parts.append(section("What ran as one program", element("ul", *(element("li", line) for line in together))))
     parts += _errors(comparison)
     script = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
     text = page(title, parts, script, has_figures=bool(book.files))
@@ -140,6 +147,18 @@ def _constants(comparison: Comparison) -> list[Markup]:
     lines = "\n".join(f"{key}={value}" for key, value in comparison.constants.items())
     so_far = " so far" if comparison.num_ended < comparison.num_jobs else ""
     return [details(f"The same in all jobs{so_far}", element("pre", lines, class_="wrap"))]
+
+
+def _on_demand(comparison: Comparison) -> list[Markup]:
+    """Say how the page of a job is made that has none: jobs that share a process leave it to the reader."""
+    ended = (row.folder for row in comparison.rows if row.status in ENDED)
+    folder = next((each for each in ended if (each / "config.yaml").is_file() and not (each / PAGE).is_file()), None)
+    if folder is None:
+        return []
+    text = "A job without a link has no page yet; this makes that of the first one:"
+    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    command = element("pre", f"mlotool report {shlex.quote(str(shown))}", class_="command")
+    return [element("p", text, class_="muted"), command]
 
 
 def _errors(comparison: Comparison) -> list[Markup]:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,16 @@ def log_of(folders: Sequence[Path]) -> Path:
 def record_of(folders: Sequence[Path]) -> Path:
     """Return the file that says which of several jobs of a process ran as one program."""
     return folders[0].parent / GROUPS / f"{folders[0].name}.json"
+
+
+def note_alone(sweep: Path, jobs: Iterable[int], reason: str) -> None:
+    """Leave to the sweep's page why jobs do not share processes."""
+    numbers = list(jobs)
+    stack = {"jobs": numbers, "is_fused": False, "fused_s": None, "alone_s": None, "reason": reason}
+    path = sweep / GROUPS / "0.json"
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+    write_text(path, json.dumps({"jobs": numbers, "stacks": [stack]}) + "\n")
 
 
 def has_run(folder: Path) -> bool:

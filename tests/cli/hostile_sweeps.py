@@ -314,3 +314,23 @@ def curves_of_everything(sweep: Path, outside: Path) -> None:
     for number in range(2):
         rows = "".join(f"{tick},{tick},val/accuracy,{'1e308' if tick % 2 else '-1e308'}\n" for tick in range(200_000))
         (sweep / str(number) / "metrics.csv").write_text("tick,time,key,value\n" + rows)
+
+
+@hostile
+def records_of_groups(sweep: Path, outside: Path) -> None:
+    (sweep / "fusion").mkdir()
+    text = f"<script>alert(1)</script><img src=x onerror=alert(1)>{ESCAPE}[bold]"
+    stack = {"jobs": [0, 1], "is_fused": False, "fused_s": "1", "alone_s": 1e308, "reason": text}
+    for number in range(300):
+        (sweep / "fusion" / f"{number}.json").write_text(json.dumps({"jobs": text, "stacks": [stack] * 50}))
+    (sweep / "groups.json").write_text(json.dumps({"groups": [[0, 1, 10**20], text]}))
+
+
+@hostile
+def records_of_groups_elsewhere(sweep: Path, outside: Path) -> None:
+    (sweep / "fusion").mkdir()
+    secret = json.dumps({"stacks": [{"jobs": [0], "reason": (outside / "secret.txt").read_text()}]})
+    (outside / "record.json").write_text(secret)
+    _link(sweep / "fusion" / "0.json", outside / "record.json")
+    _link(sweep / "groups.json", outside / "secret.txt")
+    os.mkfifo(sweep / "fusion" / "1.json")

@@ -31,6 +31,7 @@ QUICK = (
     "scripts",
     "formulas",
     "words_that_call",
+    "records_of_groups",
 )
 EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SWEEPS]
 

@@ -91,6 +91,15 @@ def test_failing_jobs_do_not_end_the_others(start: Start, tmp_path: Path) -> Non
     assert "failed" in out
 
 
+def test_jobs_of_several_devices_share_no_process(start: Start, tmp_path: Path) -> None:
+    code, out, err = finish(start("seed=1,2", "runner.devices=2", "runner.accelerator=cpu", "sweep.fuse=2"))
+    assert code == 0, err
+    folder = sweep_folder(tmp_path)
+    assert read(folder / "0", "began.json")["pid"] != read(folder / "1", "began.json")["pid"]
+    assert "sweep.fuse: the jobs run one by one: runner.devices=2" in err
+    assert "jobs 0, 1 ran one by one: runner.devices=2" in out
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_leaves_no_jobs_and_is_finished_with_as_many_trials(start: Start, tmp_path: Path) -> None:
     words = ["sweep=optuna", "sweep.num_trials=6", "sweep.workers=2", "sweep.pruner=none", f"{KEY}=interval(0.1,0.9)"]
@@ -151,6 +160,22 @@ def test_pruning_ends_jobs_that_do_worse(start: Start, tmp_path: Path) -> None:
     assert "pruned" in out
 
 
+def test_a_search_in_groups_tells_the_study_of_each_job(start: Start, tmp_path: Path) -> None:
+    """Each is a trial of its own; the last group has what is left."""
+    words = ["sweep=optuna", "sweep.num_trials=5", "sweep.fuse=2", "sweep.sampler=random", "seed=interval(1,9)"]
+    code, out, err = finish(start(*words, "sweep.pruner_options={n_startup_trials: 1}", "sweep.seed=3"))
+    assert code == 0, err
+    folder = sweep_folder(tmp_path)
+    assert read(folder, "groups.json") == {"groups": [[0, 1], [2, 3], [4]]}
+    pids = [read(folder / str(number), "began.json")["pid"] for number in range(5)]
+    assert [pids[number] == pids[number - 1] for number in range(1, 5)] == [True, False, True, False]
+    rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
+    states = {"COMPLETE": "finished", "PRUNED": "pruned"}
+    assert [row["status"] for row in rows] == [states[trial.state.name] for trial in trials(folder)]
+    assert {"finished", "pruned"} == {row["status"] for row in rows}
+    assert "pruned" in out
+
+
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_jobs_and_says_how_to_go_on(
     start: Start, tmp_path: Path, number: signal.Signals, expected: int
@@ -169,17 +194,25 @@ def test_a_signal_stops_the_jobs_and_says_how_to_go_on(
 
 
 @pytest.mark.parametrize(
-    ("launcher", "package", "options"),
+    ("launcher", "package", "options", "fuse"),
     [
-        ("slurm", "submitit", "{cluster: local, timeout_min: 5}"),
-        pytest.param("ray", "ray", "{num_cpus: 1}", marks=pytest.mark.slow),
+        ("slurm", "submitit", "{cluster: local, timeout_min: 5}", 1),
+        pytest.param("slurm", "submitit", "{cluster: local, timeout_min: 5}", 2, marks=pytest.mark.slow),
+        pytest.param("ray", "ray", "{num_cpus: 1}", 1, marks=pytest.mark.slow),
+        pytest.param("ray", "ray", "{num_cpus: 1}", 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_cluster_launcher_in_its_local_mode(
-    start: Start, tmp_path: Path, launcher: str, package: str, options: str
+    start: Start, tmp_path: Path, launcher: str, package: str, options: str, fuse: int
 ) -> None:
     pytest.importorskip(package)
-    words = ["seed=1,13,2", "sweep.workers=2", f"sweep.launcher={launcher}", f"sweep.launcher_options={options}"]
+    words = [
+        "seed=1,13,2",
+        f"sweep.fuse={fuse}",
+        "sweep.workers=2",
+        f"sweep.launcher={launcher}",
+        f"sweep.launcher_options={options}",
+    ]
     code, _, err = finish(start(*words))
     assert code == 1, err
     rows = list(csv.DictReader((sweep_folder(tmp_path) / "sweep.csv").read_text().splitlines()))

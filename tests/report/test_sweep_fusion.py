@@ -1,0 +1,103 @@
+"""What a sweep says of jobs that shared a process, whatever its files hold."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlotool.report.sweep_fusion import MAX_LINES, fusion_lines
+
+
+def write(sweep: Path, content: Any, name: str = "0.json") -> list[str]:
+    (sweep / "fusion").mkdir(exist_ok=True)
+    (sweep / "fusion" / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return fusion_lines(sweep)
+
+
+def stack(
+    jobs: Any, is_fused: Any = False, fused_s: Any = None, alone_s: Any = None, reason: Any = ""
+) -> dict[str, Any]:
+    return {"jobs": jobs, "is_fused": is_fused, "fused_s": fused_s, "alone_s": alone_s, "reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            stack(list(range(32)), True, 0.0091, 0.0190),
+            "jobs 0 to 31 ran as one program: 9.1 ms a tick of all, 19 ms one by one (2.1 times)",
+        ),
+        (stack([4, 3], True), "jobs 3, 4 ran as one program"),
+        (
+            stack([3, 4], True, 0.002, 0.003, "problems.a: a custom step"),
+            "jobs 3, 4 ran as one program: 2 ms a tick of all, 3 ms one by one (1.5 times); one by one in parts: "
+            "problems.a: a custom step",
+        ),
+        (
+            stack([0, 1, 2, 7], False, 0.02, 0.01, "one program of all takes longer"),
+            "jobs 0 to 2, 7 ran one by one: one program of all takes longer (20 ms a tick of all, 10 ms one by one)",
+        ),
+        (
+            stack([3], reason="no other\nis of its structure"),
+            "job 3 ran by itself: no other is of its structure",
+        ),
+        (stack([3, 4]), "jobs 3, 4 ran one by one"),
+        (stack([3, 4], False, -1, 0.1, 7), "jobs 3, 4 ran one by one"),
+        (stack([3, 4], 1, True, "x"), "jobs 3, 4 ran one by one"),
+        (stack([3, 4], True, 0.1, 1e300), "jobs 3, 4 ran as one program"),
+        (stack([3, 4], True, 1e-300, 1), "jobs 3, 4 ran as one program"),
+    ],
+)
+def test_a_stack_is_a_sentence(given: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    assert write(tmp_path, {"jobs": [0], "stacks": [given]}) == [expected]
+
+
+def test_stacks_of_all_groups_are_in_the_order_of_their_jobs(tmp_path: Path) -> None:
+    """Those of one reason together, where nothing was measured."""
+    write(tmp_path, {"stacks": [stack([40, 41], True), stack([38], reason="a"), stack([39], reason="b")]}, "32.json")
+    found = write(tmp_path, {"stacks": [stack([3, 5], True), stack([4], reason="a"), stack([6, 7], False, 2, 1, "a")]})
+    assert found == [
+        "jobs 3, 5 ran as one program",
+        "jobs 4, 38 ran one by one: a",
+        "jobs 6, 7 ran one by one: a (2e+03 ms a tick of all, 1e+03 ms one by one)",
+        "job 39 ran by itself: b",
+        "jobs 40, 41 ran as one program",
+    ]
+
+
+def test_there_is_an_end(tmp_path: Path) -> None:
+    stacks = [stack(list(range(place, 100_000, 2)), True, reason="x" * 10_000) for place in range(3)]
+    stacks += [stack([place, place + 1], True) for place in range(3_000)]
+    found = write(tmp_path, {"stacks": stacks})
+    assert len(found) == MAX_LINES + 1
+    assert found[-1] == f"{3_003 - MAX_LINES} more such lines are left out: see fusion/*.json."
+    assert max(map(len, found)) < 600
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{",
+        {"stacks": 3},
+        {"stacks": [3, None, "x", [], {}]},
+        {"stacks": {"jobs": [0]}},
+        *({"stacks": [stack(jobs)]} for jobs in ([], 3, ["0"], [True], [-1], [0.5], [[0]], [10**12], None, {"0": 1})),
+        "{" + '"a": {' * 200 + "}" * 201,
+        '{"stacks": [' + "1" * 3_000_000 + "]}",
+    ],
+)
+def test_what_is_no_record_says_nothing(content: Any, tmp_path: Path) -> None:
+    assert write(tmp_path, content) == []
+
+
+def test_links_out_of_the_sweep_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "0.json").write_text(json.dumps({"stacks": [stack([0, 1], True)]}))
+    for name, place, target in (("a", "fusion", "outside"), ("b", "fusion/0.json", "outside/0.json")):
+        (tmp_path / name / place).parent.mkdir(parents=True)
+        (tmp_path / name / place).symlink_to(tmp_path / target)
+        assert fusion_lines(tmp_path / name) == []
+    assert fusion_lines(tmp_path / "nowhere") == []
