@@ -99,7 +99,7 @@ class FusedTicks:
     ) -> dict[int, Outcome]:
         found = stack.tick([member in members for member in lanes])
         record = self.records[number]
-        if len(stack.verdicts) > len(record.verdicts):
+        if stack.verdicts != record.verdicts:
             record.verdicts = stack.verdicts
             self._when_decided(self.records)
         return {member: outcome for member, outcome in zip(lanes, found, strict=True) if outcome is not None}

@@ -5,6 +5,7 @@ traced again, is one of all members. So finite differences, solvers, tasks and s
 else.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -18,10 +19,11 @@ from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mlotool.core.tracing import Course, tracing
+from mlotool.core.advice import is_out_of_memory
 from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.feed import JointBatch
-from mlotool.fusion.own_values import OwnValue, given
+from mlotool.fusion.own_values import OwnValue
+from mlotool.fusion.round_function import RoundFunction
 from mlotool.fusion.stack import Stack
 from mlotool.problem.memory import Memory
 from mlotool.program.backends import BACKENDS, Run
@@ -30,17 +32,18 @@ from mlotool.program.engine import Engine
 from mlotool.program.flat_graph import simplified
 from mlotool.program.fusible import FOREACH
 from mlotool.program.gradient_plan import Gradient
-from mlotool.program.step_result import StepResult, norm_of, result_of
+from mlotool.program.step_result import StepResult
 from mlotool.program.trace import MOST_TRACES, reason_of
 from mlotool.program.traced_function import (
     Batches,
-    MemberGradients,
     Traced,
     UntraceableError,
     copied,
     kinds_of,
     put_together,
 )
+
+_LOGGER = logging.getLogger(__name__)
 
 JointBatches = dict[str, JointBatch | None]
 """By problem: of the one whose gradient it is, and of those whose solutions it passes through."""
@@ -70,69 +73,6 @@ class Stacked:
         metrics = zip(*values, strict=True) if values else iter([()] * num_members)
         for gradient, loss, numbers in zip(gradients, self.loss.unbind(), metrics, strict=True):
             yield list(gradient), StepResult(loss, dict(zip(names, numbers, strict=True)))
-
-
-class RoundFunction:
-    """The gradients of a round of one member, as a function of all tensors that they depend on.
-
-    Arguments: all parameters, all buffers, the values of the member's own, the tensors of the batches. Outputs: by
-    problem its gradient, loss and metrics; the buffers after it; what is reported; and, where there are decisions,
-    whether they are those of the course that was traced.
-
-    Attributes:
-        gradients: takes them.
-        used: by problem, which of its parameters have a gradient.
-        names: by problem, of its metrics.
-        num_buffers: how many there are.
-        course: the decisions.
-    """
-
-    def __init__(
-        self, together: Sequence[Traced], engine: Engine, own: Sequence[OwnValue], batches: Sequence[Sequence[Batches]]
-    ) -> None:
-        self._together, self._engine, self._own, self._batches = together, engine, own, batches
-        self.gradients = MemberGradients(engine)
-        self.used: list[tuple[bool, ...]] = []
-        self.names: list[tuple[str, ...]] = []
-        self.num_buffers = 0
-        self.course = Course()
-
-    def __call__(self, *arguments: Tensor) -> list[Tensor]:
-        """Return what is described above."""
-        values = iter(arguments)
-        problems = self._engine.problems
-        parameters = [[next(values) for _ in problem.own] for problem in problems]
-        buffers = [[next(values) for _ in problem.slots.buffers()] for problem in problems]
-        own = [next(values) for _ in self._own]
-        placed: dict[int, Tensor] = {}
-        batches = [[put_together(entry, values, placed) for entry in entries] for entries in self._batches]
-        outputs: list[Tensor] = []
-        self.used, self.names = [], []
-        kept = [problem.slots.buffers() for problem in problems]
-        try:
-            for problem, tensors in zip(problems, buffers, strict=True):
-                problem.slots.put_buffers([tensor.clone() for tensor in tensors])
-            with tracing() as self.course, given(self._own, own):
-                for each, entries in zip(self._together, batches, strict=True):
-                    output, gradient = self.gradients(each, parameters, entries)
-                    with torch.no_grad():
-                        norm = norm_of(each.problem, gradient) if each.with_norm else None
-                        result = result_of(each.problem, output, None, norm)
-                    outputs += [value for value in gradient if value is not None]
-                    outputs += [result.loss, *result.metrics.values()]
-                    self.used.append(tuple(value is not None for value in gradient))
-                    self.names.append(tuple(result.metrics))
-            moved = [tensor for problem in problems for tensor in problem.slots.buffers()]
-        finally:
-            for problem, tensors in zip(problems, kept, strict=True):
-                problem.slots.put_buffers(tensors)
-        self.num_buffers = len(moved)
-        outputs += moved
-        outputs += [value for _, value in self.course.reports]
-        if self.course.conditions:
-            outputs.append(torch.stack(self.course.conditions).all())
-        self.gradients.problem = None
-        return [each.detach() for each in outputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +129,10 @@ class StackedGradients:
         stack: their tensors.
         own: values in which members differ.
         backend: one of BACKENDS.
+        at_once: how many members are taken at once; None is all.
+
+    Attributes:
+        at_once: the same, which is smaller once they did not fit into memory.
     """
 
     def __init__(
@@ -199,33 +143,68 @@ class StackedGradients:
         stack: Stack,
         own: Sequence[OwnValue],
         backend: str,
+        at_once: int | None = None,
     ) -> None:
         self._together, self._engine, self._memories = together, engine, memories
         self._stack, self._own = stack, own
         self._backend = BACKENDS[backend]
         self._modules = [module for problem in engine.problems for module in problem.submodules]
         self._known: dict[Any, _Flat] = {}
+        self._num_members = len(memories)
+        self.at_once = self._num_members if at_once is None else min(at_once, self._num_members)
 
     def __call__(self, batches: Sequence[Sequence[JointBatches]]) -> "Found":
         """Return the gradients of all members; nothing moves.
+
+        Where they do not fit into memory they are taken for half as many members at once, and so on.
 
         Args:
             batches: by problem of the round, those of each batch that its gradient is averaged over.
 
         Raises:
-            NotFusedError: they cannot be traced.
+            NotFusedError: they cannot be traced, or do not fit for one member at once.
         """
         tensors: list[Tensor] = []
         dims: list[int | None] = []
         key = self._kinds(batches, tensors, dims)
-        flat = self._known.get(key)
         arguments = [*self._stack.tensors, *[each.values for each in self._own], *tensors]
+        while True:
+            try:
+                return self._taken(key, batches, arguments, dims)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                if self.at_once == 1:
+                    raise NotFusedError("the gradients of one member at once do not fit into memory") from error
+            self.at_once = (self.at_once + 1) // 2
+            self._known.clear()
+            _LOGGER.info("Out of memory: gradients are taken for %d runs at once from now on.", self.at_once)
+
+    def _taken(
+        self,
+        key: Any,
+        batches: Sequence[Sequence[JointBatches]],
+        arguments: Sequence[Tensor],
+        dims: Sequence[int | None],
+    ) -> "Found":
+        flat = self._known.get(key)
+        in_dims = [*[0] * (len(arguments) - len(dims)), *dims]
         if flat is None:
             if len(self._known) == MOST_TRACES:
                 raise NotFusedError(f"their batches are of over {MOST_TRACES} kinds")
-            flat = self._known[key] = self._traced(batches, arguments, dims)
+            flat = self._known[key] = self._traced(
+                batches, _part(arguments, in_dims, 0, self.at_once), in_dims, len(dims)
+            )
         with torch._C._AutoDispatchBelowAutograd():
-            return Found(flat, [*flat.run(*arguments)])
+            if self.at_once == self._num_members:
+                return Found(flat, [*flat.run(*arguments)])
+            parts: list[list[Tensor]] = []
+            for begin in range(0, self._num_members, self.at_once):
+                # The last part begins earlier where it would be too short.
+                start = min(begin, self._num_members - self.at_once)
+                outputs = flat.run(*_part(arguments, in_dims, start, self.at_once))
+                parts.append([each[begin - start :] for each in outputs])
+            return Found(flat, [torch.cat(each) for each in zip(*parts, strict=True)])
 
     def commit(self, found: "Found", live: Sequence[bool]) -> None:
         """Let buffers move, and report what solvers have reported, for the members whose numbers count.
@@ -264,11 +243,15 @@ class StackedGradients:
         return tuple(found), tuple([module.training for module in self._modules])
 
     def _traced(
-        self, batches: Sequence[Sequence[JointBatches]], arguments: Sequence[Tensor], dims: Sequence[int | None]
+        self,
+        batches: Sequence[Sequence[JointBatches]],
+        arguments: Sequence[Tensor],
+        in_dims: Sequence[int | None],
+        num_tensors: int,
     ) -> _Flat:
+        """Return the program of arguments, of which the last so many are the tensors of the batches."""
         engine = self._engine
-        num_fixed = len(arguments) - len(dims)
-        in_dims = (*[0] * num_fixed, *dims)
+        num_fixed = len(arguments) - num_tensors
         whole = [copied(tensor) for tensor in arguments]
         member = [tensor if dim is None else tensor[0] for tensor, dim in zip(whole, in_dims, strict=True)]
         parts, placed = iter(member[num_fixed:]), dict[int, Tensor]()
@@ -280,13 +263,13 @@ class StackedGradients:
                 first = make_fx(function, HONEST_BATCH_NORMS)(*member)
                 # Nothing in place, which vmap refuses where a value of one member goes into one of all.
                 pure = simplified(make_fx(functionalize(first), FOREACH)(*member))
-                stacked = torch.vmap(pure, in_dims=in_dims, randomness="error")
+                stacked = torch.vmap(pure, in_dims=tuple(in_dims), randomness="error")
                 flat = make_fx(functionalize(stacked), {**self._backend.decompositions})(*whole)
             graph = simplified(flat)
             moved = _moved(graph, function, num_fixed - len(self._own))
             run = self._backend.finish(graph, whole, num_fixed)
         except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             raise NotFusedError(reason_of(error)) from error
         finally:
@@ -303,6 +286,14 @@ def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tupl
     begin = sum(sum(used) + 1 + len(names) for used, names in zip(function.used, function.names, strict=True))
     own = places[num_places - function.num_buffers :]
     return tuple(position for position, place in enumerate(own) if outputs[begin + position] is not place)
+
+
+def _part(arguments: Sequence[Tensor], in_dims: Sequence[int | None], start: int, count: int) -> list[Tensor]:
+    """Return the rows of some members."""
+    return [
+        each if dim is None or len(each) == count else each[start : start + count]
+        for each, dim in zip(arguments, in_dims, strict=True)
+    ]
 
 
 def _of_first(entry: JointBatches, values: Iterator[Tensor], placed: dict[int, Tensor]) -> Batches:

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import RunError
+from mlotool.core.user_code import is_of_user
 from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.feed import JointStream
 from mlotool.fusion.joint_draw import JointDraw
@@ -45,12 +47,14 @@ class Verdict:
         fused_s: seconds of the gradients of all members as one program; None where that was not measured.
         alone_s: seconds of them one by one.
         reason: why they are taken one by one; "" where they are not.
+        at_once: how many members' gradients one program takes, where those of all did not fit into memory.
     """
 
     is_fused: bool
     fused_s: float | None = None
     alone_s: float | None = None
     reason: str = ""
+    at_once: int | None = None
 
 
 class StackedRound:
@@ -89,9 +93,15 @@ class StackedRound:
         self._draw = [JointDraw(each, programs, streams) for each in together]
         backend = first.trace if first.trace is not None and first.trace_from == 0 else "eager"
         memories = [None if each is None else each.engine.memories for each in programs]
-        self._gradients = StackedGradients(together, first.engine, memories, stack, own, backend)
+        self._gradients = StackedGradients(
+            together, first.engine, memories, stack, own, backend, None if verdict is None else verdict.at_once
+        )
         self._recorded = [name for name in names if first.problems[name].trajectory.is_kept]
         self._count, self._next_look = 0, 10
+        # torch's own optimizers and schedulers draw nothing.
+        self._draws = any(
+            is_of_user(problem.optimizer, problem.scheduler) for problems in self._problems for problem in problems
+        )
 
     def __call__(self, live: Sequence[bool]) -> list[Outcome]:
         """Take the steps of the live members.
@@ -113,6 +123,8 @@ class StackedRound:
             found = self._gradients(batches)
             if self.verdict is None:
                 return self._tried(live, batches, found)
+            if self._gradients.at_once < len(live):
+                self.verdict = replace(self.verdict, at_once=self._gradients.at_once)
         except NotFusedError as error:
             self.verdict = Verdict(is_fused=False, reason=error.reason)
             return self._each(live, lambda number: self._planned(number, batches))
@@ -181,7 +193,8 @@ class StackedRound:
         def step(number: int) -> dict[str, StepResult]:
             if holds is not None and not holds[number]:
                 # Its solvers decide in another way than those of the trace.
-                return self._planned(number, batches)
+                with self._schedule(number).program.random:
+                    return self._planned(number, batches)
             results = {}
             for problem, by_member in zip(self._problems[number], rows, strict=True):
                 gradient, result = by_member[number]
@@ -191,18 +204,19 @@ class StackedRound:
                 results[problem.name] = result
             return results
 
-        return self._each(live, step)
+        return self._each(live, step, draws=self._draws)
 
-    def _each(self, live: Sequence[bool], take: Callable[[int], dict[str, StepResult]]) -> list[Outcome]:
-        """Return what each live member's steps give, or its own error."""
+    def _each(
+        self, live: Sequence[bool], take: Callable[[int], dict[str, StepResult]], *, draws: bool = True
+    ) -> list[Outcome]:
+        """Return what each live member's steps give, or its own error; `draws`: they may draw random numbers."""
         outcomes: list[Outcome] = [None] * len(live)
-        for number, is_live in enumerate(live):
-            if is_live:
-                try:
-                    with self._schedule(number).program.random:
-                        outcomes[number] = take(number)
-                except Exception as error:
-                    outcomes[number] = error
+        for number in _numbers(live):
+            try:
+                with self._schedule(number).program.random if draws else nullcontext():
+                    outcomes[number] = take(number)
+            except Exception as error:
+                outcomes[number] = error
         return outcomes
 
     def _schedule(self, number: int) -> Schedule:

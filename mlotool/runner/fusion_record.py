@@ -58,7 +58,7 @@ class FusionRecord:
             "alone_s": alone,
             "reason": "; ".join(reasons),
             "rounds": {
-                name: {key: getattr(each, key) for key in ("is_fused", "fused_s", "alone_s", "reason")}
+                name: {key: getattr(each, key) for key in ("is_fused", "fused_s", "alone_s", "reason", "at_once")}
                 for name, each in record.verdicts.items()
             },
         }
@@ -93,7 +93,15 @@ def _read(path: Path, jobs: Sequence[int]) -> list[StackRecord]:
 
 def _verdict(value: Mapping[str, Any]) -> Verdict:
     reason = str(value.get("reason") or "")
-    return Verdict(value.get("is_fused") is True, _seconds(value, "fused_s"), _seconds(value, "alone_s"), reason)
+    at_once = value.get("at_once")
+    is_count = isinstance(at_once, int) and not isinstance(at_once, bool) and at_once > 0
+    return Verdict(
+        value.get("is_fused") is True,
+        _seconds(value, "fused_s"),
+        _seconds(value, "alone_s"),
+        reason,
+        at_once if is_count else None,
+    )
 
 
 def _seconds(value: Mapping[str, Any], name: str) -> float | None:

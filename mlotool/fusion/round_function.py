@@ -1,0 +1,75 @@
+"""The gradients of a round of one member as a function of tensors: what is traced and stacked."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mlotool.core.tracing import Course, tracing
+from mlotool.fusion.own_values import OwnValue, given
+from mlotool.program.engine import Engine
+from mlotool.program.step_result import norm_of, result_of
+from mlotool.program.traced_function import Batches, MemberGradients, Traced, put_together
+
+
+class RoundFunction:
+    """The gradients of a round of one member, as a function of all tensors that they depend on.
+
+    Arguments: all parameters, all buffers, the values of the member's own, the tensors of the batches. Outputs: by
+    problem its gradient, loss and metrics; the buffers after it; what is reported; and, where there are decisions,
+    whether they are those of the course that was traced.
+
+    Attributes:
+        gradients: takes them.
+        used: by problem, which of its parameters have a gradient.
+        names: by problem, of its metrics.
+        num_buffers: how many there are.
+        course: the decisions.
+    """
+
+    def __init__(
+        self, together: Sequence[Traced], engine: Engine, own: Sequence[OwnValue], batches: Sequence[Sequence[Batches]]
+    ) -> None:
+        self._together, self._engine, self._own, self._batches = together, engine, own, batches
+        self.gradients = MemberGradients(engine)
+        self.used: list[tuple[bool, ...]] = []
+        self.names: list[tuple[str, ...]] = []
+        self.num_buffers = 0
+        self.course = Course()
+
+    def __call__(self, *arguments: Tensor) -> list[Tensor]:
+        """Return what is described above."""
+        values = iter(arguments)
+        problems = self._engine.problems
+        parameters = [[next(values) for _ in problem.own] for problem in problems]
+        buffers = [[next(values) for _ in problem.slots.buffers()] for problem in problems]
+        own = [next(values) for _ in self._own]
+        placed: dict[int, Tensor] = {}
+        batches = [[put_together(entry, values, placed) for entry in entries] for entries in self._batches]
+        outputs: list[Tensor] = []
+        self.used, self.names = [], []
+        kept = [problem.slots.buffers() for problem in problems]
+        try:
+            for problem, tensors in zip(problems, buffers, strict=True):
+                problem.slots.put_buffers([tensor.clone() for tensor in tensors])
+            with tracing() as self.course, given(self._own, own):
+                for each, entries in zip(self._together, batches, strict=True):
+                    output, gradient = self.gradients(each, parameters, entries)
+                    with torch.no_grad():
+                        norm = norm_of(each.problem, gradient) if each.with_norm else None
+                        result = result_of(each.problem, output, None, norm)
+                    outputs += [value for value in gradient if value is not None]
+                    outputs += [result.loss, *result.metrics.values()]
+                    self.used.append(tuple(value is not None for value in gradient))
+                    self.names.append(tuple(result.metrics))
+            moved = [tensor for problem in problems for tensor in problem.slots.buffers()]
+        finally:
+            for problem, tensors in zip(problems, kept, strict=True):
+                problem.slots.put_buffers(tensors)
+        self.num_buffers = len(moved)
+        outputs += moved
+        outputs += [value for _, value in self.course.reports]
+        if self.course.conditions:
+            outputs.append(torch.stack(self.course.conditions).all())
+        self.gradients.problem = None
+        return [each.detach() for each in outputs]
