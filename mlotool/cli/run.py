@@ -24,6 +24,7 @@ DESCRIPTION = """Train what a recipe describes. All of Hydra's command line work
   mlotool run path/to/mine.yaml                 a recipe of yours; ./recipes/NAME.yaml is found by its name
   mlotool run mwn seed=1 data=mnist             values, and options of the config groups
   mlotool run -m mwn seed=0,1,2                 a sweep: a folder a job, a table at the end, sweep.csv
+  mlotool run -m mwn 'seed=range(0,32)' sweep.fuse=32   32 jobs in one process, as one program where they can
   mlotool run -m mwn seed=0,1,2 sweep.workers=2 two jobs at a time, each in a process of its own
   mlotool run -m mwn sweep=optuna sweep.num_trials=20 'problems.classifier.optimizer.lr=tag(log, interval(1e-3, 1e-1))'
   mlotool run -m mwn seed=0,1,2 sweep.workers=2 resume=auto    go on with a sweep that was killed

@@ -1,9 +1,11 @@
 """The handwritten digits that come with scikit-learn: real data without a network."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
@@ -52,8 +54,14 @@ class Digits(AbstractImageData):
 
 
 def read_digits() -> Part:
-    """Return all digits, uint8 from 0 to 16."""
+    """Return all digits, uint8 from 0 to 16, in tensors of the caller's own."""
+    return Part(*(each.clone() for each in _parsed()))
+
+
+@cache
+def _parsed() -> tuple[Tensor, Tensor]:
+    """Return the file's digits: parsing it takes longer than all else that a run's data take."""
     from sklearn.datasets import load_digits  # takes most of a second to import
 
     digits = load_digits()
-    return Part(torch.from_numpy(digits.images).to(torch.uint8)[:, None], torch.from_numpy(digits.target).long())
+    return torch.from_numpy(digits.images).to(torch.uint8)[:, None], torch.from_numpy(digits.target).long()

@@ -56,11 +56,16 @@ class _ProcessHandle(AbstractHandle):
         self._process = child
 
     def is_done(self) -> bool:
-        return self._process.poll() is not None
+        if self._process.poll() is None:
+            return False
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return True
 
     def stop(self) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError):
+        # It has just ended, or was seen to have ended before.
+        with suppress(OSError, ValueError):
             self._process.stdin.write(process.STOP)
             self._process.stdin.flush()
 

@@ -60,7 +60,8 @@ def test_its_recipe_is_the_measured_one(recipe: Path) -> None:
 def test_its_commands_run_in_their_order(call: Call) -> None:
     assert any(command.startswith("mlotool run") for command in IN_ORDER)
     for command in IN_ORDER:
-        words = shlex.split(command)[1:]
+        # As many seeds as it takes to be several.
+        words = shlex.split(command.replace("range(0,32)", "range(0,3)"))[1:]
         code, _, err = call(*words, *(FAST if words[0] == "run" else ()))
         assert code == 0, f"{command}: {err}"
 

@@ -4,6 +4,7 @@ from sklearn.datasets import load_digits
 
 from mlotool.core.errors import ConfigError
 from mlotool.data import Digits, long_tail_counts
+from mlotool.data.digits import read_digits
 
 SIZES = {"train": 1000, "meta": 100, "val": 200, "test": 497}
 
@@ -68,3 +69,11 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, object], message
 def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no split 'valid'; expected one of train, meta, val, test\. Did you mean"):
         Digits(SIZES).split("valid")
+
+
+def test_digits_are_parsed_once_and_are_each_readers_own() -> None:
+    first, again = read_digits(), read_digits()
+    assert torch.equal(first.images, again.images)
+    assert isinstance(first.images, torch.Tensor) and isinstance(again.images, torch.Tensor)
+    first.images.zero_()
+    assert again.images.any() and read_digits().images.any()
