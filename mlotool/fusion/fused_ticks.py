@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.lanes import Lanes
+from mlotool.fusion.side_by_side import SideBySide
 from mlotool.fusion.stacked_rounds import Outcome, Verdict
 from mlotool.fusion.stacked_schedule import StackedSchedule
 from mlotool.program import Schedule
@@ -52,6 +53,7 @@ class FusedTicks:
         self._stacks: dict[int, tuple[tuple[int, ...], StackedSchedule]] = {}
         self._schedules: dict[int, Schedule] = {}
         self._when_decided = when_decided
+        self._beside = SideBySide()
 
     def join(self, member: int, schedule: Schedule) -> None:
         """Take in a member that waits for its first tick."""
@@ -60,15 +62,19 @@ class FusedTicks:
     def leave(self, member: int) -> None:
         """Take note that a member has ended."""
         schedule = self._schedules.pop(member, None)
+        if schedule is not None:
+            self._beside.leave(schedule.program)
         number = self._class_of[member]
         self._lanes[number].leave(member, 0 if schedule is None else schedule.num_ticks)
         if number in self._stacks:
             self._stacks[number][1].drop(schedule)
 
     def begin(self, members: Sequence[int]) -> None:
-        """Look whether members have put other tensors in the place of theirs since the last ticks."""
+        """Set up some ticks: members may have put other tensors in the place of theirs since the last ones."""
         for number in {self._class_of[member] for member in members} & self._stacks.keys():
             self._stacks[number][1].refresh()
+        alone = [member for member in self._schedules if self._is_alone(member)]
+        self._beside.take([self._schedules[member].program for member in alone])
 
     def tick(self, members: Sequence[int]) -> dict[int, Outcome]:
         """Take one tick of members that stand at the same one.
@@ -84,6 +90,21 @@ class FusedTicks:
             stack = self._stack(number, self._schedules[found[0]].num_ticks)
             outcomes |= self._alone(found) if stack is None else self._together(number, *stack, found)
         return outcomes
+
+    def _is_alone(self, member: int) -> bool:
+        """Return whether a member takes its ticks by itself for good."""
+        number = self._class_of[member]
+        return self._is_apart(number) or len(self._lanes[number].at(self._schedules[member].num_ticks)) < 2
+
+    def _is_apart(self, number: int) -> bool:
+        """Return whether no round of members of equal structure is taken as one program."""
+        record = self.records[number]
+        if record.reason or len(record.members) == 1:
+            return True
+        problems = {name for names in record.verdicts for name in names.split("+")}
+        is_off = not any(each.is_fused for each in record.verdicts.values())
+        known = next((self._schedules[member] for member in record.members if member in self._schedules), None)
+        return is_off and known is not None and problems >= known.program.problems.keys()
 
     def _alone(self, members: Sequence[int]) -> dict[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
@@ -108,7 +129,7 @@ class FusedTicks:
         """Return the stack of members of equal structure after `tick`, with its lanes; None where each is by itself."""
         record = self.records[number]
         # The first steps are the optimizers' own.
-        if record.reason or tick == 0:
+        if tick == 0 or self._is_apart(number):
             return None
         lanes = self._lanes[number].at(tick)
         if len(lanes) < 2:
