@@ -1,6 +1,6 @@
 """Ticks of several programs that share a process: those of equal structure as one, the others side by side."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlotool.fusion.errors import NotFusedError
@@ -58,6 +58,14 @@ class FusedTicks:
     def join(self, member: int, schedule: Schedule) -> None:
         """Take in a member that waits for its first tick."""
         self._schedules[member] = schedule
+
+    def leave_out(self, members: Iterable[int]) -> None:
+        """Give members no lane that do not begin now."""
+        for member in members:
+            number = self._class_of.pop(member)
+            self._lanes[number].leave(member, 0)
+            record = self.records[number]
+            record.members = tuple(each for each in record.members if each != member)
 
     def leave(self, member: int) -> None:
         """Take note that a member has ended."""

@@ -44,8 +44,8 @@ class Verdict:
 
     Args:
         is_fused: whether they are.
-        fused_s: seconds of the gradients of all members as one program; None where that was not measured.
-        alone_s: seconds of them one by one.
+        fused_s: seconds of a round of all members, their gradients as one program; None where that was not measured.
+        alone_s: seconds of it with their gradients one by one.
         reason: why they are taken one by one; "" where they are not.
         at_once: how many members' gradients one program takes, where those of all did not fit into memory.
     """
@@ -171,7 +171,7 @@ class StackedRound:
         is_fused = not reason and fused_s <= alone_s
         if not is_fused and not reason:
             reason = "one program of all takes longer"
-        self.verdict = Verdict(is_fused, fused_s, alone_s, reason)
+        began = time.perf_counter()
         if is_fused:
             outcomes = self._stepped(
                 [is_live and number in after for number, is_live in enumerate(live)], batches, found
@@ -182,6 +182,11 @@ class StackedRound:
             outcomes = self._each(
                 [number in after for number in range(len(live))], lambda number: _taken(steps[number])
             )
+        _synchronize()
+        # The steps are the same both ways.
+        steps_s = time.perf_counter() - began
+        at_once = self._gradients.at_once if self._gradients.at_once < len(live) else None
+        self.verdict = Verdict(is_fused, fused_s + steps_s, alone_s + steps_s, reason, at_once)
         return [each if isinstance(each, Exception) else out for each, out in zip(steps, outcomes, strict=True)]
 
     def _stepped(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]], found: Found) -> list[Outcome]:

@@ -82,30 +82,40 @@ class Company:
         self._asks: dict[int, _Ask] = {}
         self._random: dict[int, Any] = {}
         self._conductor: greenlet | None = None
+        self._interrupted: KeyboardInterrupt | None = None
 
     def is_first(self, number: int) -> bool:
         """Say whether a run is the first one to begin."""
         return number == self._first
 
+    def begin(self, has_room: Callable[[], bool]) -> list[int]:
+        """Let the runs begin, until each waits for its ticks; return the numbers of those that found no room.
+
+        Args:
+            has_room: asked after each run, whether the next one fits as well.
+        """
+        self._conductor = greenlet.getcurrent()
+        waiting = list(self._coroutines)
+        while waiting and not self.interrupt.requested:
+            self._resume(waiting.pop(0))
+            if not has_room():
+                break
+        self._ticks.leave_out(waiting)
+        return waiting
+
     def run(self) -> None:
-        """Run all to their ends.
+        """Let those that have begun run to their ends.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C or SIGTERM, once all have ended.
         """
-        self._conductor = greenlet.getcurrent()
-        interrupted: list[KeyboardInterrupt] = []
-        with self.interrupt.listening():
-            for number in self._coroutines:
-                if not self.interrupt.requested:
-                    self._resume(number, interrupted)
-            while self._asks:
-                self._advance()
-                for number in [number for number, ask in self._asks.items() if ask.is_over]:
-                    del self._asks[number]
-                    self._resume(number, interrupted)
-        if interrupted:
-            raise interrupted[0]
+        while self._asks:
+            self._advance()
+            for number in [number for number, ask in self._asks.items() if ask.is_over]:
+                del self._asks[number]
+                self._resume(number)
+        if self._interrupted is not None:
+            raise self._interrupted
         if self.interrupt.requested:
             raise Interrupted(self.interrupt.exit_code)
 
@@ -127,14 +137,14 @@ class Company:
         if ask.error is not None:
             raise ask.error
 
-    def _resume(self, number: int, interrupted: list[KeyboardInterrupt]) -> None:
+    def _resume(self, number: int) -> None:
         """Let a run go on until it waits again or ends."""
         coroutine = self._coroutines[number]
         result: Any
         try:
             result = coroutine.switch()
         except KeyboardInterrupt as error:
-            interrupted.append(error)
+            self._interrupted = self._interrupted or error
             self.interrupt.insist()
             result = error
         except BaseException as error:

@@ -24,13 +24,27 @@ class FusionRecord:
     def __init__(self, path: Path | None, jobs: Sequence[int]) -> None:
         self._path, self._jobs = path, list(jobs)
         self._stacks: dict[tuple[int, ...], StackRecord] = {}
+        self._waves: list[list[int]] = []
         if path is not None and path.is_file():
-            for each in _read(path, self._jobs):
+            content = _content(path)
+            self._waves = _waves(content, self._jobs)
+            for each in _stacks(content, self._jobs):
                 self._stacks[each.members] = each
 
     def stacks(self) -> list[StackRecord]:
         """Return what was found out before, by numbers of runs."""
         return list(self._stacks.values())
+
+    def began_together(self, waiting: Sequence[int]) -> list[int]:
+        """Return which of the runs that wait began together first, in an earlier process; none where none did."""
+        found = [[number for number in wave if number in waiting] for wave in self._waves]
+        return next((wave for wave in found if wave), [])
+
+    def begin(self, members: Sequence[int]) -> None:
+        """Write down which runs have begun together."""
+        if [*members] not in self._waves:
+            self._waves.append([*members])
+        self.take([])
 
     def take(self, records: Sequence[StackRecord]) -> None:
         """Write down what has been found out."""
@@ -38,7 +52,8 @@ class FusionRecord:
         if self._path is None:
             return
         known = [each for each in self._stacks.values() if each.reason or each.verdicts]
-        content = {"jobs": self._jobs, "stacks": [self._plain(each) for each in known]}
+        waves = [[self._jobs[number] for number in wave] for wave in self._waves]
+        content = {"jobs": self._jobs, "waves": waves, "stacks": [self._plain(each) for each in known]}
         with writing(self._path):
             self._path.parent.mkdir(exist_ok=True)
         write_text(self._path, json.dumps(content, indent=2) + "\n")
@@ -69,26 +84,41 @@ def _total(verdicts: Sequence[Verdict], name: str) -> float | None:
     return sum(found) if found else None
 
 
-def _read(path: Path, jobs: Sequence[int]) -> list[StackRecord]:
-    """Return the stacks of a file, which may be anybody's; what is not as it is written is left out."""
+def _content(path: Path) -> Mapping[str, Any]:
+    """Return what a file holds, which may be anybody's."""
     try:
-        content = read_json(path.parent, path.name) or {}
+        return read_json(path.parent, path.name) or {}
     except RunFileError:
-        return []
-    numbers = {job: number for number, job in enumerate(jobs)}
-    found = []
-    stacks = content.get("stacks")
+        return {}
+
+
+def _waves(content: Mapping[str, Any], jobs: Sequence[int]) -> list[list[int]]:
+    """Return the runs that began together, if all of it is as it was written."""
+    waves = content.get("waves")
+    found = [_numbers(each, jobs) for each in waves] if isinstance(waves, list) else []
+    whole = [each for each in found if each]
+    every = [number for each in whole for number in each]
+    return whole if len(set(every)) == len(every) else []
+
+
+def _stacks(content: Mapping[str, Any], jobs: Sequence[int]) -> list[StackRecord]:
+    """Return the stacks; what is not as it was written is left out."""
+    stacks, found = content.get("stacks"), []
     for each in stacks if isinstance(stacks, list) else []:
-        members = each.get("jobs") if isinstance(each, Mapping) else None
-        rounds = each.get("rounds") if isinstance(each, Mapping) else None
-        if not isinstance(members, list) or not isinstance(rounds, Mapping):
+        if not isinstance(each, Mapping) or not isinstance(rounds := each.get("rounds"), Mapping):
             continue
-        if not all(isinstance(job, int) and job in numbers for job in members):
+        if not (members := _numbers(each.get("jobs"), jobs)):
             continue
         verdicts = {str(name): _verdict(value) for name, value in rounds.items() if isinstance(value, Mapping)}
-        reason = "" if verdicts else str(each.get("reason") or "")
-        found.append(StackRecord(tuple(numbers[job] for job in members), verdicts, reason))
+        found.append(StackRecord(tuple(members), verdicts, "" if verdicts else str(each.get("reason") or "")))
     return found
+
+
+def _numbers(value: Any, jobs: Sequence[int]) -> list[int]:
+    """Return the numbers of the runs of jobs; none where one of them is none."""
+    if not isinstance(value, list) or not all(isinstance(job, int) and job in jobs for job in value):
+        return []
+    return [jobs.index(job) for job in value]
 
 
 def _verdict(value: Mapping[str, Any]) -> Verdict:

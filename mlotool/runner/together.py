@@ -17,6 +17,7 @@ from mlotool.fusion.fused_ticks import FusedTicks
 from mlotool.runner.company import Company
 from mlotool.runner.device import count_devices, find_device
 from mlotool.runner.fusion_record import FusionRecord
+from mlotool.runner.memory_room import MemoryRoom
 from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings
 from mlotool.runner.run_config import RunResult, run, run_here
 from mlotool.runner.run_request import RunRequest
@@ -62,11 +63,8 @@ def run_together(
 
 
 def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_ended: WhenEnded) -> None:
-    """Run those that ask for the same settings of the process."""
+    """Run those that ask for the same settings of the process, as many at a time as there is memory for."""
     runner = next(iter(requests.values())).config.runner
-    ends = {number: each.ended_at for number, each in requests.items() if each.ended_at is not None}
-    structures = {number: structure_of(each.config) for number, each in requests.items()}
-    ticks = FusedTicks(structures, ends, book.stacks(), book.take)
     keep_freed_memory()
     with (
         torch_settings(**{key: runner[key] for key in _OF_THE_PROCESS}),
@@ -74,9 +72,23 @@ def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_en
         terminable(),
         announcements(),
     ):
-        device = find_device(runner)
-        runs = {number: partial(_run, each, device) for number, each in requests.items() if each.ended_at is None}
-        Company(runs, ticks, SharedData(), when_ended).run()
+        device, shared = find_device(runner), SharedData()
+        waiting = list(requests)
+        while waiting:
+            # Those that began together in an earlier process do so again, however much memory there is now.
+            known = book.began_together(waiting)
+            members = known or waiting
+            ends = {number: end for number in members if (end := requests[number].ended_at) is not None}
+            structures = {number: structure_of(requests[number].config) for number in members}
+            ticks = FusedTicks(structures, ends, book.stacks(), book.take)
+            runs = {number: partial(_run, requests[number], device) for number in members if number not in ends}
+            company = Company(runs, ticks, shared, when_ended)
+            with company.interrupt.listening():
+                left = company.begin((lambda: True) if known else MemoryRoom(device).takes_one_more)
+                members = [number for number in members if number not in left]
+                book.begin(members)
+                company.run()
+            waiting = [number for number in waiting if number not in members]
 
 
 def _run(request: RunRequest, device: torch.device, seat: AbstractSeat) -> RunResult:

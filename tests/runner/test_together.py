@@ -53,3 +53,18 @@ def test_an_interrupt_ends_all(tmp_path: Path) -> None:
         run_together(requests, record=None, when_ended=lambda number, result: None)
     for name in ("0", "1"):
         assert json.loads((tmp_path / name / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_those_that_find_no_memory_begin_when_the_others_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter([True, False, True])
+    monkeypatch.setattr("mlotool.runner.memory_room.MemoryRoom.takes_one_more", lambda self: next(asked, True))
+    ended: list[int] = []
+    requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(5)]
+    record = tmp_path / "fusion" / "0.json"
+    run_together(requests, record=record, when_ended=lambda number, result: ended.append(number))
+    content = json.loads(record.read_text())
+    assert sorted(ended[:2]) == [0, 1] and sorted(ended[2:]) == [2, 3, 4]
+    assert content["waves"] == [[0, 1], [2, 3, 4]]
+    assert [each["jobs"] for each in content["stacks"]] == [[0, 1], [2, 3, 4]]
