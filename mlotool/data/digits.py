@@ -55,7 +55,8 @@ class Digits(AbstractImageData):
 
 def read_digits() -> Part:
     """Return all digits, uint8 from 0 to 16, in tensors of the caller's own."""
-    return Part(*(each.clone() for each in _parsed()))
+    images, target = _parsed()
+    return Part(images.clone(), target.clone())
 
 
 @cache
