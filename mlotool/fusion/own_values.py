@@ -19,11 +19,11 @@ class OwnValue:
 
     Args:
         values: (members, ...).
-        put: gives the traced member another value in its place, and returns what takes that back.
+        puts: by member, what gives it another value in its place, and returns what takes that back.
     """
 
     values: Tensor
-    put: Callable[[Tensor], Callable[[], None]]
+    puts: Sequence[Callable[[Tensor], Callable[[], None]]]
 
 
 def own_values(members: Sequence[Program | None]) -> list[OwnValue]:
@@ -33,7 +33,8 @@ def own_values(members: Sequence[Program | None]) -> list[OwnValue]:
         members: None has left, and counts as the first one that is there, which is traced.
 
     Raises:
-        NotFusedError: losses differ in more than numbers, or frozen parameters in their shapes.
+        NotFusedError: losses differ in more than numbers, modules in their structure, or frozen parameters in their
+            shapes.
     """
     first = next(each for each in members if each is not None)
     programs = [each or first for each in members]
@@ -41,22 +42,25 @@ def own_values(members: Sequence[Program | None]) -> list[OwnValue]:
     for number, problem in enumerate(first.engine.problems):
         others = [program.engine.problems[number] for program in programs]
         found += _numbers(problem.name, [each.loss for each in others], problem.own[0])
-        found += _frozen([each.module for each in others])
+        modules = [each.module for each in others]
+        _check_alike(problem.name, modules)
+        found += _frozen(problem.name, modules)
     return found
 
 
 @contextmanager
-def given(found: Sequence[OwnValue], tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Let the traced member compute with other values in these places.
+def given(found: Sequence[OwnValue], tensors: Sequence[Tensor], member: int) -> Iterator[None]:
+    """Let a member compute with other values in these places.
 
     Args:
         found: the places.
         tensors: one a place, without the members' axis.
+        member: its number.
     """
     undo = []
     try:
         for each, tensor in zip(found, tensors, strict=True):
-            undo.append(each.put(tensor))
+            undo.append(each.puts[member](tensor))
         yield
     finally:
         for back in reversed(undo):
@@ -69,20 +73,28 @@ def _numbers(name: str, losses: Sequence[Any], like: Tensor) -> list[OwnValue]:
         # A loss that is an object may hold anything: what differs there shows in the comparison with its plan.
         return []
     if any(type(each) is not partial or each.func is not first.func for each in losses):
-        raise NotFusedError(f"the losses of {name} are different functions")
+        raise NotFusedError(f"the losses of problems.{name} are different functions")
+    if any(each.keywords.keys() != first.keywords.keys() for each in losses):
+        raise NotFusedError(f"the losses of problems.{name} have different settings")
     found = []
     for key, value in first.keywords.items():
-        values = [each.keywords.get(key) for each in losses]
+        values = [each.keywords[key] for each in losses]
         if all(_equal(value, each) for each in values):
             continue
         if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
-            raise NotFusedError(f"the losses of {name} differ in {key}, which is no number")
+            raise NotFusedError(f"the losses of problems.{name} differ in {key}, which is no number")
         stacked = torch.tensor(values, dtype=like.dtype, device=like.device)
-        found.append(OwnValue(stacked, partial(_swap, first.keywords, key)))
+        found.append(OwnValue(stacked, [partial(_swap, each.keywords, key) for each in losses]))
     return found
 
 
-def _frozen(modules: Sequence[nn.Module]) -> list[OwnValue]:
+def _check_alike(name: str, modules: Sequence[nn.Module]) -> None:
+    parts = [[(path, type(child)) for path, child in module.named_modules()] for module in modules]
+    if any(each != parts[0] for each in parts):
+        raise NotFusedError(f"the modules of problems.{name} are of different structures")
+
+
+def _frozen(name: str, modules: Sequence[nn.Module]) -> list[OwnValue]:
     found = []
     for path, child in modules[0].named_modules():
         children = [module.get_submodule(path) for module in modules]
@@ -92,10 +104,10 @@ def _frozen(modules: Sequence[nn.Module]) -> list[OwnValue]:
                 continue
             others = [each for each in tensors if each is not None]
             if len(others) < len(tensors) or any(each.shape != tensor.shape for each in others):
-                raise NotFusedError(f"the frozen parameter {path}.{key} has different shapes")
+                raise NotFusedError(f"a frozen parameter of problems.{name} ({path}.{key}) has different shapes")
             if not all(torch.equal(tensor, each) for each in others):
                 stacked = torch.stack([each.detach() for each in others])
-                found.append(OwnValue(stacked, partial(_swap, child._parameters, key)))
+                found.append(OwnValue(stacked, [partial(_swap, each._parameters, key) for each in children]))
     return found
 
 
@@ -113,4 +125,8 @@ def _equal(a: Any, b: Any) -> bool:
         return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool(torch.equal(a, b))
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    return type(a) is type(b) and (a is b or bool(a == b))
+    if type(a) is not type(b):
+        return False
+    equality: Any = type(a).__eq__
+    # Of objects that are equal to no other one the comparison of gradients knows more.
+    return equality is object.__eq__ or bool(a == b)

@@ -19,6 +19,13 @@ class RoundFunction:
     problem its gradient, loss and metrics; the buffers after it; what is reported; and, where there are decisions,
     whether they are those of the course that was traced.
 
+    Args:
+        together: the problems that step together, of the member.
+        engine: of the member.
+        own: values in which members differ.
+        batches: by problem of the round, those of each batch that its gradient is averaged over.
+        member: its number.
+
     Attributes:
         gradients: takes them.
         used: by problem, which of its parameters have a gradient.
@@ -28,9 +35,15 @@ class RoundFunction:
     """
 
     def __init__(
-        self, together: Sequence[Traced], engine: Engine, own: Sequence[OwnValue], batches: Sequence[Sequence[Batches]]
+        self,
+        together: Sequence[Traced],
+        engine: Engine,
+        own: Sequence[OwnValue],
+        batches: Sequence[Sequence[Batches]],
+        member: int,
     ) -> None:
         self._together, self._engine, self._own, self._batches = together, engine, own, batches
+        self._member = member
         self.gradients = MemberGradients(engine)
         self.used: list[tuple[bool, ...]] = []
         self.names: list[tuple[str, ...]] = []
@@ -52,7 +65,7 @@ class RoundFunction:
         try:
             for problem, tensors in zip(problems, buffers, strict=True):
                 problem.slots.put_buffers([tensor.clone() for tensor in tensors])
-            with tracing() as self.course, given(self._own, own):
+            with tracing() as self.course, given(self._own, own, self._member):
                 for each, entries in zip(self._together, batches, strict=True):
                     output, gradient = self.gradients(each, parameters, entries)
                     with torch.no_grad():

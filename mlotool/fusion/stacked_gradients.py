@@ -27,7 +27,7 @@ from mlotool.fusion.round_function import RoundFunction
 from mlotool.fusion.stack import Stack
 from mlotool.problem.memory import Memory
 from mlotool.program.backends import BACKENDS, Run
-from mlotool.program.batch_norms import HONEST_BATCH_NORMS
+from mlotool.program.batch_norms import HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
 from mlotool.program.engine import Engine
 from mlotool.program.flat_graph import simplified
 from mlotool.program.fusible import FOREACH
@@ -151,6 +151,7 @@ class StackedGradients:
         self._modules = [module for problem in engine.problems for module in problem.submodules]
         self._known: dict[Any, _Flat] = {}
         self._num_members = len(memories)
+        self._leader = next(number for number, each in enumerate(memories) if each is not None)
         self.at_once = self._num_members if at_once is None else min(at_once, self._num_members)
 
     def __call__(self, batches: Sequence[Sequence[JointBatches]]) -> "Found":
@@ -256,13 +257,13 @@ class StackedGradients:
         member = [tensor if dim is None else tensor[0] for tensor, dim in zip(whole, in_dims, strict=True)]
         parts, placed = iter(member[num_fixed:]), dict[int, Tensor]()
         of_first = [[_of_first(entry, parts, placed) for entry in entries] for entries in batches]
-        function = RoundFunction(self._together, engine, self._own, of_first)
-        kept = [memory.value for memory in engine.memories]
+        function = RoundFunction(self._together, engine, self._own, of_first, self._leader)
+        kept, random = [memory.value for memory in engine.memories], engine.random.state_dict()
         try:
             with guards.tracing(guards.TracingContext(FakeTensorMode())), engine.random:
                 first = make_fx(function, HONEST_BATCH_NORMS)(*member)
                 # Nothing in place, which vmap refuses where a value of one member goes into one of all.
-                pure = simplified(make_fx(functionalize(first), FOREACH)(*member))
+                pure = simplified(make_fx(functionalize(first), FOREACH | STACKABLE_BATCH_NORMS)(*member))
                 stacked = torch.vmap(pure, in_dims=tuple(in_dims), randomness="error")
                 flat = make_fx(functionalize(stacked), {**self._backend.decompositions})(*whole)
             graph = simplified(flat)
@@ -273,6 +274,7 @@ class StackedGradients:
                 raise
             raise NotFusedError(reason_of(error)) from error
         finally:
+            engine.random.load_state_dict(random)
             for memory, value in zip(engine.memories, kept, strict=True):
                 memory.value = value
         return _Flat(run, function, moved)

@@ -87,8 +87,12 @@ class StackedRound:
         programs = [None if each is None else each.program for each in schedules]
         self._problems = [[] if each is None else [each.problems[name] for name in names] for each in programs]
         together = [leader.traced(name) for name in names]
-        reasons = [(each, why_untraceable(each.number, first.engine, is_fused=True)) for each in together]
-        found = [f"problems.{each.problem.name}: {reason}" for each, reason in reasons if reason is not None]
+        reasons = [
+            (each.problem.name, why_untraceable(each.number, program.engine, is_fused=True))
+            for each in together
+            for program in filter(None, programs)
+        ]
+        found = [f"problems.{name}: {reason}" for name, reason in reasons if reason is not None]
         self.verdict = Verdict(is_fused=False, reason=found[0]) if found else verdict
         self._draw = [JointDraw(each, programs, streams) for each in together]
         backend = first.trace if first.trace is not None and first.trace_from == 0 else "eager"

@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
+from mlotool.core.traceable_functions import TraceableFunctions
 from mlotool.core.tracing import Course, tracing
 from mlotool.problem.mean_gradient import averaged
 from mlotool.problem.problem import Problem
@@ -98,9 +99,10 @@ class MemberGradients:
         """
         self.problem = each.problem.name
         before = self._random()
-        found = averaged(
-            each.plan.live(entry[each.problem.name], Moment(entry, parameters=[*parameters])) for entry in batches
-        )
+        with TraceableFunctions():
+            found = averaged(
+                each.plan.live(entry[each.problem.name], Moment(entry, parameters=[*parameters])) for entry in batches
+            )
         if not before.equals(self._random()):
             raise UntraceableError("its losses draw random numbers")
         return found

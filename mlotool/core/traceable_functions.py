@@ -1,0 +1,70 @@
+"""Functions of torch that look at values, or take numbers alone, in a form that a trace can take down."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+
+class TraceableFunctions(TorchFunctionMode):
+    """A context in which some functions of torch are others of equal values.
+
+    - `one_hot` does not check its targets.
+    - `cross_entropy` takes a `label_smoothing` that is a tensor, as a number that differs by run is.
+
+    Example:
+        >>> with TraceableFunctions():
+        ...     functional.one_hot(torch.tensor([1, 0]), 3)
+        tensor([[0, 1, 0],
+                [1, 0, 0]])
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call the function, or what stands for it."""
+        keywords = kwargs or {}
+        other = _OTHERS.get(function)
+        found = NotImplemented if other is None else other(*args, **keywords)
+        return function(*args, **keywords) if found is NotImplemented else found
+
+
+def _one_hot(target: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        found: Tensor = NotImplemented
+        return found
+    return (target.unsqueeze(-1) == torch.arange(num_classes, device=target.device)).long()
+
+
+def _smoothed(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float | Tensor = 0.0,
+) -> Tensor:
+    """Return `(1 - s) cross-entropy + s / K sum over classes of -log p`, for a smoothing s that is a tensor."""
+    is_usual = weight is None and size_average is None and reduce is None and not target.is_floating_point()
+    if not isinstance(label_smoothing, Tensor) or not is_usual or logits.dim() < 2:
+        found: Tensor = NotImplemented
+        return found
+    is_there = target != ignore_index
+    spread = torch.where(is_there, -logits.log_softmax(1).mean(1), 0.0)
+    if reduction == "mean":
+        spread = spread.sum() / is_there.sum()
+    elif reduction == "sum":
+        spread = spread.sum()
+    plain = functional.cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
+    return plain + label_smoothing * (spread - plain)
+
+
+_OTHERS: Mapping[Any, Callable[..., Tensor]] = {
+    functional.one_hot: _one_hot,
+    functional.cross_entropy: _smoothed,
+}

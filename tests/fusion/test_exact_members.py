@@ -1,0 +1,260 @@
+"""Members of a stack compute what they compute alone, in float64, whatever differs between them."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlotool import (
+    ConjugateGradient,
+    Implicit,
+    Neumann,
+    Program,
+    Stream,
+)
+from tests.fusion.members import Blobs, Compared, bilevel, compared, network, plain, plain_loss
+
+pytestmark = pytest.mark.usefixtures("no_clock")
+
+
+def check(found: Compared, tolerance: float = 1e-9) -> None:
+    assert not found.reasons
+    assert found.verdicts
+    assert found.error < tolerance
+    assert not found.failures
+
+
+VALUE = "a loss or a module takes the value of a tensor (item, float, if), which a trace does not know"
+OPTIMIZERS: list[Callable[..., Any]] = [
+    partial(torch.optim.SGD, lr=0.1),
+    partial(torch.optim.SGD, lr=0.03, momentum=0.9, nesterov=True, weight_decay=0.1),
+    partial(torch.optim.Adam, lr=0.01, betas=(0.8, 0.95)),
+    partial(torch.optim.AdamW, lr=0.02, weight_decay=0.3, amsgrad=True),
+    partial(torch.optim.RMSprop, lr=0.01),
+]
+
+
+def stepping(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+
+
+def cosine(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)
+
+
+SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "rate": lambda k: {"optimizer": partial(torch.optim.SGD, lr=[0.01, 0.1, 0.3][k], momentum=[0.0, 0.5, 0.9][k])},
+    "optimizer": lambda k: {"optimizer": OPTIMIZERS[k]},
+    "other optimizers": lambda k: {"optimizer": OPTIMIZERS[k + 2]},
+    "scheduler": lambda k: {"scheduler": [None, stepping, cosine][k], "scheduler_interval": "step"},
+    "clipping": lambda k: {"gradient_clip_norm": [None, 0.1, 10.0][k]},
+    "batches": lambda k: {"stream": Stream(Blobs(40, [5, 5, 6][k]), 8, seed=[1, 2, 1][k])},
+    "sizes of the data": lambda k: {"stream": Stream(Blobs([20, 27, 34][k], k), 8, seed=k, drop_last=False)},
+    "accumulated": lambda k: {"accumulate_batches": 3},
+    "warm-up": lambda k: {"warmup_steps": 4, "unroll_steps": 2},
+    "look-ahead": lambda k: {"roll_back": True, "unroll_steps": 2},
+    "from the start": lambda k: {"reset_to": "initial", "unroll_steps": 3},
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"), [*((bilevel, each) for each in SETTINGS), *((plain, each) for each in [*SETTINGS][:8])]
+)
+def test_settings_of_steps_differ(make: Callable[..., Program], setting: str) -> None:
+    check(compared(lambda k: make(k, **SETTINGS[setting](k)), ticks=14))
+
+
+def smoothed_loss(batch: Mapping[str, Tensor], *, model: Any, smoothing: float) -> Tensor:
+    return functional.cross_entropy(model(batch["input"]), batch["target"], label_smoothing=smoothing)
+
+
+def tempered_loss(batch: Mapping[str, Tensor], *, model: Any, temperature: float, power: float) -> Tensor:
+    losses = functional.cross_entropy(model(batch["input"]) / temperature, batch["target"], reduction="none")
+    return (losses**power).mean()
+
+
+def one_hot_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    target = functional.one_hot(batch["target"], 3).double()
+    return (model(batch["input"]).softmax(1) - target).square().mean()
+
+
+def test_numbers_of_a_loss_differ() -> None:
+    losses = [partial(tempered_loss, temperature=t, power=p) for t, p in ((1, 1.0), (0.5, 2), (3.0, 1.5))]
+    check(compared(lambda k: plain(k, loss=losses[k])))
+    losses = [partial(smoothed_loss, smoothing=each) for each in (0.0, 0.1, 0.3)]
+    check(compared(lambda k: plain(k, loss=losses[k])))
+
+
+def test_targets_as_one_hot() -> None:
+    check(compared(lambda k: plain(k, loss=one_hot_loss)))
+
+
+def test_frozen_parameters_differ() -> None:
+    def frozen() -> nn.Module:
+        module = network()
+        module[0].requires_grad_(False)  # type: ignore[index]
+        return module
+
+    check(compared(lambda k: bilevel(k, frozen)))
+
+
+@pytest.mark.parametrize("make", [plain, bilevel])
+def test_running_statistics(make: Callable[..., Program]) -> None:
+    check(compared(lambda k: make(k, lambda: network(nn.BatchNorm1d(8)))))
+
+
+def test_running_statistics_as_a_mean_over_all_batches() -> None:
+    found = compared(lambda k: plain(k, lambda: network(nn.BatchNorm1d(8, momentum=None))))
+    assert found.reasons == [VALUE]
+    assert found.error == 0
+
+
+def test_a_role_in_eval_mode() -> None:
+    roles = {"model": {"problem": "classifier", "mode": "eval"}}
+    check(compared(lambda k: bilevel(k, lambda: network(nn.BatchNorm1d(8)), upper={"roles": roles})))
+
+
+def test_bf16() -> None:
+    def make(k: int) -> Program:
+        program = plain(k, precision="bf16")
+        problem = program.problems["classifier"]
+        problem.module.float()
+        problem.stream.to(dtype=torch.float32)
+        return program
+
+    check(compared(make), 0.02)
+
+
+ALGORITHMS = {
+    "cg": Implicit(ConjugateGradient(8, tolerance=1e-2)),
+    "neumann": Implicit(Neumann(3, 0.1)),
+    "forward": Implicit(Neumann(3, 0.1), product="forward"),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.filterwarnings("ignore:The ConjugateGradient solve")
+def test_hypergradients(algorithm: str) -> None:
+    found = compared(lambda k: bilevel(k, hypergradient=ALGORITHMS[algorithm], unroll_steps=2), ticks=20)
+    assert found.error < 1e-9
+    if algorithm != "forward":
+        assert not found.reasons
+
+
+class Counting:
+    """A loss that keeps a counter in Python."""
+
+    def __init__(self, start: int) -> None:
+        self.count = start
+
+    def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        self.count += 1
+        return plain_loss(batch, model=model) * (1 + 0.01 * self.count)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Assigning(nn.Module):
+    """A buffer that is assigned anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+def test_a_counter_in_python_is_found_out() -> None:
+    found = compared(lambda k: plain(k, loss=Counting(100 * k)))
+    # Taking a gradient in two ways has moved the counter, which nobody sees.
+    assert "differs by member" in found.reasons[0]
+
+
+def test_a_number_of_a_module_that_differs() -> None:
+    found = compared(lambda k: plain(k, lambda: network(Scaled(1 + 1e-3 * k))))
+    assert "differs by member" in found.reasons[0]
+    assert found.error < 1e-9
+
+
+def test_modules_of_different_structure() -> None:
+    found = compared(lambda k: plain(k, lambda: network(nn.ReLU() if k == 1 else nn.Identity())))
+    assert found.reasons == ["the modules of problems.classifier are of different structures"]
+    assert found.error == 0
+
+
+@pytest.mark.parametrize("make", [plain, bilevel])
+def test_a_buffer_that_is_assigned_anew(make: Callable[..., Program]) -> None:
+    check(compared(lambda k: make(k, lambda: network(Assigning()))))
+
+
+def test_dropout() -> None:
+    found = compared(lambda k: plain(k, lambda: network(nn.Dropout(0.5))))
+    assert found.reasons == ["its losses draw random numbers"]
+    assert found.error == 0
+
+
+class Noisy(torch.optim.SGD):
+    """An optimizer that draws random numbers."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad += 0.1 * torch.randn_like(parameter)
+        super().step(closure)
+
+
+def test_an_optimizer_that_draws_random_numbers() -> None:
+    check(compared(lambda k: bilevel(k, optimizer=partial(Noisy, lr=0.1))))
+
+
+class Failing(torch.optim.lr_scheduler.StepLR):
+    def step(self, epoch: int | None = None) -> None:
+        if self.last_epoch == 6:
+            raise ValueError("no more rates")
+        super().step(epoch)
+
+
+def test_an_exception_of_one_member_is_its_own() -> None:
+    def scheduler(k: int) -> Any:
+        return partial(Failing if k == 1 else torch.optim.lr_scheduler.StepLR, step_size=3)
+
+    found = compared(lambda k: bilevel(k, scheduler=scheduler(k), scheduler_interval="step"))
+    [(number, (alone, fused))] = found.failures.items()
+    assert number == 1
+    assert alone is not None and "no more rates" in alone
+    assert alone == fused
+    assert found.error < 1e-9
+
+
+def test_an_optimizer_with_a_line_search_among_others() -> None:
+    optimizers = [
+        partial(torch.optim.SGD, lr=0.1),
+        partial(torch.optim.LBFGS, lr=0.1),
+        partial(torch.optim.Adam, lr=0.1),
+    ]
+    found = compared(lambda k: plain(k, optimizer=optimizers[k]))
+    assert found.reasons == ["problems.classifier: its optimizer evaluates the loss itself"]
+    assert found.error == 0
+
+
+def test_a_member_that_overflows_leaves_the_others_alone() -> None:
+    def make(k: int) -> Program:
+        return bilevel(k, optimizer=partial(torch.optim.SGD, lr=1e9 if k == 1 else 0.1))
+
+    found = compared(make, ticks=20)
+    assert not found.reasons
+    assert found.failures == {}
