@@ -37,12 +37,27 @@ class CropAndFlip:
             (n, c, h, w), same dtype.
         """
         num_images, _, height, width = images.shape
-        padded = F.pad(images, [self.padding] * 4)
-        # Every crop as a view: (n, c, 2p + 1, 2p + 1, h, w); only the chosen ones are copied.
-        crops = padded.unfold(2, height, 1).unfold(3, width, 1)
         offsets = torch.randint(0, 2 * self.padding + 1, (2, num_images), generator=generator)
-        cropped = crops[torch.arange(num_images), :, offsets[0], offsets[1]]
+        cropped = _windows(F.pad(images, [self.padding] * 4).contiguous(), height, width, offsets)
         if not self.flip:
             return cropped
-        is_flipped = torch.rand(num_images, generator=generator) < 0.5
-        return torch.where(is_flipped[:, None, None, None], cropped.flip(-1), cropped)
+        chosen = torch.nonzero(torch.rand(num_images, generator=generator) < 0.5).squeeze(1)
+        return cropped.index_copy_(0, chosen, cropped.index_select(0, chosen).flip(-1))
+
+
+def _windows(images: Tensor, height: int, width: int, offsets: Tensor) -> Tensor:
+    """Return one window of each image: (n, c, height, width), copied.
+
+    Args:
+        images: (n, c, h, w), contiguous.
+        height: of a window.
+        width: likewise.
+        offsets: (2, n), rows above and columns before the window.
+    """
+    num_images, num_channels, num_rows, num_columns = images.shape
+    plane = num_rows * num_columns
+    # A window for each entry that one could begin at, all of them views of the same memory; only the chosen are copied.
+    num_begins = images.numel() - (num_channels - 1) * plane - (height - 1) * num_columns - (width - 1)
+    windows = images.as_strided((max(num_begins, 0), num_channels, height, width), (1, plane, num_columns, 1))
+    begins = torch.arange(num_images) * num_channels * plane + offsets[0] * num_columns + offsets[1]
+    return windows.index_select(0, begins)

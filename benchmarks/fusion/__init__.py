@@ -1,0 +1,1 @@
+"""Runs that share a process, beside the same runs alone."""
