@@ -12,7 +12,6 @@ reach if handing on cost nothing: what all runs take alone, over the same with o
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -32,7 +31,7 @@ from mlotool.fusion.shared_prefix import share_prefixes
 from mlotool.fusion.shared_reads import share_reads
 from mlotool.losses import cross_entropy
 
-ALONE, TOGETHER = "each its own", "shared"
+ALONE, TOGETHER, PART = "each its own", "shared", "what is shared"
 CNNS = ((4, 1, 3), (4, 2, 5), (8, 1, 3), (8, 2, 3), (8, 3, 5), (12, 2, 3), (16, 2, 3), (16, 3, 3))
 """Width, number of layers after the first, size of the first layer's kernel."""
 FILES = {"224 x 224": (224, 224), "500 x 375": (375, 500)}
@@ -127,34 +126,22 @@ def parameters(runs: list[Problem]) -> list[Tensor]:
     return [tensor for each in runs for tensor in each.theta.values()]
 
 
-def compare(make: Callable[[bool], list[Problem]], shared_part: Callable[[], object], rounds: int) -> dict[str, Any]:
+def compare(make: Callable[[bool], list[Problem]], shared_part: Callable[[], Any], rounds: int) -> dict[str, Any]:
     """Return the times of both ways, after a comparison of their parameters."""
     if not all(map(torch.equal, parameters(make(False)), parameters(make(True)))):
         raise SystemExit("The runs end with other parameters when they share: no times are reported.")
-    rivals = {ALONE: lambda: ticks(make(False)), TOGETHER: lambda: ticks(make(True))}
+    rivals = {ALONE: lambda: ticks(make(False)), TOGETHER: lambda: ticks(make(True)), PART: lambda: shared_part}
     found: dict[str, list[Seconds]] = interleave(rivals, num_rounds=rounds, num_cycles=3, num_warmup=4)
-    ratios = [one.cpu / other.cpu for one, other in zip(found[ALONE], found[TOGETHER], strict=True)]
-    part, num_runs = 1e3 * seconds(shared_part), len(make(False))
-    summary = summarize(found, ALONE, "cpu")
-    alone = summary[ALONE]["ms"]
+    times = list(zip(*([each.cpu for each in found[name]] for name in (ALONE, TOGETHER, PART)), strict=True))
+    summary, num_others = summarize(found, ALONE, "cpu"), len(make(False)) - 1
     return {
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
-        "alone_ms": alone,
+        "ratio": statistics.median(alone / together for alone, together, _ in times),
+        "ratios": [alone / together for alone, together, _ in times],
+        "alone_ms": summary[ALONE]["ms"],
         "shared_ms": summary[TOGETHER]["ms"],
-        "shared_part_ms": part,
-        "bound": alone / (alone - (num_runs - 1) * part),
+        "shared_part_ms": summary[PART]["ms"],
+        "bound": statistics.median(alone / (alone - num_others * part) for alone, _, part in times),
     }
-
-
-def seconds(call: Callable[[], object]) -> float:
-    """Return the CPU time of a call."""
-    found = []
-    for _ in range(7):
-        began = time.process_time()
-        call()
-        found.append(time.process_time() - began)
-    return statistics.median(found)
 
 
 def feeds(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
