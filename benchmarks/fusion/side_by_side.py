@@ -5,7 +5,7 @@
 `feed`: eight CNNs on the same JPEGs, which are decoded batch by batch, by one thread; once for all, or for each.
 `prefix`: heads of different widths on one frozen encoder, which is evaluated once for all, or for each.
 
-The runs take their ticks in turn. Parameters are compared first, bit by bit. `bound` is the ratio that sharing would
+The runs take their ticks in turn. Parameters are compared first, bit by bit. `expected` is the ratio that sharing would
 reach if handing on cost nothing: what all runs take alone, over the same with one share of what is shared.
 """
 
@@ -140,7 +140,7 @@ def compare(make: Callable[[bool], list[Problem]], shared_part: Callable[[], Any
         "alone_ms": summary[ALONE]["ms"],
         "shared_ms": summary[TOGETHER]["ms"],
         "shared_part_ms": summary[PART]["ms"],
-        "bound": statistics.median(alone / (alone - num_others * part) for alone, _, part in times),
+        "expected": statistics.median(alone / (alone - num_others * part) for alone, _, part in times),
     }
 
 
@@ -188,13 +188,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     where = record.surroundings(("torch", "torchvision", "pillow"))
-    print("| runs | alone / shared | ms of a tick of all: alone | shared | ms of what is shared | bound |")
+    print("| runs | alone / shared | ms of a tick of all: alone | shared | ms of what is shared | expected |")
     print("|---|---|---|---|---|---|")
     rows = {}
     for name, row in chain(feeds(arguments.rounds), prefixes(arguments.rounds)):
         rows[name] = row
         cells = [f"{row[key]:.1f}" for key in ("alone_ms", "shared_ms", "shared_part_ms")]
-        print(f"| {name} | {row['ratio']:.2f} | {' | '.join(cells)} | {row['bound']:.2f} |", flush=True)
+        print(f"| {name} | {row['ratio']:.2f} | {' | '.join(cells)} | {row['expected']:.2f} |", flush=True)
     content = {**where, "num_rounds": arguments.rounds, "rows": rows}
     print(f"\nwritten to {record.write('fusion_side_by_side', content, arguments.output)}")
 
