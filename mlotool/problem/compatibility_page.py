@@ -18,12 +18,15 @@ setting's own message tells. This page is made by `python -m mlotool.problem.com
 |---|---|---|---|---|
 """
 
+_USES = ("trace", "fuse")
+
 _WITHOUT = """
 ## Left out
-The run goes on without the second of the two.
+A problem's steps are not traced, or not taken with those of other runs as one program, where one of these is marked;
+the run goes on without it.
 
-| this | with | then |
-|---|---|---|
+| this | {uses} | because |
+|---|{lines}---|
 """
 
 _WORDS = {"name": "the problem", "solution": "the problem", "reader": "another problem", "read": "another problem"}
@@ -36,8 +39,16 @@ def page() -> str:
         for row in ROWS
         if row.is_refused
     )
-    left = _lines((_label(row.first), _label(row.second), _plain(row.reason)) for row in ROWS if not row.is_refused)
-    return f"{_HEAD}{refused}{_WITHOUT}{left}"
+    without: dict[tuple[str, str], set[str]] = {}
+    for row in ROWS:
+        if not row.is_refused:
+            without.setdefault((row.first, row.reason), set()).add(row.second)
+    left = _lines(
+        (_label(first), *("x" if use in found else "" for use in _USES), _plain(reason))
+        for (first, reason), found in without.items()
+    )
+    head = _WITHOUT.format(uses=" | ".join(map(_label, _USES)), lines="---|" * len(_USES))
+    return f"{_HEAD}{refused}{head}{left}"
 
 
 def _label(feature: str) -> str:
