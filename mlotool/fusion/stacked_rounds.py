@@ -44,8 +44,8 @@ class Verdict:
 
     Args:
         is_fused: whether they are.
-        fused_s: seconds of a round of all members, their gradients as one program; None where that was not measured.
-        alone_s: seconds of it with their gradients one by one.
+        fused_s: seconds of the gradients of all members as one program; None where that was not measured.
+        alone_s: seconds of them one by one.
         reason: why they are taken one by one; "" where they are not.
         at_once: how many members' gradients one program takes, where those of all did not fit into memory.
     """
@@ -175,7 +175,8 @@ class StackedRound:
         is_fused = not reason and fused_s <= alone_s
         if not is_fused and not reason:
             reason = "one program of all takes longer"
-        began = time.perf_counter()
+        at_once = self._gradients.at_once if self._gradients.at_once < len(live) else None
+        self.verdict = Verdict(is_fused, fused_s, alone_s, reason, at_once)
         if is_fused:
             outcomes = self._stepped(
                 [is_live and number in after for number, is_live in enumerate(live)], batches, found
@@ -186,11 +187,6 @@ class StackedRound:
             outcomes = self._each(
                 [number in after for number in range(len(live))], lambda number: _taken(steps[number])
             )
-        _synchronize()
-        # The steps are the same both ways.
-        steps_s = time.perf_counter() - began
-        at_once = self._gradients.at_once if self._gradients.at_once < len(live) else None
-        self.verdict = Verdict(is_fused, fused_s + steps_s, alone_s + steps_s, reason, at_once)
         return [each if isinstance(each, Exception) else out for each, out in zip(steps, outcomes, strict=True)]
 
     def _stepped(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]], found: Found) -> list[Outcome]:
@@ -303,17 +299,19 @@ def _fastest(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float
     best = float("inf")
     for _ in range(REPEATS):
         before()
-        _synchronize()
-        began = time.perf_counter()
+        began = _now()
         result = take()
-        _synchronize()
-        best = min(best, time.perf_counter() - began)
+        best = min(best, _now() - began)
     return best, result
 
 
-def _synchronize() -> None:
+def _now() -> float:
+    """Return the time in seconds: that of this process where it computes in one thread, so that others do not count."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+    elif torch.get_num_threads() == 1:
+        return time.process_time()
+    return time.perf_counter()
 
 
 def _numbers(live: Sequence[bool]) -> list[int]:
