@@ -54,8 +54,11 @@ class SharedReads:
         return batch
 
     def leave(self, stream: Stream) -> None:
-        """Wait for a stream no longer."""
+        """Wait for a stream no longer, which reads its batches itself from now on."""
+        if stream not in self._streams:
+            return
         self._streams.discard(stream)
+        stream.read_through(None)
         for place, (_, _, waiting) in [*self._kept.items()]:
             waiting.discard(stream)
             if not waiting:

@@ -85,6 +85,9 @@ def test_runs_at_different_places_read_right_and_a_run_that_has_left_is_not_wait
     for number in (0, 0, 1, 2, 0, 1, 2):
         assert_same(streams[number].next(), alone[number].next())
     reads.leave(streams[0])
+    kept = [*reads._kept]
+    assert_same(streams[0].next(), alone[0].next())
+    assert [*reads._kept] == kept
     del streams[1], alone[1]
     before = data.count
     for _ in range(3):
