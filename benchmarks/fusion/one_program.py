@@ -162,9 +162,16 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     where = record.surroundings(("torch", "pytorch-lightning"))
-    print(
-        "| runs | members | one by one / as one program | traced / as one program | ms of a tick of all: one program | one by one | traced | parameters apart |"
+    heads = (
+        "runs",
+        "members",
+        f"{ALONE} / {FUSED}",
+        f"{TRACED} / {FUSED}",
+        f"ms of a tick of all {FUSED}",
+        ALONE,
+        TRACED,
     )
+    print(f"| {' | '.join(heads)} | parameters apart |")
     print("|---|---|---|---|---|---|---|---|")
     rows = []
     for name in arguments.rows:

@@ -19,11 +19,13 @@ class StackRecord:
         members: their numbers.
         verdicts: by round, the names of its problems joined by "+".
         reason: why they cannot be one program; "" where they can, or that is not known yet.
+        shares: by lanes, and then by problem, whether those members have the same samples.
     """
 
     members: tuple[int, ...]
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     reason: str = ""
+    shares: dict[tuple[int, ...], dict[str, bool]] = field(default_factory=dict)
 
 
 class FusedTicks:
@@ -145,7 +147,9 @@ class FusedTicks:
         if number not in self._stacks or self._stacks[number][0] != lanes:
             try:
                 schedules = [self._schedules.get(member) for member in lanes]
-                self._stacks[number] = lanes, StackedSchedule(schedules, record.verdicts)
+                stack = StackedSchedule(schedules, record.verdicts, record.shares.get(lanes))
+                record.shares[lanes] = stack.shares
+                self._stacks[number] = lanes, stack
             except NotFusedError as error:
                 record.reason = error.reason
                 self._when_decided(self.records)

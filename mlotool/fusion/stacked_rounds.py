@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from mlotool.core.user_code import is_of_user
 from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.feed import JointStream
 from mlotool.fusion.joint_draw import JointDraw
+from mlotool.fusion.joint_steps import step_together
 from mlotool.fusion.own_values import OwnValue
 from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_gradients import Found, JointBatches, StackedGradients
@@ -193,32 +193,32 @@ class StackedRound:
         """Take the optimizers' steps along the gradients of all."""
         self._gradients.commit(found, live)
         holds = found.holds
-        rows = [[*each.by_member()] for each in found.gradients]
-
-        def step(number: int) -> dict[str, StepResult]:
-            if holds is not None and not holds[number]:
-                # Its solvers decide in another way than those of the trace.
-                with self._schedule(number).program.random:
-                    return self._planned(number, batches)
-            results = {}
-            for problem, by_member in zip(self._problems[number], rows, strict=True):
-                gradient, result = by_member[number]
-                norm = problem.step(gradient)
-                if norm is not None:
+        outcomes: list[Outcome] = [{} if is_live else None for is_live in live]
+        if holds is not None:
+            # The others' solvers decide in another way than those of the trace.
+            away = [is_live and not counts for is_live, counts in zip(live, holds, strict=True)]
+            outcomes = self._each(away, lambda number: self._planned(number, batches))
+            outcomes = [{} if is_live and each is None else each for is_live, each in zip(live, outcomes, strict=True)]
+        there = [number for number in _numbers(live) if holds is None or holds[number]]
+        for position, stacked in enumerate(found.gradients):
+            rows = [*stacked.by_member()]
+            problems = [self._problems[number][position] for number in there]
+            contexts = [self._schedule(number).program.random for number in there] if self._draws else None
+            norms = step_together(problems, [rows[number][0] for number in there], contexts)
+            for number, norm in zip(there, norms, strict=True):
+                result = rows[number][1]
+                if isinstance(norm, Tensor):
                     result = StepResult(result.loss, {**result.metrics, "gradient_norm": norm.detach()})
-                results[problem.name] = result
-            return results
+                add_outcome(outcomes, number, norm if isinstance(norm, Exception) else {self._names[position]: result})
+            there = [number for number in there if isinstance(outcomes[number], dict)]
+        return outcomes
 
-        return self._each(live, step, draws=self._draws)
-
-    def _each(
-        self, live: Sequence[bool], take: Callable[[int], dict[str, StepResult]], *, draws: bool = True
-    ) -> list[Outcome]:
-        """Return what each live member's steps give, or its own error; `draws`: they may draw random numbers."""
+    def _each(self, live: Sequence[bool], take: Callable[[int], dict[str, StepResult]]) -> list[Outcome]:
+        """Return what each live member's steps give, or its own error."""
         outcomes: list[Outcome] = [None] * len(live)
         for number in _numbers(live):
             try:
-                with self._schedule(number).program.random if draws else nullcontext():
+                with self._schedule(number).program.random:
                     outcomes[number] = take(number)
             except Exception as error:
                 outcomes[number] = error
@@ -288,6 +288,15 @@ class _Moving:
             row.copy_(before)
         for memory, value in self._memories:
             memory.value = value
+
+
+def add_outcome(outcomes: list[Outcome], number: int, found: Outcome) -> None:
+    """Add what a member's steps have given to what those before have; an error takes their place."""
+    before = outcomes[number]
+    if isinstance(before, dict) and isinstance(found, dict):
+        before.update(found)
+    else:
+        outcomes[number] = found
 
 
 def _taken(steps: Any) -> dict[str, StepResult]:

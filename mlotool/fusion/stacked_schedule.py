@@ -6,7 +6,7 @@ from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.feed import NotJointError, joint_streams
 from mlotool.fusion.own_values import own_values
 from mlotool.fusion.stack import Stack
-from mlotool.fusion.stacked_rounds import Outcome, StackedRound, Verdict
+from mlotool.fusion.stacked_rounds import Outcome, StackedRound, Verdict, add_outcome
 from mlotool.program import Schedule
 
 
@@ -19,12 +19,18 @@ class StackedSchedule:
     Args:
         schedules: those of the members; None has left, and keeps its place.
         verdicts: by round (the names of its problems, joined by "+"), what was found out before.
+        shares: by problem, whether all members have the same samples, as `JointStream.shares`; None finds it out.
 
     Raises:
         NotFusedError: the members differ in structure; nothing has changed.
     """
 
-    def __init__(self, schedules: Sequence[Schedule | None], verdicts: Mapping[str, Verdict] | None = None) -> None:
+    def __init__(
+        self,
+        schedules: Sequence[Schedule | None],
+        verdicts: Mapping[str, Verdict] | None = None,
+        shares: Mapping[str, bool] | None = None,
+    ) -> None:
         self.schedules = list(schedules)
         programs = [None if schedule is None else schedule.program for schedule in schedules]
         names = [tuple(program.problems) for program in programs if program is not None]
@@ -36,12 +42,18 @@ class StackedSchedule:
             for name in names[0]
         }
         try:
-            self._streams = joint_streams(streams)
+            known = shares if shares is not None and shares.keys() >= streams.keys() else None
+            self._streams = joint_streams(streams, shares=known)
         except NotJointError as error:
             raise NotFusedError(str(error)) from error
         self._stack = Stack(programs)
         self._verdicts = dict(verdicts or {})
         self._rounds: dict[tuple[str, ...], StackedRound] = {}
+
+    @property
+    def shares(self) -> dict[str, bool]:
+        """By problem, whether all members have the same samples."""
+        return {name: stream.shares for name, stream in self._streams.items()}
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -81,9 +93,9 @@ class StackedSchedule:
                 schedule.begin_round(names)
             found = self._round(names)([isinstance(each, dict) for each in outcomes])
             for number, schedule in there:
-                _add(outcomes, number, found[number])
+                add_outcome(outcomes, number, found[number])
                 if isinstance(outcomes[number], dict):
-                    _add(outcomes, number, schedule.end_round(names))
+                    add_outcome(outcomes, number, schedule.end_round(names))
             there = [each for each in there if isinstance(outcomes[each[0]], dict)]
             if not there:
                 return outcomes
@@ -96,12 +108,3 @@ class StackedSchedule:
             verdict = self._verdicts.get("+".join(names))
             self._rounds[names] = StackedRound(names, self.schedules, self._stack, self._own, self._streams, verdict)
         return self._rounds[names]
-
-
-def _add(outcomes: list[Outcome], number: int, found: Outcome) -> None:
-    """Add what a member's steps of a round have given to what those before have; an error takes their place."""
-    before = outcomes[number]
-    if isinstance(before, dict) and isinstance(found, dict):
-        before.update(found)
-    else:
-        outcomes[number] = found

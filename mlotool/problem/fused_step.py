@@ -1,7 +1,7 @@
 """Steps of SGD, Adam and AdamW by torch's fused kernels, called directly and not through `optimizer.step`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -51,6 +51,30 @@ class _Group:
     has_all: bool
 
 
+KernelStep = tuple[Callable[[_Group, list[Tensor]], None], _Group, list[Tensor]]
+"""A kernel, a group of an optimizer, and the gradients of its parameters."""
+
+
+def take_steps(steps: Sequence[KernelStep]) -> None:
+    """Take steps, of one problem or of several, in which no parameter is twice.
+
+    Groups with the same settings are one call of their kernel, which goes through its tensors one by one: the bits are
+    those of a call for each.
+    """
+    together: dict[Any, list[KernelStep]] = {}
+    for step in steps:
+        kernel, group, _ = step
+        like = group.parameters[0]
+        settings = [_hashable(group.param_group.get(name)) for name in _SETTINGS[kernel]]
+        together.setdefault((kernel, like.dtype, like.device, group.names, *settings), []).append(step)
+    with Recording(False):
+        for found in together.values():
+            kernel, group, gradient = found[0]
+            if len(found) > 1:
+                group, gradient = _joined([each[1] for each in found]), [*chain(*[each[2] for each in found])]
+            kernel(group, gradient)
+
+
 class FusedStep:
     """Takes an optimizer's steps by its kernel, with the same bits as the optimizer itself would.
 
@@ -70,22 +94,30 @@ class FusedStep:
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
         """Take a step; return False, with nothing done, where the optimizer has to take it itself."""
+        found = self.ready(gradient)
+        if found is None:
+            return False
+        take_steps(found)
+        return True
+
+    def ready(self, gradient: Sequence[Tensor | None]) -> "list[KernelStep] | None":
+        """Return the calls of the kernel that are a step; None where the optimizer has to take it itself."""
         if self._is_first:
             # A scheduler, too, wants to see it.
             self._is_first = False
-            return False
+            return None
         if self._step is None or not (self._is_current() or self._find()):
-            return False
+            return None
         given = [value for value in gradient if value is not None and not value.is_sparse]
         if len(given) < len(self._parameters):
-            return False
+            return None
         # Looked at in every step: a user may give a parameter data with other strides.
         if not all(map(Tensor.is_contiguous, chain(self._parameters, given))):
             given = [aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
-        with Recording(False):
-            for group in self._groups:
-                self._step(group, given if group.has_all else [given[position] for position in group.positions])
-        return True
+        return [
+            (self._step, group, given if group.has_all else [given[position] for position in group.positions])
+            for group in self._groups
+        ]
 
     def _is_current(self) -> bool:
         optimizer, state = self.optimizer, self.optimizer.state
@@ -196,3 +228,22 @@ def _adam(group: _Group, gradient: list[Tensor]) -> None:
         grad_scale=None,
         found_inf=None,
     )
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _joined(groups: Sequence[_Group]) -> _Group:
+    """Return groups with the same settings as one."""
+    parameters = [*chain(*[each.parameters for each in groups])]
+    vectors = {name: [*chain(*[each.vectors[name] for each in groups])] for name in groups[0].vectors}
+    ones = [*chain(*[each.ones for each in groups])]
+    return replace(groups[0], parameters=parameters, vectors=vectors, ones=ones)
+
+
+_SETTINGS: dict[Any, tuple[str, ...]] = {
+    _sgd: ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize"),
+    _adam: ("amsgrad", "lr", "betas", "weight_decay", "eps", "maximize", "decoupled_weight_decay"),
+}
+"""By kernel, the settings of a group that it takes."""

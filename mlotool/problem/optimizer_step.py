@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import Call, note
 from mlotool.problem.arguments import check_scheduler, made
-from mlotool.problem.fused_step import FusedStep, aligned, prefer_fused_kernels
+from mlotool.problem.fused_step import FusedStep, KernelStep, aligned, prefer_fused_kernels
 from mlotool.problem.loss_scale import LossScale
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import Shards
@@ -98,6 +98,15 @@ class OptimizerStep:
             self._clear_gradient()
         self.advance()
         return norm
+
+    def kernel_steps(self, gradient: Sequence[Tensor | None]) -> list[KernelStep] | None:
+        """Return the calls of the kernel that step along a clipped gradient; None where there is another way to step.
+
+        After them comes `advance`.
+        """
+        if self.loss_scale is not None or self.evaluates_again:
+            return None
+        return self._fused.ready(gradient)
 
     def advance(self) -> None:
         """Advance the scheduler after a step, if that is when it advances."""

@@ -72,6 +72,10 @@ class FusionRecord:
             "fused_s": fused,
             "alone_s": alone,
             "reason": "; ".join(reasons),
+            "shares": [
+                {"jobs": [self._jobs[member] for member in lanes], "problems": shares}
+                for lanes, shares in record.shares.items()
+            ],
             "rounds": {
                 name: {key: getattr(each, key) for key in ("is_fused", "fused_s", "alone_s", "reason", "at_once")}
                 for name, each in record.verdicts.items()
@@ -110,7 +114,18 @@ def _stacks(content: Mapping[str, Any], jobs: Sequence[int]) -> list[StackRecord
         if not (members := _numbers(each.get("jobs"), jobs)):
             continue
         verdicts = {str(name): _verdict(value) for name, value in rounds.items() if isinstance(value, Mapping)}
-        found.append(StackRecord(tuple(members), verdicts, "" if verdicts else str(each.get("reason") or "")))
+        reason = "" if verdicts else str(each.get("reason") or "")
+        found.append(StackRecord(tuple(members), verdicts, reason, _shares(each.get("shares"), jobs)))
+    return found
+
+
+def _shares(value: Any, jobs: Sequence[int]) -> dict[tuple[int, ...], dict[str, bool]]:
+    found = {}
+    for each in value if isinstance(value, list) else []:
+        if isinstance(each, Mapping) and isinstance(problems := each.get("problems"), Mapping):
+            found[tuple(_numbers(each.get("jobs"), jobs))] = {
+                str(name): flag is True for name, flag in problems.items()
+            }
     return found
 
 
