@@ -1,11 +1,11 @@
 """Optimizer steps of the same problem of several members, by as few calls of a kernel as they have settings."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
-from mlotool.problem.fused_step import take_steps
+from mlotool.problem.fused_step import KernelStep, take_steps
 from mlotool.problem.problem import Problem
 from mlotool.program.gradient_plan import Gradient
 
@@ -26,24 +26,24 @@ def step_together(
         Of each, the norm of its gradient where that is clipped, or the error of its step.
     """
     found: list[Tensor | Exception | None] = []
-    calls, moved = [], []
+    calls: list[KernelStep] = []
+    waiting = []
     for place, (problem, gradient) in enumerate(zip(problems, gradients, strict=True)):
+        step = problem.optimizer_step
         try:
-            if contexts is not None:
-                with contexts[place]:
+            if contexts is not None or not step.is_plain:
+                with nullcontext() if contexts is None else contexts[place]:
                     found.append(problem.step(gradient))
                 continue
-            clipped, norm = problem.optimizer_step.clip(gradient)
-            steps = problem.optimizer_step.kernel_steps(clipped)
-            found.append(problem.step(gradient) if steps is None else norm)
+            clipped, norm = step.clip(gradient)
+            calls += step.begin(clipped)
         except Exception as error:
             found.append(error)
-            continue
-        if steps is not None:
-            calls += steps
-            moved.append(place)
+        else:
+            found.append(norm)
+            waiting.append(place)
     take_steps(calls)
-    for place in moved:
+    for place in waiting:
         try:
             problems[place].advance()
         except Exception as error:

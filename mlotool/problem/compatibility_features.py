@@ -32,7 +32,7 @@ def _of_parallel(attribute: str, value: bool) -> Callable[[Case], bool]:
 
 
 def _searches(case: Case) -> bool:
-    from mlotool.problem.optimizer_step import needs_closure
+    from mlotool.problem.usable import needs_closure
 
     return case.optimizer is not None and needs_closure(case.optimizer)
 

@@ -1,7 +1,6 @@
 """The optimizer steps of one problem: taken in place, or as pure functions of parameters and state."""
 
 import copy
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from mlotool.problem.shards import Shards
 from mlotool.problem.trajectory import copied
 from mlotool.problem.update import Hyperparameters, State, clipped, find_update
 from mlotool.problem.update_derivative import StepArguments, StepCotangents, pull_back
-from mlotool.problem.usable import check_used, is_lazy
+from mlotool.problem.usable import check_used, is_lazy, needs_closure
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -93,20 +92,21 @@ class OptimizerStep:
             self._optimizer.step(partial(self._evaluate_again, evaluate))
             self._clear_gradient()
         elif not self._fused(gradient):
-            self._set_gradient(gradient)
-            self._optimizer.step()
-            self._clear_gradient()
+            self._by_optimizer(gradient)
         self.advance()
         return norm
 
-    def kernel_steps(self, gradient: Sequence[Tensor | None]) -> list[KernelStep] | None:
-        """Return the calls of the kernel that step along a clipped gradient; None where there is another way to step.
+    @property
+    def is_plain(self) -> bool:
+        """Whether every step is along its gradient: no overflow is looked for, and nothing is evaluated again."""
+        return self.loss_scale is None and not self.evaluates_again
 
-        After them comes `advance`.
-        """
-        if self.loss_scale is not None or self.evaluates_again:
-            return None
-        return self._fused.ready(gradient)
+    def begin(self, gradient: Sequence[Tensor | None]) -> list[KernelStep]:
+        """Take a plain step along a clipped gradient, but for what is left to `take_steps`, and then to `advance`."""
+        found = self._fused.ready(gradient)
+        if found is None:
+            self._by_optimizer(gradient)
+        return found or []
 
     def advance(self) -> None:
         """Advance the scheduler after a step, if that is when it advances."""
@@ -263,6 +263,12 @@ class OptimizerStep:
                     parameter.copy_(moved)
                     optimizer.state[parameter] = dict(state)
 
+    def _by_optimizer(self, gradient: Sequence[Tensor | None]) -> None:
+        assert self._optimizer is not None
+        self._set_gradient(gradient)
+        self._optimizer.step()
+        self._clear_gradient()
+
     def _evaluate_again(self, evaluate: Evaluate) -> float:
         loss, gradient = evaluate()
         self._set_gradient(self.clip(gradient)[0])
@@ -340,9 +346,3 @@ def _check_held(name: str, optimizer: Optimizer | None, theta: Mapping[str, Tens
 def _require(condition: bool, key: str, value: object, expected: str) -> None:
     if not condition:
         raise ConfigError(f"{key}: found {value!r}; expected {expected}. Correct {key}.")
-
-
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer evaluates the loss itself, such as LBFGS with its line search."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty

@@ -1,11 +1,13 @@
 """Which modules a problem can train."""
 
+import inspect
 from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError, RunError
@@ -247,3 +249,9 @@ def _fault(parameter: Tensor) -> tuple[str, str, str] | None:
             "Make it nn.Parameter(tensor.clone()), or expand it in forward.",
         )
     return None
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer evaluates the loss itself, such as LBFGS with its line search."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
