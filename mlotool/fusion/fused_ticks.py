@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlotool.fusion.errors import NotFusedError
+from mlotool.fusion.errors import reason_of
 from mlotool.fusion.lanes import Lanes
 from mlotool.fusion.side_by_side import SideBySide
-from mlotool.fusion.stacked_rounds import Outcome, Verdict
+from mlotool.fusion.stacked_rounds import Outcome
 from mlotool.fusion.stacked_schedule import StackedSchedule
+from mlotool.fusion.verdict import Verdict
 from mlotool.program import Schedule
 
 
@@ -128,7 +129,11 @@ class FusedTicks:
     def _together(
         self, number: int, lanes: tuple[int, ...], stack: StackedSchedule, members: Sequence[int]
     ) -> dict[int, Outcome]:
-        found = stack.tick([member in members for member in lanes])
+        try:
+            found = stack.tick([member in members for member in lanes])
+        except Exception as error:
+            # In the middle of a tick: none of them can go on, but other members can.
+            return dict.fromkeys(members, error)
         record = self.records[number]
         if stack.verdicts != record.verdicts:
             record.verdicts = stack.verdicts
@@ -150,8 +155,12 @@ class FusedTicks:
                 stack = StackedSchedule(schedules, record.verdicts, record.shares.get(lanes))
                 record.shares[lanes] = stack.shares
                 self._stacks[number] = lanes, stack
-            except NotFusedError as error:
-                record.reason = error.reason
-                self._when_decided(self.records)
-                return None
+            except Exception as error:
+                # Whatever it is, each can go on by itself.
+                record.reason = reason_of(error)
+        else:
+            record.reason = self._stacks[number][1].reason
+        if record.reason:
+            self._when_decided(self.records)
+            return None
         return self._stacks[number]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlotool.fusion.feed import JointBatch, JointStream, NotJointError
+from mlotool.fusion.feed import JointBatch, JointStream
 from mlotool.program import Program
 from mlotool.program.solution_plan import all_plans
 from mlotool.program.traced_function import Traced
@@ -29,7 +29,8 @@ class JointDraw:
     def __call__(self, live: Sequence[bool]) -> list[dict[str, Any]]:
         """Return, for each batch that the gradient is averaged over, that batch and those of its pullbacks, by problem.
 
-        A `JointBatch`, or a list with one of each member where they cannot be stacked; None without a stream.
+        A `JointBatch`, or a list with one of each member, or its error, where they cannot be stacked; None without a
+        stream.
         """
         found = []
         for _ in range(self._count):
@@ -45,9 +46,18 @@ class JointDraw:
         if stream is None:
             return None
         try:
-            return getattr(stream, how)(live)
-        except NotJointError:
-            return [
-                getattr(program.problems[name].stream, how)() if is_live and program is not None else None
-                for program, is_live in zip(self._programs, live, strict=True)
-            ]
+            found: JointBatch = getattr(stream, how)(live)
+        except Exception:
+            # They do not fit together, or one of them cannot be read: no stream has gone on.
+            members = zip(self._programs, live, strict=True)
+            return [_own(program, name, how) if is_live else None for program, is_live in members]
+        return found
+
+
+def _own(program: Program | None, name: str, how: str) -> Any:
+    """Return a member's own batch, or the error that it raises."""
+    assert program is not None
+    try:
+        return getattr(program.problems[name].stream, how)()
+    except Exception as error:
+        return error

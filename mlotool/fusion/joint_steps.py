@@ -7,19 +7,22 @@ from torch import Tensor
 
 from mlotool.problem.fused_step import KernelStep, take_steps
 from mlotool.problem.problem import Problem
+from mlotool.problem.update import Hyperparameters
 from mlotool.program.gradient_plan import Gradient
+from mlotool.program.prepared_step import stepped
+
+OwnStep = tuple[Problem, Gradient, Sequence[Hyperparameters] | None]
+"""A problem, its gradient before clipping, and hyperparameters by parameter, where another problem gives some."""
 
 
 def step_together(
-    problems: Sequence[Problem],
-    gradients: Sequence[Gradient],
+    steps: Sequence[OwnStep],
     contexts: Sequence[AbstractContextManager[None]] | None = None,
 ) -> list[Tensor | Exception | None]:
     """Take one step of each problem, with the bits of `Problem.step`.
 
     Args:
-        problems: of several members.
-        gradients: of each, before clipping.
+        steps: of several members.
         contexts: of each, in which its step is taken by itself; None where no optimizer draws random numbers.
 
     Returns:
@@ -28,12 +31,12 @@ def step_together(
     found: list[Tensor | Exception | None] = []
     calls: list[KernelStep] = []
     waiting = []
-    for place, (problem, gradient) in enumerate(zip(problems, gradients, strict=True)):
+    for place, (problem, gradient, given) in enumerate(steps):
         step = problem.optimizer_step
         try:
-            if contexts is not None or not step.is_plain:
+            if contexts is not None or given is not None or not step.is_plain:
                 with nullcontext() if contexts is None else contexts[place]:
-                    found.append(problem.step(gradient))
+                    found.append(stepped(problem, gradient, given))
                 continue
             clipped, norm = step.clip(gradient)
             calls += step.begin(clipped)
@@ -45,7 +48,7 @@ def step_together(
     take_steps(calls)
     for place in waiting:
         try:
-            problems[place].advance()
+            steps[place][0].advance()
         except Exception as error:
             found[place] = error
     return found

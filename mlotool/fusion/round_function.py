@@ -1,6 +1,7 @@
 """The gradients of a round of one member as a function of tensors: what is traced and stacked."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from mlotool.core.tracing import Course, tracing
 from mlotool.fusion.own_values import OwnValue, given
 from mlotool.program.engine import Engine
 from mlotool.program.step_result import norm_of, result_of
-from mlotool.program.traced_function import Batches, MemberGradients, Traced, put_together
+from mlotool.program.traced_function import Batches, MemberGradients, Traced, UntraceableError, put_together
 
 
 class RoundFunction:
@@ -79,6 +80,8 @@ class RoundFunction:
         finally:
             for problem, tensors in zip(problems, kept, strict=True):
                 problem.slots.put_buffers(tensors)
+        if any(before.shape != after.shape for before, after in zip(chain(*kept), moved, strict=True)):
+            raise UntraceableError("a buffer of a module changes its shape")
         self.num_buffers = len(moved)
         outputs += moved
         outputs += [value for _, value in self.course.reports]

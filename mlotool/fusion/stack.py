@@ -24,10 +24,11 @@ class Stack:
     Attributes:
         tensors: (members, ...) each: by problem all trained parameters, then by problem all buffers.
         num_parameters: how many of them are parameters.
+        reason: why members cannot be one stack any more; "" where they can.
     """
 
     def __init__(self, programs: Sequence[Program | None]) -> None:
-        self._programs = list(programs)
+        self._programs, self.reason = list(programs), ""
         first = next(each for each in programs if each is not None)
         by_member = [_tensors(each or first) for each in programs]
         for each in by_member:
@@ -35,27 +36,46 @@ class Stack:
         self.num_parameters = sum(len(problem.own) for problem in first.engine.problems)
         self.tensors = [torch.stack([each.detach() for each in group]) for group in zip(*by_member, strict=True)]
         self._rows = [each.unbind() for each in self.tensors]
-        self._bind()
+        for number, program in self._members():
+            _bind(program, [each[number] for each in self._rows])
 
     def refresh(self) -> None:
         """Take over what members have put in the place of their tensors, such as a buffer that was assigned anew."""
-        for number, program in self._members():
-            tensors = _tensors(program)
-            for rows, tensor in zip(self._rows, tensors, strict=True):
-                row = rows[number]
-                if tensor.data_ptr() != row.data_ptr() and tensor is not row:
-                    if tensor.shape != row.shape:
-                        raise NotFusedError("a buffer of a module has changed its shape")
-                    row.copy_(tensor.detach())
-        self._bind()
+        for number, _ in self._members():
+            self.refresh_member(number)
 
-    def is_bound(self) -> bool:
-        """Return whether all members' tensors are still views of the stack."""
-        return all(
-            tensor.data_ptr() == rows[number].data_ptr()
-            for number, program in self._members()
-            for rows, tensor in zip(self._rows, _tensors(program), strict=True)
-        )
+    def refresh_member(self, number: int) -> None:
+        """Take over what one member has put in the place of its tensors."""
+        program = self._programs[number]
+        if program is None:
+            return
+        rows = [each[number] for each in self._rows]
+        moved = [
+            (row, tensor)
+            for row, tensor in zip(rows, _tensors(program), strict=True)
+            if tensor.data_ptr() != row.data_ptr() or tensor.shape != row.shape
+        ]
+        if any(tensor.shape != row.shape or tensor.dtype != row.dtype for row, tensor in moved):
+            self.reason = "a parameter or a buffer of a module has changed its shape or dtype"
+        elif moved:
+            for row, tensor in moved:
+                row.copy_(tensor.detach())
+            _bind(program, rows)
+
+    def buffers(self, number: int) -> list[Tensor]:
+        """Return the buffers that a member has now, which need not be those of the stack."""
+        program = self._programs[number]
+        assert program is not None
+        return _buffers(program)
+
+    def put_buffers(self, number: int, values: Sequence[Tensor]) -> None:
+        """Let a member's buffers be those of the stack, with such values."""
+        program = self._programs[number]
+        assert program is not None
+        rows = [each[number] for each in self._rows]
+        for row, value in zip(rows[self.num_parameters :], values, strict=True):
+            row.copy_(value)
+        _bind(program, rows)
 
     def drop(self, number: int) -> None:
         """Forget a member that has left; its row stays."""
@@ -66,21 +86,24 @@ class Stack:
             if program is not None:
                 yield number, program
 
-    def _bind(self) -> None:
-        for number, program in self._members():
-            rows = iter([rows[number] for rows in self._rows])
-            for problem in program.engine.problems:
-                for parameter in problem.own:
-                    parameter.data = next(rows)
-            for problem in program.engine.problems:
-                if problem.slots.has_buffers:
-                    problem.slots.put_buffers([next(rows) for _ in problem.slots.buffers()])
+
+def _bind(program: Program, rows: Sequence[Tensor]) -> None:
+    """Let a program's tensors be these."""
+    places = iter(rows)
+    for problem in program.engine.problems:
+        for parameter in problem.own:
+            parameter.data = next(places)
+    for problem in program.engine.problems:
+        if problem.slots.has_buffers:
+            problem.slots.put_buffers([next(places) for _ in problem.slots.buffers()])
+
+
+def _buffers(program: Program) -> list[Tensor]:
+    return [buffer for problem in program.engine.problems for buffer in problem.slots.buffers()]
 
 
 def _tensors(program: Program) -> list[Tensor]:
-    problems = program.engine.problems
-    found: list[Tensor] = [parameter for problem in problems for parameter in problem.own]
-    return found + [buffer for problem in problems for buffer in problem.slots.buffers()]
+    return [parameter for problem in program.engine.problems for parameter in problem.own] + _buffers(program)
 
 
 def _check_alike(first: Sequence[Tensor], other: Sequence[Tensor]) -> None:

@@ -63,6 +63,10 @@ class Stacked:
     loss: Tensor
     metrics: dict[str, Tensor]
 
+    def of(self, number: int) -> Gradient:
+        """Return the gradient of one member."""
+        return [None if each is None else each[number] for each in self.gradient]
+
     def by_member(self) -> Iterator[tuple[Gradient, StepResult]]:
         """Yield the gradient and the result of each member."""
         num_members = len(self.loss)
@@ -83,11 +87,13 @@ class _Flat:
         run: runs it.
         function: what it was made of.
         moved: the positions of the buffers that change.
+        unit: the relative error of one rounding, in the lowest precision in which it computes.
     """
 
     run: Run
     function: RoundFunction
     moved: tuple[int, ...]
+    unit: float
 
 
 class Found:
@@ -268,6 +274,7 @@ class StackedGradients:
                 flat = make_fx(functionalize(stacked), {**self._backend.decompositions})(*whole)
             graph = simplified(flat)
             moved = _moved(graph, function, num_fixed - len(self._own))
+            unit = _rounding_unit(graph)
             run = self._backend.finish(graph, whole, num_fixed)
         except Exception as error:
             if is_out_of_memory(error):
@@ -277,7 +284,7 @@ class StackedGradients:
             engine.random.load_state_dict(random)
             for memory, value in zip(engine.memories, kept, strict=True):
                 memory.value = value
-        return _Flat(run, function, moved)
+        return _Flat(run, function, moved, unit)
 
 
 def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tuple[int, ...]:
@@ -288,6 +295,17 @@ def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tupl
     begin = sum(sum(used) + 1 + len(names) for used, names in zip(function.used, function.names, strict=True))
     own = places[num_places - function.num_buffers :]
     return tuple(position for position, place in enumerate(own) if outputs[begin + position] is not place)
+
+
+def _rounding_unit(graph: GraphModule) -> float:
+    """Return the relative error of one rounding, in the lowest precision in which a graph computes."""
+    kinds = [
+        (each.dtype, each.is_cuda) for node in graph.graph.nodes if isinstance(each := node.meta.get("val"), Tensor)
+    ]
+    # TF32 has the ten bits of fp16.
+    has_tf32 = (torch.float32, True) in kinds and torch.backends.cuda.matmul.allow_tf32
+    dtypes = {dtype for dtype, _ in kinds if dtype.is_floating_point} | ({torch.float16} if has_tf32 else set())
+    return float(max(torch.finfo(dtype).eps for dtype in dtypes))
 
 
 def _part(arguments: Sequence[Tensor], in_dims: Sequence[int | None], start: int, count: int) -> list[Tensor]:

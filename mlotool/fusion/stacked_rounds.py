@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,16 +12,20 @@ from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import RunError
 from mlotool.core.user_code import is_of_user
-from mlotool.fusion.errors import NotFusedError
+from mlotool.fusion.comparison import Comparison, Moving
+from mlotool.fusion.errors import NotFusedError, reason_of
 from mlotool.fusion.feed import JointStream
 from mlotool.fusion.joint_draw import JointDraw
 from mlotool.fusion.joint_steps import step_together
 from mlotool.fusion.own_values import OwnValue
 from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_gradients import Found, JointBatches, StackedGradients
+from mlotool.fusion.verdict import DIFFERENT, UNLIKE, UNTRUE, Verdict
+from mlotool.problem.update import Hyperparameters
 from mlotool.program import Schedule
-from mlotool.program.schedule import PreparedStep
+from mlotool.program.prepared_step import PreparedStep
 from mlotool.program.step_result import StepResult
+from mlotool.program.traced_function import UntraceableError
 from mlotool.program.traced_rounds import Drawn
 from mlotool.program.untraceable import why_untraceable
 
@@ -30,31 +34,6 @@ Outcome = dict[str, StepResult] | Exception | None
 
 REPEATS = 3
 """Times that each way is measured; the shortest counts."""
-
-_DIFFERENT = (
-    "problems.{problem}: the gradient of run {number} of a group of fused runs differs from that of its own plan by "
-    "{difference:.1e} (relative); expected rounding. What a loss or a module keeps in Python (a counter, a rate that "
-    "changes) is fixed by a trace. Keep it in a buffer, or write sweep.fuse=1."
-)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the gradients of a round are taken as one program.
-
-    Args:
-        is_fused: whether they are.
-        fused_s: seconds of the gradients of all members as one program; None where that was not measured.
-        alone_s: seconds of them one by one.
-        reason: why they are taken one by one; "" where they are not.
-        at_once: how many members' gradients one program takes, where those of all did not fit into memory.
-    """
-
-    is_fused: bool
-    fused_s: float | None = None
-    alone_s: float | None = None
-    reason: str = ""
-    at_once: int | None = None
 
 
 class StackedRound:
@@ -100,10 +79,11 @@ class StackedRound:
         self._gradients = StackedGradients(
             together, first.engine, memories, stack, own, backend, None if verdict is None else verdict.at_once
         )
+        self._comparison = Comparison(names, self._schedules, stack, own)
         self._recorded = [name for name in names if first.problems[name].trajectory.is_kept]
         self._count, self._next_look = 0, 10
-        # torch's own optimizers and schedulers draw nothing.
-        self._draws = any(
+        # torch's own optimizers and schedulers draw no random numbers, and leave tensors where they are.
+        self._is_foreign = any(
             is_of_user(problem.optimizer, problem.scheduler) for problems in self._problems for problem in problems
         )
 
@@ -113,17 +93,19 @@ class StackedRound:
         Args:
             live: which members take part.
         """
-        is_off = self.verdict is not None and not self.verdict.is_fused
+        is_off = bool(self._stack.reason) or (self.verdict is not None and not self.verdict.is_fused)
         # The first step is the optimizer's own, which makes its state.
         if is_off or not all(problem.num_steps for problem in self._problems[live.index(True)]):
             return self._each(live, lambda number: self._schedule(number).step_round(self._names))
         batches = [draw(live) for draw in self._draw]
+        if any(isinstance(each, list) for entries in batches for entry in entries for each in entry.values()):
+            # This time their shapes differ, or one cannot be read.
+            return self._each(live, lambda number: self._planned(number, batches, is_recorded=False))
         for number in _numbers(live) if self._recorded else ():
             self._record(number, batches)
-        if any(isinstance(each, list) for entries in batches for entry in entries for each in entry.values()):
-            # This time their shapes differ.
-            return self._each(live, lambda number: self._planned(number, batches))
         try:
+            if self.verdict is None:
+                self._check_alike(live, batches)
             found = self._gradients(batches)
             if self.verdict is None:
                 return self._tried(live, batches, found)
@@ -132,21 +114,48 @@ class StackedRound:
         except NotFusedError as error:
             self.verdict = Verdict(is_fused=False, reason=error.reason)
             return self._each(live, lambda number: self._planned(number, batches))
+        except Exception as error:
+            outcomes = self._each(live, lambda number: self._planned(number, batches))
+            # Else it is that member's own, such as a target that is out of range.
+            if not any(isinstance(each, Exception) for each in outcomes):
+                self.verdict = Verdict(is_fused=False, reason=reason_of(error))
+            return outcomes
         self._count += 1
         if self._count == self._next_look:
             self._next_look *= 10
             number = _numbers(live)[len(str(self._count)) % sum(live)]
-            state = _Moving(self._schedule(number), self._stack, number)
-            difference = self._difference(number, self._prepared(number, batches), found)
-            state.restore()
-            if difference is not None:
-                text = _DIFFERENT.format(problem=difference[0], number=number, difference=difference[1])
-                return [RunError(text) if is_live else None for is_live in live]
+            if (wrong := self._looked_at(number, batches, found)) is not None:
+                return [wrong if is_live else None for is_live in live]
         return self._stepped(live, batches, found)
 
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
         self._schedules[number], self._problems[number] = None, []
+
+    def _looked_at(self, number: int, batches: Sequence[Sequence[JointBatches]], found: Found) -> RunError | None:
+        """Return an error where a member's gradients are not those of its plan any more."""
+        state = Moving(self._schedule(number), self._stack, number)
+        try:
+            prepared = self._prepared(number, batches)
+            state.restore()
+            difference = self._difference(number, prepared, batches, found)
+        finally:
+            state.restore()
+        if difference is None:
+            return None
+        return RunError(DIFFERENT.format(problem=difference[0], number=number, difference=difference[1]))
+
+    def _check_alike(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]]) -> None:
+        for number in _numbers(live):
+            try:
+                difference = self._comparison.of_leader(number, self._drawn(number, batches))
+            except UntraceableError as error:
+                raise NotFusedError(str(error)) from error
+            except Exception:
+                # A member's own: its plan raises it as well.
+                continue
+            if difference is not None:
+                raise NotFusedError(UNLIKE.format(problem=difference[0], difference=difference[1]))
 
     def _tried(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]], found: Found) -> list[Outcome]:
         """Take the gradients in both ways, and decide."""
@@ -155,7 +164,7 @@ class StackedRound:
         before, after = {}, {}
         steps: list[list[PreparedStep] | Exception | None] = [None] * len(live)
         for number in _numbers(live):
-            state = before[number] = _Moving(self._schedule(number), self._stack, number)
+            state = before[number] = Moving(self._schedule(number), self._stack, number)
             try:
                 seconds, prepared = _fastest(partial(self._prepared, number, batches), state.restore)
             except Exception as error:
@@ -164,14 +173,12 @@ class StackedRound:
                 continue
             alone_s += seconds
             steps[number] = prepared
-            after[number] = _Moving(self._schedule(number), self._stack, number)
-            difference = self._difference(number, prepared, found)
-            if difference is not None and not reason:
-                reason = (
-                    f"the gradient of problems.{difference[0]} differs from that of a member's own plan by "
-                    f"{difference[1]:.1e} (relative): what a loss or a module holds differs by member"
-                )
+            after[number] = Moving(self._schedule(number), self._stack, number)
             state.restore()
+            difference = self._difference(number, prepared, batches, found)
+            state.restore()
+            if difference is not None and not reason:
+                reason = UNTRUE.format(problem=difference[0], difference=difference[1])
         is_fused = not reason and fused_s <= alone_s
         if not is_fused and not reason:
             reason = "one program of all takes longer"
@@ -199,12 +206,21 @@ class StackedRound:
             away = [is_live and not counts for is_live, counts in zip(live, holds, strict=True)]
             outcomes = self._each(away, lambda number: self._planned(number, batches))
             outcomes = [{} if is_live and each is None else each for is_live, each in zip(live, outcomes, strict=True)]
-        there = [number for number in _numbers(live) if holds is None or holds[number]]
+        there, given = [], {}
+        for number in [number for number in _numbers(live) if holds is None or holds[number]]:
+            try:
+                # What other problems give is as it was before any of these steps.
+                given[number] = self._given(number)
+                there.append(number)
+            except Exception as error:
+                outcomes[number] = error
         for position, stacked in enumerate(found.gradients):
             rows = [*stacked.by_member()]
-            problems = [self._problems[number][position] for number in there]
-            contexts = [self._schedule(number).program.random for number in there] if self._draws else None
-            norms = step_together(problems, [rows[number][0] for number in there], contexts)
+            steps = [(self._problems[number][position], rows[number][0], given[number][position]) for number in there]
+            contexts = [self._schedule(number).program.random for number in there] if self._is_foreign else None
+            norms = step_together(steps, contexts)
+            for number in there if self._is_foreign else ():
+                self._stack.refresh_member(number)
             for number, norm in zip(there, norms, strict=True):
                 result = rows[number][1]
                 if isinstance(norm, Tensor):
@@ -220,16 +236,29 @@ class StackedRound:
             try:
                 with self._schedule(number).program.random:
                     outcomes[number] = take(number)
+                self._stack.refresh_member(number)
             except Exception as error:
                 outcomes[number] = error
         return outcomes
+
+    def _given(self, number: int) -> list[tuple[Hyperparameters, ...] | None]:
+        """Return by problem the hyperparameters of its optimizer, where other problems give some of them."""
+        program = self._schedule(number).program
+        return [
+            program.hyperparameters(each.name) if each.settings.optimizer_roles else None
+            for each in self._problems[number]
+        ]
 
     def _schedule(self, number: int) -> Schedule:
         found = self._schedules[number]
         assert found is not None
         return found
 
-    def _planned(self, number: int, batches: Sequence[Sequence[JointBatches]]) -> dict[str, StepResult]:
+    def _planned(
+        self, number: int, batches: Sequence[Sequence[JointBatches]], *, is_recorded: bool = True
+    ) -> dict[str, StepResult]:
+        if self._recorded and not is_recorded:
+            self._record(number, batches)
         return self._schedule(number).step_round(self._names, self._drawn(number, batches))
 
     def _prepared(self, number: int, batches: Sequence[Sequence[JointBatches]]) -> list[PreparedStep]:
@@ -250,44 +279,19 @@ class StackedRound:
             states = [recorder.state(name) for _ in drawn[name]]
             recorder.record(name, [entry[name] for entry in drawn[name]], states)
 
-    def _difference(self, number: int, steps: Sequence[PreparedStep], found: Found) -> tuple[str, float] | None:
+    def _difference(
+        self,
+        number: int,
+        steps: Sequence[PreparedStep],
+        batches: Sequence[Sequence[JointBatches]],
+        found: Found,
+    ) -> tuple[str, float] | None:
         """Return a problem whose gradient is not that of the member's plan but for rounding, and by how much."""
         if found.holds is not None and not found.holds[number]:
             return None
-        by_name = {step.problem.name: step.gradient for step in steps}
-        for name, stacked in zip(self._names, found.gradients, strict=True):
-            pairs = zip(by_name[name], stacked.gradient, strict=True)
-            given = [(x, None if y is None else y[number]) for x, y in pairs]
-            if any((x is None) != (y is None) for x, y in given):
-                return name, 1.0
-            tensors = [(x, y) for x, y in given if x is not None and y is not None]
-            difference = _relative(tensors)
-            # A finite difference magnifies rounding, all the more where what it measures is small.
-            if tensors and not difference < 8 * torch.finfo(tensors[0][0].dtype).eps ** (1 / 3):
-                return name, difference
-        return None
-
-
-class _Moving:
-    """What the plan of one member's gradient moves: its buffers, and what its hypergradients keep.
-
-    Args:
-        schedule: the member's.
-        stack: its tensors.
-        number: of the member.
-    """
-
-    def __init__(self, schedule: Schedule, stack: Stack, number: int) -> None:
-        self._rows = [each[number] for each in stack.tensors[stack.num_parameters :]]
-        self._before = [row.clone() for row in self._rows]
-        self._memories = [(memory, memory.value) for memory in schedule.program.engine.memories]
-
-    def restore(self) -> None:
-        """Put it back."""
-        for row, before in zip(self._rows, self._before, strict=True):
-            row.copy_(before)
-        for memory, value in self._memories:
-            memory.value = value
+        gradients = {name: each.of(number) for name, each in zip(self._names, found.gradients, strict=True)}
+        again = partial(self._prepared, number, batches)
+        return self._comparison.of_program(number, steps, gradients, found.flat.unit, again)
 
 
 def add_outcome(outcomes: list[Outcome], number: int, found: Outcome) -> None:
@@ -329,16 +333,9 @@ def _numbers(live: Sequence[bool]) -> list[int]:
 
 def _of_member(batch: Any, number: int) -> Any:
     if isinstance(batch, list):
+        if isinstance(batch[number], Exception):
+            raise batch[number]
         return batch[number]
     if batch is None or batch.is_shared:
         return None if batch is None else batch.value
     return tree_map_only(Tensor, lambda tensor: tensor[number], batch.value)
-
-
-def _relative(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return how far tensors are apart, over their norm; 0 where the first ones are not finite, as then neither is."""
-    distance = sum(float((x - y).detach().double().square().sum()) for x, y in pairs)
-    norm = sum(float(x.detach().double().square().sum()) for x, _ in pairs)
-    if not norm < float("inf"):
-        return 0.0
-    return (distance / norm) ** 0.5 if norm > 0 else (0.0 if distance == 0 else float("inf"))

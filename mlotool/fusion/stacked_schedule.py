@@ -6,7 +6,8 @@ from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.feed import NotJointError, joint_streams
 from mlotool.fusion.own_values import own_values
 from mlotool.fusion.stack import Stack
-from mlotool.fusion.stacked_rounds import Outcome, StackedRound, Verdict, add_outcome
+from mlotool.fusion.stacked_rounds import Outcome, StackedRound, add_outcome
+from mlotool.fusion.verdict import Verdict
 from mlotool.program import Schedule
 
 
@@ -61,10 +62,14 @@ class StackedSchedule:
         found = {"+".join(names): each.verdict for names, each in self._rounds.items()}
         return {**self._verdicts, **{name: verdict for name, verdict in found.items() if verdict is not None}}
 
+    @property
+    def reason(self) -> str:
+        """Why its members cannot be a stack any more; "" where they can."""
+        return self._stack.reason
+
     def refresh(self) -> None:
         """Look whether members have put other tensors in the place of theirs, before some ticks."""
-        if not self._stack.is_bound():
-            self._stack.refresh()
+        self._stack.refresh()
 
     def drop(self, schedule: Schedule | None) -> None:
         """Forget a member that has left; its lane stays."""

@@ -236,7 +236,7 @@ ROWS: tuple[Row, ...] = (
             ("fp16", _BOTH, "in fp16 a step decides by its gradient whether it is taken"),
             ("impure", ("trace",), "its optimizer is none of SGD, Adam and AdamW"),
             ("line_search", ("fuse",), "its optimizer evaluates the loss itself"),
-            ("optimizer_roles", _BOTH, "another problem gives hyperparameters of its optimizer"),
+            ("optimizer_roles", ("trace",), "another problem gives hyperparameters of its optimizer"),
             ("reset_to", ("trace",), "each of its unrolls begins anew (reset_to)"),
             ("roll_back", ("trace",), "its steps are a look-ahead (roll_back)"),
             ("directing", _BOTH, "the hypergradient of '{solution}' makes the steps of '{solution}'"),

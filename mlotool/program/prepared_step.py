@@ -1,5 +1,6 @@
 """An optimizer step with its gradient, before it is taken."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,16 +35,33 @@ class PreparedStep:
     def take(self) -> StepResult:
         """Take it."""
         hypergradient_norm = norm_of(self.problem, self.gradient) if self.with_norm else None
-        try:
-            norm = self.problem.step(self.gradient, self.hyperparameters, self.evaluate)
-        except Exception as error:
-            # torch's optimizers refuse gradients and rates that code of the user's has made.
-            is_sparse = any(each is not None and each.is_sparse for each in self.gradient)
-            is_foreign = is_sparse or passed_through(error, "/torch/optim/") or is_of_user(self.problem.optimizer)
-            note(error, lambda: Call(f"problems.{self.problem.name}", "its step", is_foreign=is_foreign))
-            raise
+        norm = stepped(self.problem, self.gradient, self.hyperparameters, self.evaluate)
         try:
             return result_of(self.problem, self.output, norm, hypergradient_norm)
         except Exception as error:
             note(error, lambda: Call(f"problems.{self.problem.name}.loss", self.problem.loss))
             raise
+
+
+def stepped(
+    problem: Problem,
+    gradient: list[Tensor | None],
+    hyperparameters: Sequence[Hyperparameters] | None = None,
+    evaluate: Evaluate | None = None,
+) -> Tensor | None:
+    """Take an optimizer step; return the gradient's norm before clipping, if it is clipped.
+
+    Args:
+        problem: that steps.
+        gradient: one tensor a parameter; None where it is unused.
+        hyperparameters: those of each parameter, where another problem gives some of them.
+        evaluate: for an optimizer that evaluates the loss itself.
+    """
+    try:
+        return problem.step(gradient, hyperparameters, evaluate)
+    except Exception as error:
+        # torch's optimizers refuse gradients and rates that code of the user's has made.
+        is_sparse = any(each is not None and each.is_sparse for each in gradient)
+        is_foreign = is_sparse or passed_through(error, "/torch/optim/") or is_of_user(problem.optimizer)
+        note(error, lambda: Call(f"problems.{problem.name}", "its step", is_foreign=is_foreign))
+        raise

@@ -10,7 +10,7 @@ from mlotool.core.errors import RunFileError
 from mlotool.core.files import write_text, writing
 from mlotool.core.run_files import read_json
 from mlotool.fusion.fused_ticks import StackRecord
-from mlotool.fusion.stacked_rounds import Verdict
+from mlotool.fusion.verdict import Verdict
 
 
 class FusionRecord:

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from mlotool import Graph, Identity, Implicit, LossOutput, Problem, Program, Schedule, Stream
 from mlotool.fusion.fused_ticks import FusedTicks
-from mlotool.fusion.stacked_rounds import Verdict
+from mlotool.fusion.verdict import Verdict
 
 NUM_CLASSES, NUM_FEATURES = 3, 4
 
@@ -120,7 +120,7 @@ def compared(
     num_members: int = 3,
     ticks: int = 12,
     *,
-    between: Callable[[int, Schedule], None] = lambda tick, schedule: None,
+    ends: Mapping[int, int] | None = None,
 ) -> Compared:
     """Return how members 0, 1, ... do as a stack, beside each alone.
 
@@ -128,7 +128,7 @@ def compared(
         make: makes the program of a member.
         num_members: how many.
         ticks: that each takes.
-        between: what happens to each schedule before each tick, with the number of ticks so far.
+        ends: by member that leaves early, after how many ticks.
     """
     alone, fused = ([Schedule(make(number), with_norms=True) for number in range(num_members)] for _ in range(2))
     together = FusedTicks(dict.fromkeys(range(num_members), "the same"))
@@ -137,9 +137,11 @@ def compared(
     live = list(range(num_members))
     found = Compared({}, "")
     for tick in range(ticks):
-        for schedule in (*alone, *fused):
-            between(tick, schedule)
-        together.begin(live)
+        for number in [each for each in live if (ends or {}).get(each) == tick]:
+            live.remove(number)
+            together.leave(number)
+        if tick % 5 == 0:
+            together.begin(live)
         outcomes = together.tick(live)
         for number in tuple(live):
             outcome, expected = outcomes[number], _tick(alone[number])

@@ -38,7 +38,7 @@ def test_the_bits_are_those_of_a_step_each(kinds: list[Any], clip: float | None)
     generator = torch.Generator().manual_seed(0)
     for _ in range(4):
         gradients = [[torch.randn(x.shape, generator=generator) for x in each.own] for each in together]
-        norms = step_together(together, gradients)
+        norms = step_together([(*each, None) for each in zip(together, gradients, strict=True)])
         expected = [each.step(gradient) for each, gradient in zip(apart, gradients, strict=True)]
         for one, other in zip(norms, expected, strict=True):
             assert (one is None and other is None) or torch.equal(one, other)  # type: ignore[arg-type]
@@ -52,6 +52,6 @@ def test_one_that_fails_fails_alone() -> None:
     found = problems(KINDS["sgd"])
     found[1].optimizer.step = lambda *arguments: 1 / 0  # type: ignore[union-attr, method-assign, assignment]
     gradients = [[torch.ones_like(x) for x in each.own] for each in found]
-    errors = step_together(found, gradients)
+    errors = step_together([(*each, None) for each in zip(found, gradients, strict=True)])
     assert [type(each) for each in errors] == [type(None), ZeroDivisionError, type(None)]
     assert [each.num_steps for each in found] == [1, 0, 1]

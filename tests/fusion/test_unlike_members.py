@@ -1,0 +1,226 @@
+"""Members that are no stack after all are found out, and an error of one of them is its own."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlotool import Program, Stream
+from tests.fusion.members import NUM_CLASSES, NUM_FEATURES, Blobs, bilevel, compared, network, plain, plain_loss
+
+pytestmark = pytest.mark.usefixtures("no_clock")
+
+
+class Counting:
+    """A loss that keeps a counter in Python."""
+
+    def __init__(self, start: int) -> None:
+        self.count = start
+
+    def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        self.count += 1
+        return plain_loss(batch, model=model) * (1 + 0.01 * self.count)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_a_counter_in_python_is_found_out() -> None:
+    found = compared(lambda k: plain(k, loss=Counting(100 * k)))
+    # Taking a gradient in two ways has moved the counter, which nobody sees.
+    assert "is another function in other runs" in found.reasons[0]
+
+
+def test_a_number_of_a_module_that_differs() -> None:
+    found = compared(lambda k: plain(k, lambda: network(Scaled(1 + 1e-3 * k))))
+    assert "is another function in other runs" in found.reasons[0]
+    assert found.error < 1e-9
+
+
+def test_modules_of_different_structure() -> None:
+    found = compared(lambda k: plain(k, lambda: network(nn.ReLU() if k == 1 else nn.Identity())))
+    assert found.reasons == ["the modules of problems.classifier are of different structures"]
+    assert found.error == 0
+
+
+def test_dropout() -> None:
+    found = compared(lambda k: plain(k, lambda: network(nn.Dropout(0.5))))
+    assert found.reasons == ["its losses draw random numbers"]
+    assert found.error == 0
+
+
+class Failing(torch.optim.lr_scheduler.StepLR):
+    def step(self, epoch: int | None = None) -> None:
+        if self.last_epoch == 6:
+            raise ValueError("no more rates")
+        super().step(epoch)
+
+
+def test_an_exception_of_one_member_is_its_own() -> None:
+    def scheduler(k: int) -> Any:
+        return partial(Failing if k == 1 else torch.optim.lr_scheduler.StepLR, step_size=3)
+
+    found = compared(lambda k: bilevel(k, scheduler=scheduler(k), scheduler_interval="step"))
+    [(number, (alone, fused))] = found.failures.items()
+    assert number == 1
+    assert alone is not None and "no more rates" in alone
+    assert alone == fused
+    assert found.error < 1e-9
+
+
+def test_an_optimizer_with_a_line_search_among_others() -> None:
+    optimizers = [
+        partial(torch.optim.SGD, lr=0.1),
+        partial(torch.optim.LBFGS, lr=0.1),
+        partial(torch.optim.Adam, lr=0.1),
+    ]
+    found = compared(lambda k: plain(k, optimizer=optimizers[k]))
+    assert found.reasons == ["problems.classifier: its optimizer evaluates the loss itself"]
+    assert found.error == 0
+
+
+def test_a_member_that_overflows_leaves_the_others_alone() -> None:
+    def make(k: int) -> Program:
+        return bilevel(k, optimizer=partial(torch.optim.SGD, lr=1e9 if k == 1 else 0.1))
+
+    found = compared(make, ticks=20)
+    assert not found.reasons
+    assert found.failures == {}
+
+
+class Growing(nn.Module):
+    """A buffer of a new shape each time."""
+
+    def __init__(self, is_growing: bool = True) -> None:
+        super().__init__()
+        self.is_growing = is_growing
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.is_growing:
+            self.seen = torch.cat([self.seen, x.detach().mean()[None]])
+        return x - 0.01 * self.seen.mean()
+
+
+def test_a_buffer_that_grows() -> None:
+    found = compared(lambda k: plain(k, lambda: network(Growing())))
+    assert found.reasons == ["a buffer of a module changes its shape"]
+    assert found.error == 0
+
+
+class Broken(Blobs):
+    """Data of which one sample cannot be read."""
+
+    def __init__(self, size: int, seed: int, broken: int) -> None:
+        super().__init__(size, seed)
+        self.broken = broken
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if index == self.broken:
+            raise OSError("a broken file")
+        return super().__getitem__(index)
+
+
+def test_data_of_one_member_that_cannot_be_read() -> None:
+    found = compared(lambda k: bilevel(k, stream=Stream(Broken(80, k, 17 if k == 1 else -1), 8, seed=k)))
+    [(number, (alone, fused))] = found.failures.items()
+    assert number == 1
+    assert alone is not None and "a broken file" in alone
+    assert alone == fused
+    assert not found.reasons
+    assert found.error < 1e-9
+
+
+class Mislabelled(Blobs):
+    def __init__(self, size: int, seed: int, wrong: int) -> None:
+        super().__init__(size, seed)
+        if wrong >= 0:
+            self.target[wrong] = NUM_CLASSES
+
+
+def test_a_target_of_one_member_that_is_out_of_range() -> None:
+    found = compared(lambda k: bilevel(k, stream=Stream(Mislabelled(80, k, 17 if k == 1 else -1), 8, seed=k)))
+    [(number, (alone, fused))] = found.failures.items()
+    assert number == 1
+    assert alone is not None and "out of bounds" in alone
+    assert alone == fused
+    assert not found.reasons
+    assert found.error < 1e-9
+
+
+class Counted:
+    """A loss that changes with the count of its calls, alike in all members."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        self.count += 1
+        return plain_loss(batch, model=model) * (1 + 1e-3 * self.count)
+
+
+def test_a_counter_that_is_alike_in_all_members_is_found_out() -> None:
+    found = compared(lambda k: plain(k, loss=Counted()))
+    # The first one is evaluated beside each of the others, which moves its counter.
+    assert "is another function in other runs" in found.reasons[0]
+
+
+class Tempered:
+    def __init__(self) -> None:
+        self.temperature = 1.0
+
+    def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        return functional.cross_entropy(model(batch["input"]) / self.temperature, batch["target"])
+
+
+class Cooling(torch.optim.lr_scheduler.StepLR):
+    """A scheduler that changes a number of a loss, by a little."""
+
+    def __init__(self, optimizer: Any, loss: Tempered) -> None:
+        self.loss = loss
+        super().__init__(optimizer, 3)
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        if self.last_epoch == 6:
+            self.loss.temperature = 0.999
+
+
+def test_a_number_that_changes_in_all_members_is_found_out_later() -> None:
+    def make(k: int) -> Program:
+        loss = Tempered()
+        return plain(k, loss=loss, scheduler=partial(Cooling, loss=loss), scheduler_interval="step")
+
+    found = compared(make, ticks=14)
+    assert not found.reasons
+    texts = [fused for _, fused in found.failures.values()]
+    assert len(texts) == 3
+    assert all("What a loss or a module keeps in Python" in str(text) for text in texts)
+
+
+def squares(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    return (model(batch["input"]) - functional.one_hot(batch["target"], NUM_CLASSES)).square().mean()
+
+
+def test_rounding_of_gradients_that_vanish_is_no_difference() -> None:
+    """At the minimum a gradient is nothing but what is left of large terms."""
+
+    def make(k: int) -> Program:
+        linear = lambda: nn.Linear(NUM_FEATURES, NUM_CLASSES)  # noqa: E731
+        stream = Stream(Blobs(40, k), 40, seed=k).to(dtype=torch.float32)
+        return plain(k, linear, loss=squares, stream=stream, optimizer=partial(torch.optim.SGD, lr=0.5))
+
+    found = compared(make, ticks=1_100)
+    assert not found.reasons
+    assert not found.failures
+    assert found.error < 1e-4
