@@ -103,7 +103,7 @@ def _merged(notes: Iterable[StackNote]) -> Iterator[StackNote]:
 def _line(note: StackNote) -> str:
     times, gain = "", ""
     if note.fused_s is not None and note.alone_s is not None:
-        times = f"{_milliseconds(note.fused_s)} a tick of all, {_milliseconds(note.alone_s)} one by one"
+        times = f"{_milliseconds(note.fused_s)} for the gradients of a tick, {_milliseconds(note.alone_s)} one by one"
         gain = f": {times} ({note.alone_s / note.fused_s:.1f} times)"
     if note.is_fused:
         rest = f"; one by one in parts: {note.reason}" if note.reason else ""

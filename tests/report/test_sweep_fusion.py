@@ -26,17 +26,17 @@ def stack(
     [
         (
             stack(list(range(32)), True, 0.0091, 0.0190),
-            "jobs 0 to 31 ran as one program: 9.1 ms a tick of all, 19 ms one by one (2.1 times)",
+            "jobs 0 to 31 ran as one program: 9.1 ms for the gradients of a tick, 19 ms one by one (2.1 times)",
         ),
         (stack([4, 3], True), "jobs 3, 4 ran as one program"),
         (
             stack([3, 4], True, 0.002, 0.003, "problems.a: a custom step"),
-            "jobs 3, 4 ran as one program: 2 ms a tick of all, 3 ms one by one (1.5 times); one by one in parts: "
+            "jobs 3, 4 ran as one program: 2 ms for the gradients of a tick, 3 ms one by one (1.5 times); one by one in parts: "
             "problems.a: a custom step",
         ),
         (
             stack([0, 1, 2, 7], False, 0.02, 0.01, "one program of all takes longer"),
-            "jobs 0 to 2, 7 ran one by one: one program of all takes longer (20 ms a tick of all, 10 ms one by one)",
+            "jobs 0 to 2, 7 ran one by one: one program of all takes longer (20 ms for the gradients of a tick, 10 ms one by one)",
         ),
         (
             stack([3], reason="no other\nis of its structure"),
@@ -60,7 +60,7 @@ def test_stacks_of_all_groups_are_in_the_order_of_their_jobs(tmp_path: Path) -> 
     assert found == [
         "jobs 3, 5 ran as one program",
         "jobs 4, 38 ran one by one: a",
-        "jobs 6, 7 ran one by one: a (2e+03 ms a tick of all, 1e+03 ms one by one)",
+        "jobs 6, 7 ran one by one: a (2e+03 ms for the gradients of a tick, 1e+03 ms one by one)",
         "job 39 ran by itself: b",
         "jobs 40, 41 ran as one program",
     ]
