@@ -31,12 +31,13 @@ def stack(
         (stack([4, 3], True), "jobs 3, 4 ran as one program"),
         (
             stack([3, 4], True, 0.002, 0.003, "problems.a: a custom step"),
-            "jobs 3, 4 ran as one program: 2 ms for the gradients of a tick, 3 ms one by one (1.5 times); one by one in parts: "
-            "problems.a: a custom step",
+            "jobs 3, 4 ran as one program: 2 ms for the gradients of a tick, 3 ms one by one (1.5 times); "
+            "one by one in parts: problems.a: a custom step",
         ),
         (
             stack([0, 1, 2, 7], False, 0.02, 0.01, "one program of all takes longer"),
-            "jobs 0 to 2, 7 ran one by one: one program of all takes longer (20 ms for the gradients of a tick, 10 ms one by one)",
+            "jobs 0 to 2, 7 ran one by one: one program of all takes longer "
+            "(20 ms for the gradients of a tick, 10 ms one by one)",
         ),
         (
             stack([3], reason="no other\nis of its structure"),
