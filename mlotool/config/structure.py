@@ -46,12 +46,17 @@ def structure_of(config: Any) -> str:
         name: {
             key: _without_numbers(value) if key == "loss" else value
             for key, value in problem.items()
-            if key not in _OF_A_STEP
+            if key not in _OF_A_STEP or _is_search(value)
         }
         for name, problem in found["problems"].items()
     }
     found["trace"] = plain["runner"].get("trace")
     return json.dumps(_without_seeds(found), sort_keys=True, default=str)
+
+
+def _is_search(value: Any) -> bool:
+    """Return whether a node is an optimizer that evaluates the loss itself, and so runs by itself."""
+    return isinstance(value, Mapping) and str(value.get("_target_")).endswith(".LBFGS")
 
 
 def _without_numbers(value: Any) -> Any:

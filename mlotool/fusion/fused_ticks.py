@@ -1,8 +1,10 @@
 """Ticks of several programs that share a process: those of equal structure as one, the others side by side."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from mlotool.core.user_code import is_of_user
 from mlotool.fusion.errors import reason_of
 from mlotool.fusion.lanes import Lanes
 from mlotool.fusion.side_by_side import SideBySide
@@ -10,6 +12,10 @@ from mlotool.fusion.stacked_rounds import Outcome
 from mlotool.fusion.stacked_schedule import StackedSchedule
 from mlotool.fusion.verdict import Verdict
 from mlotool.program import Schedule
+
+World = Callable[[int], AbstractContextManager[Callable[[], bool]]]
+
+_DRAWS = "a loss or the data draw from numpy's or Python's global random numbers, of which each run has its own"
 
 
 @dataclass
@@ -37,6 +43,8 @@ class FusedTicks:
         ends: by member that had left in an earlier process, its last tick.
         records: what was found out in an earlier process.
         when_decided: called when more has been found out.
+        world: by member a context in which numpy's and Python's global random numbers are its own, and which yields a
+            function that says whether it has drawn some.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class FusedTicks:
         ends: Mapping[int, int] | None = None,
         records: Sequence[StackRecord] = (),
         when_decided: Callable[[Sequence[StackRecord]], None] = lambda records: None,
+        world: World | None = None,
     ) -> None:
         classes: dict[str, list[int]] = {}
         for member, structure in structures.items():
@@ -57,9 +66,17 @@ class FusedTicks:
         self._schedules: dict[int, Schedule] = {}
         self._when_decided = when_decided
         self._beside = SideBySide()
+        self._world = world
+        # Those with code that may draw from global random numbers.
+        self._foreign: set[int] = set()
+        self._is_told = False
+        for record in self.records:
+            self._look_at_size(record)
 
     def join(self, member: int, schedule: Schedule) -> None:
         """Take in a member that waits for its first tick."""
+        if member not in self._schedules and _has_foreign_code(schedule):
+            self._foreign.add(member)
         self._schedules[member] = schedule
 
     def leave_out(self, members: Iterable[int]) -> None:
@@ -69,6 +86,11 @@ class FusedTicks:
             self._lanes[number].leave(member, 0)
             record = self.records[number]
             record.members = tuple(each for each in record.members if each != member)
+            self._look_at_size(record)
+
+    def _look_at_size(self, record: StackRecord) -> None:
+        if len(record.members) == 1:
+            record.reason = "no other run of its group has a program of its structure"
 
     def leave(self, member: int) -> None:
         """Take note that a member has ended."""
@@ -82,6 +104,9 @@ class FusedTicks:
 
     def begin(self, members: Sequence[int]) -> None:
         """Set up some ticks: members may have put other tensors in the place of theirs since the last ones."""
+        if not self._is_told:
+            self._is_told = True
+            self._when_decided(self.records)
         for number in {self._class_of[member] for member in members} & self._stacks.keys():
             self._stacks[number][1].refresh()
         alone = [member for member in self._schedules if self._is_alone(member)]
@@ -120,8 +145,16 @@ class FusedTicks:
     def _alone(self, members: Sequence[int]) -> dict[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
         for member in members:
+            schedule = self._schedules[member]
+            is_first = schedule.num_ticks == 0
             try:
-                outcomes[member] = self._schedules[member].tick()
+                if self._world is None or not (is_first or member in self._foreign):
+                    outcomes[member] = schedule.tick()
+                    continue
+                with self._world(member) as has_drawn:
+                    outcomes[member] = schedule.tick()
+                    if is_first and has_drawn():
+                        self.records[self._class_of[member]].reason = _DRAWS
             except Exception as error:
                 outcomes[member] = error
         return outcomes
@@ -164,3 +197,10 @@ class FusedTicks:
             self._when_decided(self.records)
             return None
         return self._stacks[number]
+
+
+def _has_foreign_code(schedule: Schedule) -> bool:
+    problems = schedule.program.problems.values()
+    parts = [part for each in problems for part in (getattr(each.loss, "func", each.loss), *each.submodules)]
+    data = [getattr(each.stream, "dataset", None) for each in problems]
+    return is_of_user(*parts, *[each for each in data if each is not None])

@@ -7,8 +7,9 @@ class Lanes:
     """The lanes of members of equal structure.
 
     A member that leaves keeps its lane, which nobody reads any more, until at most half of the lanes are in use; then
-    those that are left get lanes of their own. So which lanes there are at a tick depends on nothing but the ticks at
-    which members have left: a sweep that was killed and goes on has the same, and computes the same bits.
+    those that are left get lanes of their own, from the second tick after its last one on: the first one it may have
+    begun. So which lanes there are at a tick depends on nothing but the ticks at which members have left: a sweep that
+    was killed and goes on has the same, and computes the same bits.
 
     Args:
         members: their numbers, in order.
@@ -19,7 +20,9 @@ class Lanes:
         >>> lanes.at(10)
         (0, 1, 2, 3)
         >>> lanes.leave(1, 20), lanes.at(20), lanes.leave(3, 30), lanes.at(25), lanes.at(30)
-        (None, (0, 1, 2, 3), None, (0, 1, 2, 3), (0, 2))
+        (None, (0, 1, 2, 3), None, (0, 1, 2, 3), (0, 1, 2, 3))
+        >>> lanes.at(31)
+        (0, 2)
     """
 
     def __init__(self, members: Sequence[int], ends: Mapping[int, int]) -> None:
@@ -40,7 +43,7 @@ class Lanes:
         lanes = self._those_after(self._members, 0)
         for end in sorted(set(self._ends.values())):
             left = self._those_after(lanes, end)
-            if end <= tick and 2 * len(left) <= len(lanes):
+            if end < tick and 2 * len(left) <= len(lanes):
                 lanes = left
         return lanes
 

@@ -18,6 +18,7 @@ from mlotool.fusion.feed import JointStream
 from mlotool.fusion.joint_draw import JointDraw
 from mlotool.fusion.joint_steps import step_together
 from mlotool.fusion.own_values import OwnValue
+from mlotool.fusion.python_state import PythonState
 from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_gradients import Found, JointBatches, StackedGradients
 from mlotool.fusion.verdict import DIFFERENT, UNLIKE, UNTRUE, Verdict
@@ -146,6 +147,14 @@ class StackedRound:
         return RunError(DIFFERENT.format(problem=difference[0], number=number, difference=difference[1]))
 
     def _check_alike(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]]) -> None:
+        first = _numbers(live)[0]
+        moving, state = Moving(self._schedule(first), self._stack, first), PythonState(self._schedule(first).program)
+        try:
+            self._prepared(first, batches)
+            state.check()
+        finally:
+            state.restore()
+            moving.restore()
         for number in _numbers(live):
             try:
                 difference = self._comparison.of_leader(number, self._drawn(number, batches))

@@ -13,6 +13,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
 from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import CheckpointError
 from mlotool.core.files import replacing
@@ -35,12 +37,26 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
     with replacing(path) as temporary, temporary.open("wb") as opened:
         file = _Noting(opened)
         try:
-            torch.save(checkpoint, file)  # type: ignore[arg-type]
+            torch.save(_with_own_memory(checkpoint), file)  # type: ignore[arg-type]
         except (OSError, RuntimeError):
             # torch would say that a position was not expected.
             if file.error is not None:
                 raise file.error from None
             raise
+
+
+def _with_own_memory(checkpoint: Mapping[str, Any]) -> Any:
+    """Return the same with tensors that are parts of larger ones copied: a file would hold the whole of these."""
+    copies: dict[Any, Tensor] = {}
+
+    def own(tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.itemsize:
+            return tensor
+        # What stands twice in a checkpoint stands once in its file.
+        key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+        return copies.setdefault(key, tensor.detach().clone())
+
+    return tree_map_only(Tensor, own, checkpoint)
 
 
 class _Noting:

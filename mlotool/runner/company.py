@@ -1,18 +1,21 @@
 """Runs that share a process: each goes on by itself, but for its ticks, which are taken together."""
 
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy
 from greenlet import greenlet
 
 from mlotool.core.errors import Interrupted
 from mlotool.fusion.fused_ticks import FusedTicks
 from mlotool.program import Schedule
 from mlotool.runner.process_settings import Interrupt
-from mlotool.runner.random_state import random_state, restore_random_state
+from mlotool.runner.random_state import global_state, random_state, restore_global_state, restore_random_state
 from mlotool.runner.seat import AbstractSeat, Keep
 
 
@@ -33,7 +36,7 @@ class _Ask:
     count: int
     keep: Keep
     due_at: float
-    error: Exception | None = None
+    error: BaseException | None = None
     is_over: bool = False
 
 
@@ -50,6 +53,10 @@ class Seat(AbstractSeat):
         self.is_first = company.is_first(number)
         self._company, self._number = company, number
 
+    def clock(self) -> float:
+        """Return the seconds that this run has taken, with its share of the ticks of all."""
+        return self._company.seconds(self._number)
+
     def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
         """Let the other runs go on until these ticks are taken."""
         self._company.wait(self._number, _Ask(schedule, count, keep, due_at))
@@ -63,24 +70,29 @@ class Company:
 
     Args:
         runs: what each run does, given its seat; what it returns or raises is its result.
-        ticks: takes the ticks.
         shared: what runs share that are built from equal configs.
         when_ended: called with the number and the result of a run that has ended.
+
+    Attributes:
+        ticks: takes the ticks; to be set before the runs begin.
     """
 
     def __init__(
         self,
         runs: Mapping[int, Callable[[AbstractSeat], Any]],
-        ticks: FusedTicks,
         shared: Any,
         when_ended: Callable[[int, Any], None],
     ) -> None:
         self.interrupt, self.shared = Interrupt(), shared
-        self._ticks, self._when_ended = ticks, when_ended
+        self._when_ended = when_ended
+        self.ticks: FusedTicks
         self._first = min(runs, default=0)
         self._coroutines = {number: greenlet(partial(run, Seat(self, number))) for number, run in runs.items()}
         self._asks: dict[int, _Ask] = {}
         self._random: dict[int, Any] = {}
+        # Seconds of each run until now, or until it was let go on, and when that was.
+        self._clocks: dict[int, float] = dict.fromkeys(runs, 0.0)
+        self._current: tuple[int, float] | None = None
         self._conductor: greenlet | None = None
         self._interrupted: KeyboardInterrupt | None = None
 
@@ -97,11 +109,19 @@ class Company:
         self._conductor = greenlet.getcurrent()
         waiting = list(self._coroutines)
         while waiting and not self.interrupt.requested:
-            self._resume(waiting.pop(0))
+            number = waiting.pop(0)
+            self._resume(number)
+            if number not in self._asks:
+                # It has ended before its first tick.
+                self.ticks.leave_out([number])
             if not has_room():
                 break
-        self._ticks.leave_out(waiting)
+        self.ticks.leave_out(waiting)
         return waiting
+
+    def waits(self, number: int) -> bool:
+        """Say whether a run has begun, and waits for its ticks."""
+        return number in self._asks
 
     def run(self) -> None:
         """Let those that have begun run to their ends.
@@ -110,7 +130,12 @@ class Company:
             KeyboardInterrupt: after Ctrl-C or SIGTERM, once all have ended.
         """
         while self._asks:
-            self._advance()
+            try:
+                self._advance()
+            except BaseException as error:
+                # Each run ends in its own way, with its checkpoint and summary.
+                for ask in self._asks.values():
+                    ask.error, ask.is_over = error, True
             for number in [number for number, ask in self._asks.items() if ask.is_over]:
                 del self._asks[number]
                 self._resume(number)
@@ -118,6 +143,27 @@ class Company:
             raise self._interrupted
         if self.interrupt.requested:
             raise Interrupted(self.interrupt.exit_code)
+
+    def seconds(self, number: int) -> float:
+        """Return the seconds that a run has taken: its own, and its share of what was done for all that waited."""
+        own = self._clocks.get(number, 0.0)
+        if self._current is not None and self._current[0] == number:
+            own += time.perf_counter() - self._current[1]
+        return own
+
+    @contextmanager
+    def world(self, number: int) -> Iterator[Callable[[], bool]]:
+        """Let numpy's and Python's global random numbers be those of a run that waits; yield whether it has drawn."""
+        outside = numpy.random.get_state(), random.getstate()
+        own = self._random[number]
+        restore_global_state(own)
+        begin = numpy.random.get_state(), random.getstate()
+        try:
+            yield lambda: not _are_equal(begin, (numpy.random.get_state(), random.getstate()))
+        finally:
+            own.update(global_state())
+            numpy.random.set_state(outside[0])
+            random.setstate(outside[1])
 
     def wait(self, number: int, ask: _Ask) -> None:
         """Hand over to the other runs until a run's ticks are taken; for the run itself.
@@ -129,7 +175,7 @@ class Company:
         if ask.count <= 0:
             return
         assert self._conductor is not None
-        self._ticks.join(number, ask.schedule)
+        self.ticks.join(number, ask.schedule)
         self._asks[number] = ask
         self._random[number] = random_state()
         self._conductor.switch()
@@ -141,6 +187,7 @@ class Company:
         """Let a run go on until it waits again or ends."""
         coroutine = self._coroutines[number]
         result: Any
+        self._current = number, time.perf_counter()
         try:
             result = coroutine.switch()
         except KeyboardInterrupt as error:
@@ -149,10 +196,12 @@ class Company:
             result = error
         except BaseException as error:
             result = error
+        self._clocks[number], self._current = self.seconds(number), None
         # Lightning puts handlers of its own in their place, and takes them back.
         self.interrupt.listen()
         if coroutine.dead:
-            self._ticks.leave(number)
+            self.ticks.leave(number)
+            self._clocks.pop(number, None)
             if not isinstance(result, KeyboardInterrupt):
                 self._when_ended(number, result)
 
@@ -164,10 +213,11 @@ class Company:
         ahead = [ask.schedule.num_ticks for number, ask in asks.items() if number not in behind]
         count = min([ask.count for ask in behind.values()] + [tick - lowest for tick in ahead])
         due_at = min(ask.due_at for ask in behind.values())
-        self._ticks.begin([*behind])
+        began, taking = time.perf_counter(), [*behind]
+        self.ticks.begin(taking)
         self.interrupt.is_in_tick = True
         for _ in range(count):
-            for number, outcome in self._ticks.tick([*behind]).items():
+            for number, outcome in self.ticks.tick([*behind]).items():
                 ask = behind[number]
                 if isinstance(outcome, Exception):
                     ask.error, ask.is_over = outcome, True
@@ -178,9 +228,17 @@ class Company:
             if not behind or self.interrupt.seen() or time.monotonic() >= due_at:
                 break
         self.interrupt.is_in_tick = False
+        share = (time.perf_counter() - began) / len(taking)
+        for number in taking:
+            self._clocks[number] += share
         now = time.monotonic()
         for ask in behind.values():
             ask.is_over = ask.count == 0 or now >= ask.due_at
         if self.interrupt.requested:
             for ask in asks.values():
                 ask.is_over = True
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    (one, python), (other, other_python) = first, second
+    return one[2] == other[2] and bool((one[1] == other[1]).all()) and python == other_python

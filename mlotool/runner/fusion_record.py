@@ -2,11 +2,12 @@
 
 import json
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlotool.core.errors import RunFileError
+from mlotool.core.errors import RunFileError, WriteError
 from mlotool.core.files import write_text, writing
 from mlotool.core.run_files import read_json
 from mlotool.fusion.fused_ticks import StackRecord
@@ -54,9 +55,13 @@ class FusionRecord:
         known = [each for each in self._stacks.values() if each.reason or each.verdicts]
         waves = [[self._jobs[number] for number in wave] for wave in self._waves]
         content = {"jobs": self._jobs, "waves": waves, "stacks": [self._plain(each) for each in known]}
-        with writing(self._path):
-            self._path.parent.mkdir(exist_ok=True)
-        write_text(self._path, json.dumps(content, indent=2) + "\n")
+        try:
+            with writing(self._path):
+                self._path.parent.mkdir(exist_ok=True)
+            write_text(self._path, json.dumps(content, indent=2) + "\n")
+        except WriteError as error:
+            # The runs themselves may still find room.
+            warnings.warn(str(error), stacklevel=2)
 
     def note(self, members: Sequence[int], reason: str) -> None:
         """Write down why some runs are taken one by one."""

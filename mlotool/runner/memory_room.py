@@ -9,6 +9,11 @@ RESERVE = 0.25
 """Share of the memory that stays free: for what evaluations and checkpoints take, and for other processes."""
 
 _MEMINFO = Path("/proc/meminfo")
+_GROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+"""Limit and use of a container or a cluster's job, by the versions of control groups."""
 
 
 class MemoryRoom:
@@ -45,6 +50,15 @@ class MemoryRoom:
         try:
             lines = _MEMINFO.read_text().splitlines()
             found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
-            return found["MemAvailable"], found["MemTotal"]
+            free, total = found["MemAvailable"], found["MemTotal"]
         except (OSError, KeyError, ValueError, IndexError):
             return None
+        for limit, use in _GROUPS:
+            try:
+                most, used = int(limit.read_text()), int(use.read_text())
+            except (OSError, ValueError):
+                # "max" is none.
+                continue
+            if most < total:
+                free, total = min(free, most - used), most
+        return free, total

@@ -181,3 +181,10 @@ def graceful_interrupt(interrupt: Interrupt) -> Iterator[None]:
         return
     with interrupt.listening():
         yield
+
+
+@contextmanager
+def alone_in_process(interrupt: Interrupt) -> Iterator[None]:
+    """Open what a run wants of a process that it has for itself: Ctrl-C as a request, a collector that is not slow."""
+    with graceful_interrupt(interrupt), untracked_past():
+        yield

@@ -87,7 +87,8 @@ class ProgramModule(LightningModule):
         self._last_checkpoint = last_checkpoint
         self._seat = seat
         self._learned = LearnedValues(program)
-        self._began = time.perf_counter()
+        self._clock = time.perf_counter if seat is None else seat.clock
+        self._began = self._clock()
         self._random_states: list[dict[str, Any]] | None = None
         # The initial parameters are the user's own.
         self._checked_tick = 0
@@ -128,7 +129,7 @@ class ProgramModule(LightningModule):
         if self._random_states is None:
             self.window.restart(self.schedule.num_ticks)
         self.interrupt.listen()
-        self._began = time.perf_counter()
+        self._began = self._clock()
         self.display.start(self.schedule.num_ticks)
         if self._random_states is not None:
             restore_random_states(self._random_states, self.program, self.ranks)
@@ -185,7 +186,7 @@ class ProgramModule(LightningModule):
             "window": self.window.state_dict(),
             "metrics": dict(self.metric_log.last),
             "metrics_position": self.metric_log.position() if self.ranks.is_first else 0,
-            "training_s": self.training_s + time.perf_counter() - self._began,
+            "training_s": self.training_s + self._clock() - self._began,
         }
         self._gather_shards(checkpoint)
 

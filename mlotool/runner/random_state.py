@@ -13,11 +13,18 @@ from mlotool.program import Program
 
 def random_state() -> dict[str, Any]:
     """Return the states of torch's, CUDA's, numpy's and Python's global generators."""
-    kind, keys, position, has_gauss, cached_gaussian = numpy.random.get_state(legacy=True)
-    version, internal, gauss_next = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        **global_state(),
+    }
+
+
+def global_state() -> dict[str, Any]:
+    """Return the states of numpy's and Python's global generators."""
+    kind, keys, position, has_gauss, cached_gaussian = numpy.random.get_state(legacy=True)
+    version, internal, gauss_next = random.getstate()
+    return {
         "numpy": [
             kind,
             torch.from_numpy(numpy.asarray(keys, dtype="int64")),
@@ -145,10 +152,15 @@ def _buffers(program: Program, modules: Mapping[str, Mapping[str, Any]]) -> dict
 
 def restore_random_state(state: dict[str, Any]) -> None:
     """Take the states back; CUDA's only where the number of devices is the same."""
+    restore_global_state(state)
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([value.cpu() for value in state["cuda"]])
+    torch.set_rng_state(state["torch"].cpu())
+
+
+def restore_global_state(state: dict[str, Any]) -> None:
+    """Take the states of numpy's and Python's global generators back."""
     kind, keys, position, has_gauss, cached_gaussian = state["numpy"]
     numpy.random.set_state((kind, keys.numpy().astype("uint32"), position, has_gauss, cached_gaussian))
     version, internal, gauss_next = state["python"]
     random.setstate((version, tuple(internal.tolist()), gauss_next))
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([value.cpu() for value in state["cuda"]])
-    torch.set_rng_state(state["torch"].cpu())

@@ -24,6 +24,10 @@ class AbstractSeat(ABC):
     is_first: bool
 
     @abstractmethod
+    def clock(self) -> float:
+        """Return the seconds that this run has taken, with its share of what is done for all."""
+
+    @abstractmethod
     def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
         """Take ticks, while the other runs take theirs.
 

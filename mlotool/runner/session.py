@@ -48,7 +48,7 @@ from mlotool.runner.loading import make_evaluator
 from mlotool.runner.logging import MetricLog, open_loggers
 from mlotool.runner.objective import Objective, Watch, make_plan
 from mlotool.runner.outcome import Outcome
-from mlotool.runner.process_settings import Interrupt, graceful_interrupt, untracked_past
+from mlotool.runner.process_settings import Interrupt, alone_in_process
 from mlotool.runner.program_module import ProgramModule
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import restore_random_states
@@ -186,10 +186,11 @@ class Session:
             module.flush()
             merge_shards(program, ranks)
             return
-        began = time.perf_counter()
+        clock = time.perf_counter if seat is None else seat.clock
+        began = clock()
         try:
             # Runs that share a process end in any order: it listens for them.
-            with graceful_interrupt(interrupt) if seat is None else nullcontext(), untracked_past():
+            with alone_in_process(interrupt) if seat is None else nullcontext():
                 trainer.fit(module)
         except SystemExit:
             # Lightning's answer to a signal that came before its handler was ours.
@@ -201,7 +202,7 @@ class Session:
                 error.add(_what_is_kept(folder))
             raise
         finally:
-            outcome.training_s = module.training_s + time.perf_counter() - began
+            outcome.training_s = module.training_s + clock() - began
             display.stop()
         # A cluster may have told one rank alone: all end with the code of its signal.
         [code] = ranks.largest([interrupt.exit_code if interrupt.requested else 0])

@@ -18,7 +18,7 @@ from mlotool.runner.company import Company
 from mlotool.runner.device import count_devices, find_device
 from mlotool.runner.fusion_record import FusionRecord
 from mlotool.runner.memory_room import MemoryRoom
-from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings
+from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings, untracked_past
 from mlotool.runner.run_config import RunResult, run, run_here
 from mlotool.runner.run_request import RunRequest
 from mlotool.runner.seat import AbstractSeat
@@ -71,6 +71,7 @@ def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_en
         quiet_lightning(),
         terminable(),
         announcements(),
+        untracked_past(),
     ):
         device, shared = find_device(runner), SharedData()
         waiting = list(requests)
@@ -80,15 +81,15 @@ def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_en
             members = known or waiting
             ends = {number: end for number in members if (end := requests[number].ended_at) is not None}
             structures = {number: structure_of(requests[number].config) for number in members}
-            ticks = FusedTicks(structures, ends, book.stacks(), book.take)
             runs = {number: partial(_run, requests[number], device) for number in members if number not in ends}
-            company = Company(runs, ticks, shared, when_ended)
+            company = Company(runs, shared, when_ended)
+            company.ticks = FusedTicks(structures, ends, book.stacks(), book.take, company.world)
             with company.interrupt.listening():
                 left = company.begin((lambda: True) if known else MemoryRoom(device).takes_one_more)
-                members = [number for number in members if number not in left]
-                book.begin(members)
+                if not company.interrupt.requested:
+                    book.begin([number for number in members if number in ends or company.waits(number)])
                 company.run()
-            waiting = [number for number in waiting if number not in members]
+            waiting = [number for number in waiting if number in left or number not in members]
 
 
 def _run(request: RunRequest, device: torch.device, seat: AbstractSeat) -> RunResult:

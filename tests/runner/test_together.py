@@ -1,13 +1,18 @@
 """Several runs of one process are runs like those of a process each."""
 
+import functools
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 
 from mlotool import config as configuration
 from mlotool.core.errors import RunError
-from mlotool.runner import RunResult
+from mlotool.losses import cross_entropy
+from mlotool.runner import RunResult, run_config
 from mlotool.runner.together import RunRequest, run_together
 
 WORDS = ["runner.max_ticks=4", "runner.report=false", "data.seed=0"]
@@ -68,3 +73,48 @@ def test_those_that_find_no_memory_begin_when_the_others_have_ended(
     assert sorted(ended[:2]) == [0, 1] and sorted(ended[2:]) == [2, 3, 4]
     assert content["waves"] == [[0, 1], [2, 3, 4]]
     assert [each["jobs"] for each in content["stacks"]] == [[0, 1], [2, 3, 4]]
+
+
+def test_a_checkpoint_holds_one_run(tmp_path: Path) -> None:
+    requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(4)]
+    run_together(requests, record=None, when_ended=lambda number, result: None)
+    run_together([request(tmp_path / "alone")], record=None, when_ended=lambda number, result: None)
+    sizes = [(tmp_path / name / "checkpoints" / "last.ckpt").stat().st_size for name in ("0", "3", "alone")]
+    assert max(sizes) < 1.02 * min(sizes)
+
+
+def test_one_that_fails_while_it_begins_has_no_place_among_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct = run_config.build
+
+    def failing(config: Any, *others: Any) -> Any:
+        if config.seed == 1:
+            raise RunError("no such file")
+        return direct(config, *others)
+
+    monkeypatch.setattr(run_config, "build", failing)
+    ended: dict[int, Any] = {}
+    record = tmp_path / "fusion" / "0.json"
+    requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(3)]
+    run_together(requests, record=record, when_ended=ended.__setitem__)
+    content = json.loads(record.read_text())
+    assert isinstance(ended[1], RunError) and content["waves"] == [[0, 2]]
+    assert [each["jobs"] for each in content["stacks"]] == [[0, 2]]
+
+
+def test_numpys_random_numbers_are_each_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = cross_entropy
+
+    @functools.wraps(direct)
+    def noisy(batch: Any, **roles: Any) -> Any:
+        return direct(batch, **roles) * float(numpy.random.rand())
+
+    monkeypatch.setattr("mlotool.losses.cross_entropy", noisy)
+    monkeypatch.setattr("mlotool.fusion.fused_ticks._has_foreign_code", lambda schedule: True)
+    requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(2)]
+    run_together(requests, record=None, when_ended=lambda number, result: None)
+    for number, each in enumerate(requests):
+        run_together([replace(each, output_dir=tmp_path / f"alone{number}")], record=None, when_ended=lambda *_: None)
+        together, alone = ((tmp_path / name / "metrics.csv").read_text() for name in (str(number), f"alone{number}"))
+        assert together == alone
