@@ -11,6 +11,7 @@ import pytest
 
 from mlotool import config as configuration
 from mlotool.core.errors import RunError
+from mlotool.core.loss_output import LossOutput
 from mlotool.losses import cross_entropy
 from mlotool.runner import RunResult, run_config
 from mlotool.runner.together import RunRequest, run_together
@@ -108,7 +109,8 @@ def test_numpys_random_numbers_are_each_runs_own(tmp_path: Path, monkeypatch: py
 
     @functools.wraps(direct)
     def noisy(batch: Any, **roles: Any) -> Any:
-        return direct(batch, **roles) * float(numpy.random.rand())
+        output = direct(batch, **roles)
+        return LossOutput(output.loss * float(numpy.random.rand()), output.metrics)
 
     monkeypatch.setattr("mlotool.losses.cross_entropy", noisy)
     monkeypatch.setattr("mlotool.fusion.fused_ticks._has_foreign_code", lambda schedule: True)
