@@ -14,6 +14,7 @@ from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
 from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import CheckpointError
@@ -50,7 +51,9 @@ def _with_own_memory(checkpoint: Mapping[str, Any]) -> Any:
     copies: dict[Any, Tensor] = {}
 
     def own(tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.itemsize:
+        if is_lazy(tensor) or tensor.layout is not torch.strided:
+            return tensor
+        if tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.itemsize:
             return tensor
         # What stands twice in a checkpoint stands once in its file.
         key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

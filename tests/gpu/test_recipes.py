@@ -35,7 +35,7 @@ def test_a_metric_may_be_on_the_cpu(accelerator: str, tmp_path: Path, monkeypatc
         output = lower_loss(batch, **roles)
         return LossOutput(output.loss, {**output.metrics, "size": torch.tensor(float(len(batch["target"])))})
 
-    monkeypatch.setattr(run_config, "build", lambda config, reduce=None: make_built(counted))
+    monkeypatch.setattr(run_config, "build", lambda config, reduce=None, shared=None: make_built(counted))
     config = make_config(**{"runner.accelerator": accelerator, "runner.max_ticks": 10})
     result = mlotool.run(config, output_dir=tmp_path / "run")
     assert result.metrics["classifier/size"] == 8
