@@ -85,7 +85,7 @@ def _run_locked(
 
     def announce(point: Point, outcome: JobOutcome) -> None:
         value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
-        error = f": {escape(outcome.error)}" if outcome.status == "failed" else ""
+        error = f": {escape(outcome.error)}" if outcome.error else ""
         _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
 
     with terminable():

@@ -11,6 +11,7 @@ from mlotool.sweep.devices import VARIABLE, visible_devices, worker_devices
 from mlotool.sweep.groups import Group, Point
 from mlotool.sweep.job_folder import (
     ENDED,
+    INTERRUPTED,
     SUMMARY,
     JobOutcome,
     JobSpec,
@@ -121,7 +122,11 @@ class _Running:
         outcome = read_outcome(folder)
         if outcome.status == "unfinished":
             log = log_of(list(self._folders.values()))
-            note_failure(folder, self._words[number], f"The job left no summary: {self.handle.ending()}. Read {log}.")
+            error = f"The job left no summary: {self.handle.ending()}. Read {log}."
+            if self.handle.was_killed():
+                note_failure(folder, self._words[number], f"{error} With resume=auto it goes on.", INTERRUPTED)
+            else:
+                note_failure(folder, self._words[number], error)
             return read_outcome(folder)
         return outcome
 

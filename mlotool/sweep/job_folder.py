@@ -21,6 +21,8 @@ MAX_ERROR = 5_000
 """Characters of an error that are shown."""
 
 ENDED = ("finished", "pruned", "failed")
+INTERRUPTED = "interrupted"
+"""How a job has ended that goes on when its sweep does."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class JobOutcome:
     """How a job ended.
 
     Args:
-        status: finished, pruned, failed or interrupted; unfinished where its process died.
+        status: finished, pruned, failed or interrupted; unfinished where its process died, and nobody has seen it yet.
         value: of the objective; None where there is none.
         error: the error's text; empty where there is none.
     """
@@ -126,11 +128,11 @@ def read_outcome(folder: Path) -> JobOutcome:
     )
 
 
-def note_failure(folder: Path, words: tuple[str, ...], error: str) -> None:
+def note_failure(folder: Path, words: tuple[str, ...], error: str, status: str = "failed") -> None:
     """Leave what a table of the sweep reads, for a job that was refused or died; what the run wrote stays."""
     summary, listing = folder / SUMMARY, folder / "overrides.txt"
     if not summary.exists():
-        content: dict[str, Any] = {"status": "failed", "objective": None, "metrics": {}, "best": None, "error": error}
+        content: dict[str, Any] = {"status": status, "objective": None, "metrics": {}, "best": None, "error": error}
         write_text(summary, json.dumps(content, indent=2) + "\n")
     if not listing.exists():
         write_text(listing, "".join(f"{line}\n" for line in words))

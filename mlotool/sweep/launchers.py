@@ -1,5 +1,6 @@
 """Where a sweep's jobs run: processes of this machine, SLURM, or Ray."""
 
+import signal
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,8 @@ from mlotool.sweep import process
 from mlotool.sweep.extras import import_extra
 
 PATIENCE_S = 30.0
+
+_SLURM_KILLS = ("CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT")
 
 
 class AbstractHandle(ABC):
@@ -28,6 +31,10 @@ class AbstractHandle(ABC):
     @abstractmethod
     def ending(self) -> str:
         """Return in words how it ended, for a job that left no summary."""
+
+    @abstractmethod
+    def was_killed(self) -> bool:
+        """Say whether something outside has ended it: then its jobs go on when the sweep does."""
 
 
 class AbstractLauncher(ABC):
@@ -73,6 +80,10 @@ class _ProcessHandle(AbstractHandle):
         code = self._process.returncode
         return f"its process was killed by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
 
+    def was_killed(self) -> bool:
+        # By a person, or for want of memory. A crash (SIGSEGV) would come again.
+        return -self._process.returncode in (signal.SIGKILL, signal.SIGTERM)
+
 
 class SlurmLauncher(AbstractLauncher):
     """One SLURM job for each group of jobs, by submitit.
@@ -117,6 +128,9 @@ class _SlurmHandle(AbstractHandle):
     def ending(self) -> str:
         return f"SLURM job {self._job.job_id} ended as {self._job.state}; see {self._job.paths.stderr}"
 
+    def was_killed(self) -> bool:
+        return str(self._job.state).startswith(_SLURM_KILLS)
+
 
 class RayLauncher(AbstractLauncher):
     """One Ray task for each group of jobs.
@@ -159,6 +173,13 @@ class _RayHandle(AbstractHandle):
             return f"its process ended with exit code {self._ray.get(self._task)}"
         except Exception as error:
             return f"its Ray task ended with {type(error).__name__}"
+
+    def was_killed(self) -> bool:
+        try:
+            return -self._ray.get(self._task) in (signal.SIGKILL, signal.SIGTERM)
+        except Exception:
+            # Of a machine that is gone there is no exit code.
+            return True
 
 
 def make_launcher(name: str, folder: Path, options: Mapping[str, Any]) -> AbstractLauncher:

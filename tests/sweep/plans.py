@@ -59,6 +59,9 @@ class Ended(AbstractHandle):
     def ending(self) -> str:
         return "it was made to die"
 
+    def was_killed(self) -> bool:
+        return False
+
 
 class HereAndNow(AbstractLauncher):
     """Runs `job(folder, spec)`, which returns a status and a value; None leaves no summary."""

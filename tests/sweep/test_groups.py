@@ -104,17 +104,18 @@ def test_a_group_is_one_process(tmp_path: Path) -> None:
 class Slow(AbstractLauncher):
     """A process whose jobs end one at each look; it dies before it comes to the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_killed: bool) -> None:
         self.environments: list[Mapping[str, str]] = []
+        self.is_killed = is_killed
 
     def start(self, folders: Sequence[Path], environment: Mapping[str, str]) -> AbstractHandle:
         self.environments.append(environment)
-        return _Slow(list(folders))
+        return _Slow(list(folders), is_killed=self.is_killed)
 
 
 class _Slow(AbstractHandle):
-    def __init__(self, folders: list[Path]) -> None:
-        self.folders = folders
+    def __init__(self, folders: list[Path], *, is_killed: bool) -> None:
+        self.folders, self.is_killed = folders, is_killed
 
     def is_done(self) -> bool:
         if len(self.folders) > 1:
@@ -128,16 +129,23 @@ class _Slow(AbstractHandle):
     def ending(self) -> str:
         return "it was made to die"
 
+    def was_killed(self) -> bool:
+        return self.is_killed
 
-def test_a_job_ends_before_its_group(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_job_ends_before_its_group(tmp_path: Path, is_killed: bool) -> None:
     plan, announced = make_plan(tmp_path, SEEDS, fuse=3), list[tuple[int, str]]()
-    launcher = Slow()
+    launcher, status = Slow(is_killed=is_killed), "interrupted" if is_killed else "failed"
     workers = [{"worker": "a"}, {"worker": "b"}]
     run_jobs(GridPoints(plan, tmp_path, known(tmp_path)), launcher, workers, sweep_in(tmp_path, None, announced))
     assert launcher.environments == workers
-    assert announced == [(0, "finished"), (3, "finished"), (1, "finished"), (4, "failed"), (2, "failed")]
+    assert announced == [(0, "finished"), (3, "finished"), (1, "finished"), (4, status), (2, status)]
     error = json.loads((tmp_path / "2" / "summary.json").read_text())["error"]
-    assert error == f"The job left no summary: it was made to die. Read {tmp_path / 'fusion' / '0.log'}."
+    log = tmp_path / "fusion" / "0.log"
+    advice = " With resume=auto it goes on." if is_killed else ""
+    assert error == f"The job left no summary: it was made to die. Read {log}.{advice}"
+    assert GridPoints(plan, tmp_path, known(tmp_path)).num_ended == (3 if is_killed else 5)
 
 
 def test_a_sweep_that_goes_on_has_the_same_groups(tmp_path: Path) -> None:
