@@ -2,6 +2,8 @@
 
 A solver that ends at negative curvature decides by a number. A trace records the operations of the course that was
 taken, and beside them the conditions that led to it, as outputs: a replay in which one of them differs is not used.
+A trace for many runs, each of which decides for itself, computes all that a decision could ask for instead, and chooses
+(`is_joint`).
 """
 
 from collections.abc import Iterator
@@ -17,12 +19,16 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 class Course:
     """What was decided in one trace.
 
+    Args:
+        is_joint: what can be computed for either outcome is not decided.
+
     Attributes:
         conditions: 0-D truths that hold in the course that was taken.
         reports: by whoever reports, tensors to hand on after each replay.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_joint: bool = False) -> None:
+        self.is_joint = is_joint
         self.conditions: list[Tensor] = []
         self.reports: list[tuple[Any, Tensor]] = []
 
@@ -35,10 +41,20 @@ def is_tracing() -> bool:
     return _COURSE.get() is not None
 
 
+def is_joint() -> bool:
+    """Return whether a gradient is being traced for many runs, each of which decides for itself."""
+    course = _COURSE.get()
+    return course is not None and course.is_joint
+
+
 @contextmanager
-def tracing() -> Iterator[Course]:
-    """Take decisions down while a gradient is traced."""
-    course = Course()
+def tracing(*, is_joint: bool = False) -> Iterator[Course]:
+    """Take decisions down while a gradient is traced.
+
+    Args:
+        is_joint: what can be computed for either outcome is not decided.
+    """
+    course = Course(is_joint=is_joint)
     token = _COURSE.set(course)
     try:
         yield course

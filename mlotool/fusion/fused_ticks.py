@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from mlotool.core.user_code import is_of_user
 from mlotool.fusion.errors import reason_of
 from mlotool.fusion.lanes import Lanes
+from mlotool.fusion.planned_rounds import Outcome
 from mlotool.fusion.side_by_side import SideBySide
-from mlotool.fusion.stacked_rounds import Outcome
 from mlotool.fusion.stacked_schedule import StackedSchedule
 from mlotool.fusion.verdict import Verdict
 from mlotool.program import Schedule

@@ -66,7 +66,7 @@ class RoundFunction:
         try:
             for problem, tensors in zip(problems, buffers, strict=True):
                 problem.slots.put_buffers([tensor.clone() for tensor in tensors])
-            with tracing() as self.course, given(self._own, own, self._member):
+            with tracing(is_joint=True) as self.course, given(self._own, own, self._member):
                 for each, entries in zip(self._together, batches, strict=True):
                     output, gradient = self.gradients(each, parameters, entries)
                     with torch.no_grad():

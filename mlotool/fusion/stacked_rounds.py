@@ -18,6 +18,7 @@ from mlotool.fusion.feed import JointStream
 from mlotool.fusion.joint_draw import JointDraw
 from mlotool.fusion.joint_steps import step_together
 from mlotool.fusion.own_values import OwnValue
+from mlotool.fusion.planned_rounds import Outcome, PlannedRound
 from mlotool.fusion.python_state import PythonState
 from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_gradients import Found, JointBatches, StackedGradients
@@ -28,10 +29,6 @@ from mlotool.program.prepared_step import PreparedStep
 from mlotool.program.step_result import StepResult
 from mlotool.program.traced_function import UntraceableError
 from mlotool.program.traced_rounds import Drawn
-from mlotool.program.untraceable import why_untraceable
-
-Outcome = dict[str, StepResult] | Exception | None
-"""What the steps of one member have given, or the error of one; None of a member that takes no part."""
 
 REPEATS = 3
 """Times that each way is measured; the shortest counts."""
@@ -61,26 +58,21 @@ class StackedRound:
         streams: Mapping[str, JointStream],
         verdict: Verdict | None = None,
     ) -> None:
-        self._names, self._schedules, self._stack = names, list(schedules), stack
+        self._names, self._stack = names, stack
         leader = next(each for each in schedules if each is not None)
         first = leader.program
         programs = [None if each is None else each.program for each in schedules]
         self._problems = [[] if each is None else [each.problems[name] for name in names] for each in programs]
+        self._alone = PlannedRound(names, schedules, stack)
+        self.verdict = verdict
         together = [leader.traced(name) for name in names]
-        reasons = [
-            (each.problem.name, why_untraceable(each.number, program.engine, is_fused=True))
-            for each in together
-            for program in filter(None, programs)
-        ]
-        found = [f"problems.{name}: {reason}" for name, reason in reasons if reason is not None]
-        self.verdict = Verdict(is_fused=False, reason=found[0]) if found else verdict
         self._draw = [JointDraw(each, programs, streams) for each in together]
         backend = first.trace if first.trace is not None and first.trace_from == 0 else "eager"
         memories = [None if each is None else each.engine.memories for each in programs]
         self._gradients = StackedGradients(
             together, first.engine, memories, stack, own, backend, None if verdict is None else verdict.at_once
         )
-        self._comparison = Comparison(names, self._schedules, stack, own)
+        self._comparison = Comparison(names, self._alone.schedules, stack, own)
         self._recorded = [name for name in names if first.problems[name].trajectory.is_kept]
         self._count, self._next_look = 0, 10
         # torch's own optimizers and schedulers draw no random numbers, and leave tensors where they are.
@@ -97,11 +89,11 @@ class StackedRound:
         is_off = bool(self._stack.reason) or (self.verdict is not None and not self.verdict.is_fused)
         # The first step is the optimizer's own, which makes its state.
         if is_off or not all(problem.num_steps for problem in self._problems[live.index(True)]):
-            return self._each(live, lambda number: self._schedule(number).step_round(self._names))
+            return self._alone(live)
         batches = [draw(live) for draw in self._draw]
         if any(isinstance(each, list) for entries in batches for entry in entries for each in entry.values()):
             # This time their shapes differ, or one cannot be read.
-            return self._each(live, lambda number: self._planned(number, batches, is_recorded=False))
+            return self._alone.each(live, lambda number: self._planned(number, batches, is_recorded=False))
         for number in _numbers(live) if self._recorded else ():
             self._record(number, batches)
         try:
@@ -114,9 +106,9 @@ class StackedRound:
                 self.verdict = replace(self.verdict, at_once=self._gradients.at_once)
         except NotFusedError as error:
             self.verdict = Verdict(is_fused=False, reason=error.reason)
-            return self._each(live, lambda number: self._planned(number, batches))
+            return self._alone.each(live, lambda number: self._planned(number, batches))
         except Exception as error:
-            outcomes = self._each(live, lambda number: self._planned(number, batches))
+            outcomes = self._alone.each(live, lambda number: self._planned(number, batches))
             # Else it is that member's own, such as a target that is out of range.
             if not any(isinstance(each, Exception) for each in outcomes):
                 self.verdict = Verdict(is_fused=False, reason=reason_of(error))
@@ -131,11 +123,12 @@ class StackedRound:
 
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
-        self._schedules[number], self._problems[number] = None, []
+        self._alone.drop(number)
+        self._problems[number] = []
 
     def _looked_at(self, number: int, batches: Sequence[Sequence[JointBatches]], found: Found) -> RunError | None:
         """Return an error where a member's gradients are not those of its plan any more."""
-        state = Moving(self._schedule(number), self._stack, number)
+        state = Moving(self._alone.schedule(number), self._stack, number)
         try:
             prepared = self._prepared(number, batches)
             state.restore()
@@ -148,7 +141,8 @@ class StackedRound:
 
     def _check_alike(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]]) -> None:
         first = _numbers(live)[0]
-        moving, state = Moving(self._schedule(first), self._stack, first), PythonState(self._schedule(first).program)
+        schedule = self._alone.schedule(first)
+        moving, state = Moving(schedule, self._stack, first), PythonState(schedule.program)
         try:
             self._prepared(first, batches)
             state.check()
@@ -173,7 +167,7 @@ class StackedRound:
         before, after = {}, {}
         steps: list[list[PreparedStep] | Exception | None] = [None] * len(live)
         for number in _numbers(live):
-            state = before[number] = Moving(self._schedule(number), self._stack, number)
+            state = before[number] = Moving(self._alone.schedule(number), self._stack, number)
             try:
                 seconds, prepared = _fastest(partial(self._prepared, number, batches), state.restore)
             except Exception as error:
@@ -182,7 +176,7 @@ class StackedRound:
                 continue
             alone_s += seconds
             steps[number] = prepared
-            after[number] = Moving(self._schedule(number), self._stack, number)
+            after[number] = Moving(self._alone.schedule(number), self._stack, number)
             state.restore()
             difference = self._difference(number, prepared, batches, found)
             state.restore()
@@ -200,7 +194,7 @@ class StackedRound:
         else:
             for each in after.values():
                 each.restore()
-            outcomes = self._each(
+            outcomes = self._alone.each(
                 [number in after for number in range(len(live))], lambda number: _taken(steps[number])
             )
         return [each if isinstance(each, Exception) else out for each, out in zip(steps, outcomes, strict=True)]
@@ -213,7 +207,7 @@ class StackedRound:
         if holds is not None:
             # The others' solvers decide in another way than those of the trace.
             away = [is_live and not counts for is_live, counts in zip(live, holds, strict=True)]
-            outcomes = self._each(away, lambda number: self._planned(number, batches))
+            outcomes = self._alone.each(away, lambda number: self._planned(number, batches))
             outcomes = [{} if is_live and each is None else each for is_live, each in zip(live, outcomes, strict=True)]
         there, given = [], {}
         for number in [number for number in _numbers(live) if holds is None or holds[number]]:
@@ -226,7 +220,7 @@ class StackedRound:
         for position, stacked in enumerate(found.gradients):
             rows = [*stacked.by_member()]
             steps = [(self._problems[number][position], rows[number][0], given[number][position]) for number in there]
-            contexts = [self._schedule(number).program.random for number in there] if self._is_foreign else None
+            contexts = [self._alone.schedule(number).program.random for number in there] if self._is_foreign else None
             norms = step_together(steps, contexts)
             for number in there if self._is_foreign else ():
                 self._stack.refresh_member(number)
@@ -238,40 +232,23 @@ class StackedRound:
             there = [number for number in there if isinstance(outcomes[number], dict)]
         return outcomes
 
-    def _each(self, live: Sequence[bool], take: Callable[[int], dict[str, StepResult]]) -> list[Outcome]:
-        """Return what each live member's steps give, or its own error."""
-        outcomes: list[Outcome] = [None] * len(live)
-        for number in _numbers(live):
-            try:
-                with self._schedule(number).program.random:
-                    outcomes[number] = take(number)
-                self._stack.refresh_member(number)
-            except Exception as error:
-                outcomes[number] = error
-        return outcomes
-
     def _given(self, number: int) -> list[tuple[Hyperparameters, ...] | None]:
         """Return by problem the hyperparameters of its optimizer, where other problems give some of them."""
-        program = self._schedule(number).program
+        program = self._alone.schedule(number).program
         return [
             program.hyperparameters(each.name) if each.settings.optimizer_roles else None
             for each in self._problems[number]
         ]
-
-    def _schedule(self, number: int) -> Schedule:
-        found = self._schedules[number]
-        assert found is not None
-        return found
 
     def _planned(
         self, number: int, batches: Sequence[Sequence[JointBatches]], *, is_recorded: bool = True
     ) -> dict[str, StepResult]:
         if self._recorded and not is_recorded:
             self._record(number, batches)
-        return self._schedule(number).step_round(self._names, self._drawn(number, batches))
+        return self._alone.schedule(number).step_round(self._names, self._drawn(number, batches))
 
     def _prepared(self, number: int, batches: Sequence[Sequence[JointBatches]]) -> list[PreparedStep]:
-        schedule = self._schedule(number)
+        schedule = self._alone.schedule(number)
         with schedule.program.random:
             return schedule.prepared_round(self._names, self._drawn(number, batches))
 
@@ -283,7 +260,7 @@ class StackedRound:
         }
 
     def _record(self, number: int, batches: Sequence[Sequence[JointBatches]]) -> None:
-        recorder, drawn = self._schedule(number).program.recorder, self._drawn(number, batches)
+        recorder, drawn = self._alone.schedule(number).program.recorder, self._drawn(number, batches)
         for name in self._recorded:
             states = [recorder.state(name) for _ in drawn[name]]
             recorder.record(name, [entry[name] for entry in drawn[name]], states)

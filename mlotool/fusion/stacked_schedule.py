@@ -1,14 +1,17 @@
 """Ticks of several programs of equal structure, in lockstep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.feed import NotJointError, joint_streams
 from mlotool.fusion.own_values import own_values
+from mlotool.fusion.planned_rounds import Outcome, PlannedRound, why_planned
 from mlotool.fusion.stack import Stack
-from mlotool.fusion.stacked_rounds import Outcome, StackedRound, add_outcome
+from mlotool.fusion.stacked_rounds import StackedRound, add_outcome
 from mlotool.fusion.verdict import Verdict
 from mlotool.program import Schedule
+from mlotool.program.step_result import StepResult
 
 
 class StackedSchedule:
@@ -49,7 +52,7 @@ class StackedSchedule:
             raise NotFusedError(str(error)) from error
         self._stack = Stack(programs)
         self._verdicts = dict(verdicts or {})
-        self._rounds: dict[tuple[str, ...], StackedRound] = {}
+        self._rounds: dict[tuple[str, ...], StackedRound | PlannedRound] = {}
 
     @property
     def shares(self) -> dict[str, bool]:
@@ -91,25 +94,47 @@ class StackedSchedule:
             no more; None of one that took no part.
         """
         outcomes: list[Outcome] = [{} if is_live else None for is_live in live]
-        there = [(number, schedule) for number, schedule in enumerate(self.schedules) if live[number] and schedule]
-        order = there[0][1].order()
+        there = {number: each for number, each in enumerate(self.schedules) if live[number] and each is not None}
+        order = next(iter(there.values())).order()
         for names in order.rounds:
-            for _, schedule in there:
-                schedule.begin_round(names)
-            found = self._round(names)([isinstance(each, dict) for each in outcomes])
-            for number, schedule in there:
-                add_outcome(outcomes, number, found[number])
-                if isinstance(outcomes[number], dict):
-                    add_outcome(outcomes, number, schedule.end_round(names))
-            there = [each for each in there if isinstance(outcomes[each[0]], dict)]
-            if not there:
-                return outcomes
-        for _, schedule in there:
+            for number, schedule in there.items():
+                _try(outcomes, number, partial(schedule.begin_round, names))
+            round_of = self._round(names)
+            live = [isinstance(each, dict) for each in outcomes]
+            for number, found in enumerate(round_of(live) if any(live) else ()):
+                if live[number]:
+                    add_outcome(outcomes, number, found)
+            for number, schedule in there.items():
+                if _try(outcomes, number, partial(schedule.end_round, names)):
+                    # A step that is taken back moves as any other.
+                    self._stack.refresh_member(number)
+            there = {number: each for number, each in there.items() if isinstance(outcomes[number], dict)}
+        for schedule in there.values():
             schedule.end_tick(order)
         return outcomes
 
-    def _round(self, names: tuple[str, ...]) -> StackedRound:
+    def _round(self, names: tuple[str, ...]) -> StackedRound | PlannedRound:
         if names not in self._rounds:
-            verdict = self._verdicts.get("+".join(names))
-            self._rounds[names] = StackedRound(names, self.schedules, self._stack, self._own, self._streams, verdict)
+            programs = [None if each is None else each.program for each in self.schedules]
+            reason = why_planned(names, programs)
+            if reason:
+                self._rounds[names] = PlannedRound(names, self.schedules, self._stack, reason)
+            else:
+                verdict = self._verdicts.get("+".join(names))
+                self._rounds[names] = StackedRound(
+                    names, self.schedules, self._stack, self._own, self._streams, verdict
+                )
         return self._rounds[names]
+
+
+def _try(outcomes: list[Outcome], number: int, call: Callable[[], Mapping[str, StepResult] | None]) -> bool:
+    """Let a member that has no error yet do something, and add what it gives; return whether it gives something."""
+    if not isinstance(outcomes[number], dict):
+        return False
+    try:
+        found = call()
+    except Exception as error:
+        outcomes[number] = error
+        return False
+    add_outcome(outcomes, number, dict(found or {}))
+    return bool(found)

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -17,9 +17,10 @@ from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_value
 from mlotool.hypergradient.diagnostics.quality import assess
 from mlotool.hypergradient.diagnostics.radius import warn_of_radius
 from mlotool.hypergradient.differentiable_pullback import differentiable_pullback
-from mlotool.hypergradient.implicit_state import ImplicitState, TracedSolve, keep_start, start_for
+from mlotool.hypergradient.implicit_state import ImplicitState, keep_start, start_for
 from mlotool.hypergradient.product_choice import chosen_product
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
+from mlotool.hypergradient.solve_report import TracedSolve, warn_of_failure
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
@@ -228,30 +229,26 @@ class _ImplicitPullback:
 
     def record(self, result: SolveResult) -> None:
         """Keep how a solve ended, and warn the first time that it failed in this way."""
-        problem, residual, failures = self._unpaired.problem, result.residual, self.solver.failures
+        problem, residual = self._unpaired.problem, result.residual
         is_traced = isinstance(residual, Tensor) and is_tracing()
         # Without its solution, and without the residual of a trace: what is kept outlives the step.
         kept = None if is_traced else residual
         state, ending = problem.memory.value, (result.status, result.num_products, result.task_statuses)
         last = state.last
-        is_unmeasured = residual is None and last is not None and last.residual is None
+        is_unmeasured = residual is None and last is not None and last.residual is None and result.ending is None
         if is_unmeasured and ending == (last.status, last.num_products, last.task_statuses):
             # As the one before has ended: that one is kept, and its warning given.
             return
         last = SolveResult([], result.status, result.num_products, kept, result.task_statuses)
         problem.memory.value = state._replace(last=last)
-        if isinstance(residual, Tensor) and is_traced:
+        warn = partial(warn_of_failure, self.solver, problem.name, problem.traits.warned_of)
+        if result.ending is not None:
+            nothing = torch.full_like(result.ending[:1], torch.nan, dtype=torch.float64)
+            residual = nothing if residual is None else torch.as_tensor(residual).reshape(1).to(nothing)
+            report(TracedSolve(problem.memory, last, warn), torch.cat([residual, result.ending.to(nothing)]))
+        elif isinstance(residual, Tensor) and is_traced:
             report(TracedSolve(problem.memory, last), residual)
-        if result.status not in failures or result.status in problem.traits.warned_of:
-            return
-        problem.traits.warned_of.add(result.status)
-        failed = sum(status in failures for status in result.task_statuses)
-        where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
-        warnings.warn(
-            f"The {type(self.solver).__name__} solve at problem '{problem.name}' ended{where} with "
-            f"{result.status.value} after {result.num_products} products. {failures[result.status]}",
-            stacklevel=2,
-        )
+        warn(last)
 
     def _is_reported(self) -> bool:
         """Count a pullback; return whether it is compared with a converged one."""

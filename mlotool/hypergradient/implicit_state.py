@@ -1,7 +1,6 @@
 """What implicit differentiation keeps from one pullback to the next."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -10,7 +9,6 @@ from mlotool.hypergradient.diagnostics.quality import Quality
 from mlotool.hypergradient.solvers import SolveResult, Status
 from mlotool.hypergradient.vector import copies, norm
 from mlotool.problem.interface import LowerProblem, Vector
-from mlotool.problem.memory import Memory
 
 
 class ImplicitState(NamedTuple):
@@ -58,39 +56,12 @@ class ImplicitState(NamedTuple):
         return cls(solver, last, quality, saved.get("num_pullbacks", 0), starts or None)
 
 
-@dataclass(frozen=True)
-class TracedSolve:
-    """A solve of a trace, of whose replays the residual alone is known.
-
-    Args:
-        memory: of the problem.
-        last: how the solve ended.
-
-    Example:
-        >>> import torch
-        >>> memory = Memory(ImplicitState(None))
-        >>> TracedSolve(memory, SolveResult([], Status.CONVERGED, 3)).reported(torch.tensor(0.5))
-        >>> memory.value.last.residual
-        tensor(0.5000)
-    """
-
-    memory: Memory
-    last: SolveResult
-
-    def of(self, memory: Memory) -> "TracedSolve":
-        """Return the same solve of a problem of equal structure in another program, by what that one keeps."""
-        return replace(self, memory=memory)
-
-    def reported(self, residual: Tensor) -> None:
-        """Keep how the solve of a replay ended."""
-        self.memory.value = self.memory.value._replace(last=replace(self.last, residual=residual))
-
-
 def start_for(problem: LowerProblem, vector: Vector) -> list[Tensor] | None:
     """Return the last solution for the problem's reader if it fits `vector`; None to begin at zero.
 
     Example:
         >>> import torch
+        >>> from mlotool.problem.memory import Memory
         >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
         >>> keep_start(problem, [torch.ones(2)])
         >>> start_for(problem, [torch.zeros(2)]), start_for(problem, [torch.zeros(3)])
@@ -107,6 +78,7 @@ def keep_start(problem: LowerProblem, solution: Vector) -> None:
 
     Example:
         >>> import torch
+        >>> from mlotool.problem.memory import Memory
         >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
         >>> keep_start(problem, [torch.ones(2)])
         >>> problem.memory.value.starts

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.gradient import pulled_back
-from mlotool.core.tracing import decided, is_tracing
+from mlotool.core.tracing import decided, is_joint, is_tracing
 from mlotool.problem.interface import Vector
 
 
@@ -50,7 +50,9 @@ def choose(condition: bool | Tensor, a: Vector, b: Vector) -> list[Tensor]:
         [[1.0], [0.0]]
     """
     if not isinstance(condition, Tensor) or condition.dim() == 0:
-        return list(a if decided(condition) else b)
+        if not (isinstance(condition, Tensor) and is_joint()):
+            return list(a if decided(condition) else b)
+        return [torch.where(condition, x, y) for x, y in zip(a, b, strict=True)]
     return [torch.where(_on_axis(condition, x), x, y) for x, y in zip(a, b, strict=True)]
 
 

@@ -100,7 +100,7 @@ class Compared:
     Args:
         verdicts: by round.
         reason: why they are no stack at all.
-        error: the largest relative difference of a parameter, a buffer, a tensor of an optimizer or a loss.
+        error: the largest relative difference of a parameter, a buffer, a tensor of an optimizer, a loss, a statistic.
         failures: by member, the text of its error, alone and fused.
     """
 
@@ -152,6 +152,9 @@ def compared(
                 together.leave(number)
                 continue
             assert outcome is not None and outcome.keys() == expected.keys()
+            said, reported = (each.program.statistics() for each in (alone[number], fused[number]))
+            assert said.keys() == reported.keys()
+            found.error = max([found.error, *[difference(said[key], reported[key]) for key in said]])
             for name, result in expected.items():
                 assert result.metrics.keys() == outcome[name].metrics.keys()
                 pairs = [(result.loss, outcome[name].loss)]
@@ -186,7 +189,7 @@ def tensors(problem: Problem) -> Sequence[Tensor]:
     return [*problem.own, *problem.slots.buffers(), *[each for each in states if isinstance(each, Tensor)]]
 
 
-def difference(x: Tensor, y: Tensor) -> float:
+def difference(x: Tensor | float, y: Tensor | float) -> float:
     """Return how far two tensors are apart, relative to the first one, of which what is below 1e-3 counts as that."""
     x, y = (torch.as_tensor(each).detach().double() for each in (x, y))
     assert x.shape == y.shape

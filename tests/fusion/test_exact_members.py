@@ -76,7 +76,7 @@ SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
     ("make", "setting"), [*((bilevel, each) for each in SETTINGS), *((plain, each) for each in [*SETTINGS][:8])]
 )
 def test_settings_of_steps_differ(make: Callable[..., Program], setting: str) -> None:
-    check(compared(lambda k: make(k, **SETTINGS[setting](k)), ticks=14))
+    check(compared(lambda k: make(k, **SETTINGS[setting](k)), ticks=12))
 
 
 def smoothed_loss(batch: Mapping[str, Tensor], *, model: Any, smoothing: float) -> Tensor:
@@ -150,7 +150,7 @@ ALGORITHMS = {
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.filterwarnings("ignore:The ConjugateGradient solve")
 def test_hypergradients(algorithm: str) -> None:
-    found = compared(lambda k: bilevel(k, hypergradient=ALGORITHMS[algorithm], unroll_steps=2), ticks=20)
+    found = compared(lambda k: bilevel(k, hypergradient=ALGORITHMS[algorithm], unroll_steps=2), ticks=12)
     assert found.error < 1e-9
     if algorithm != "forward":
         assert not found.reasons
@@ -209,7 +209,7 @@ def test_an_optimizer_that_replaces_tensors(make: Callable[..., Program]) -> Non
 @pytest.mark.filterwarnings("ignore:The ConjugateGradient solve")
 def test_solvers_that_decide_differently_beside_a_buffer_that_is_assigned_anew() -> None:
     algorithm = Implicit(ConjugateGradient(8, tolerance=0.05))
-    found = compared(lambda k: bilevel(k, lambda: network(Assigning()), hypergradient=algorithm), ticks=30)
+    found = compared(lambda k: bilevel(k, lambda: network(Assigning()), hypergradient=algorithm), ticks=16)
     check(found)
 
 

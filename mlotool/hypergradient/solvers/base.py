@@ -42,6 +42,8 @@ class SolveResult:
         num_products: Hessian-vector products used.
         residual: `norm(H q - v) / norm(v)` if the solver knows it, with its damping added to H; the largest over tasks.
         task_statuses: how each task's solve ended; empty without a task axis.
+        ending: while a gradient is traced, what differs from replay to replay: the number of products and, by system,
+            the position of its status, (1 + systems,). None else.
 
     Example:
         >>> import torch
@@ -54,6 +56,7 @@ class SolveResult:
     num_products: int
     residual: float | Tensor | None = None
     task_statuses: tuple[Status, ...] = ()
+    ending: Tensor | None = None
 
 
 OVERFLOW = (

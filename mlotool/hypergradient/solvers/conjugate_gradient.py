@@ -8,12 +8,13 @@ from typing import ClassVar
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.krylov import begin_system, check_krylov
 from mlotool.hypergradient.solvers.numbers import (
+    count_if,
     divided,
     filled,
-    holds_anywhere,
     is_finite,
     known,
     larger,
+    may_hold,
     negated,
     root,
     size_of,
@@ -89,7 +90,7 @@ class ConjugateGradient(AbstractSolver):
             if not progress.is_running:
                 break
             product = matvec(direction)
-            num_products += 1
+            num_products = num_products + progress.one
             curvature = inner(direction, product)
             largest = larger(largest, divided(size_of(curvature), length))
             has_ended = progress.end(negated(is_finite(curvature)), Status.NON_FINITE)
@@ -98,7 +99,7 @@ class ConjugateGradient(AbstractSolver):
             has_ended = has_ended | progress.end(curvature < 0, Status.NEGATIVE_CURVATURE)
             is_first = has_ended & negated(is_warm) & (number == 0)
             has_failed = has_failed | (has_ended & negated(is_first))
-            if holds_anywhere(is_first):
+            if number == 0 and may_hold(is_first):
                 # The first direction is v itself: the step that its curvature's size allows, which has the scale of H.
                 factor = where(is_first & (curvature < 0), divided(size, size_of(curvature)), 1.0)
                 solution = choose(is_first, scaled(vector, factor), solution)
@@ -123,9 +124,9 @@ class ConjugateGradient(AbstractSolver):
             direction = choose(progress.running, add(residual, direction, ratio), nothing)
         # Along a small curvature it may have left for far away.
         is_lost = has_failed & (squared > size)
-        if holds_anywhere(is_lost):
+        if may_hold(is_lost):
             solution = choose(is_lost, best, solution)
             # Measured again: the recursion has drifted from the truth on the way.
             squared = where(is_lost, inner(*[add(vector, matvec(solution), -1.0)] * 2), squared)
-            num_products += 1
+            num_products = num_products + count_if(is_lost)
         return progress.result(solution, num_products, root(relative(squared, size)))

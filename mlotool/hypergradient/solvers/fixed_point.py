@@ -5,15 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.numbers import (
     Number,
     filled,
-    holds_anywhere,
     is_finite,
     known,
+    may_hold,
     measured,
     negated,
     where,
@@ -89,14 +91,14 @@ class FixedPoint(AbstractSolver):
         progress = Progress(num_tasks, Status.MAX_ITERATIONS if self.tolerance else Status.FIXED)
         solution = zeros(vector) if start is None else list(start)
         first = before = residual = list(vector)
-        num_products = 0
+        num_products: int | Tensor = 0
         size = length(vector) if self.tolerance else 0.0
         residuals = filled(math.nan, num_tasks)
         overflown = known(False, num_tasks)
         for number in range(self.num_iterations):
             if number or start is not None:
                 before, residual = residual, add(vector, matvec(solution), -1.0)
-                num_products += 1
+                num_products = num_products + progress.one
             if number == 0:
                 first = residual
             if self.tolerance:
@@ -115,6 +117,6 @@ class FixedPoint(AbstractSolver):
         # A single iteration a pullback shows no growth of its own.
         progress.end((of_first > _LOST * of_vector) & (of_vector > 0), Status.DIVERGED)
         overflown = overflown | is_lost
-        if holds_anywhere(overflown):
+        if may_hold(overflown):
             solution = choose(overflown, scaled(vector, self.step_size), solution)
         return progress.result(solution, num_products, residuals)

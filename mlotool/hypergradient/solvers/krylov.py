@@ -57,7 +57,7 @@ class LinearSystem:
     residual: list[Tensor]
     squared: Number
     is_warm: Truth
-    num_products: int
+    num_products: int | Tensor
 
 
 def check_krylov(solver: AbstractSolver, max_iterations: int, tolerance: float, damping: float) -> None:
@@ -123,7 +123,8 @@ def begin_system(
     if not progress.is_running:
         return progress.result(nothing, 0, relative(size, size))
     vector = choose(progress.running, vector, nothing)
-    solution, residual, is_warm, num_products = begin(damped, vector, start, num_tasks)
+    num_products = 0 if start is None else progress.one
+    solution, residual, is_warm = begin(damped, vector, start, num_tasks)
     squared = inner(residual, residual)
     # Below eps nothing but rounding is left, and a further step would divide by it.
     eps = torch.finfo(vector[0].dtype).eps

@@ -7,7 +7,7 @@ from typing import ClassVar
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.numbers import holds_anywhere, is_finite, measured, negated
+from mlotool.hypergradient.solvers.numbers import is_finite, may_hold, measured, negated
 from mlotool.hypergradient.solvers.progress import Progress, growth, norms
 from mlotool.hypergradient.vector import add, choose, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
@@ -81,6 +81,6 @@ class Neumann(AbstractSolver):
         first, last, whole = norms((vector, term, total), num_tasks)
         overflown = progress.end(negated(is_finite(whole + last)), Status.NON_FINITE)
         growth(first, last, measured(dot(before, term, num_tasks)), progress)
-        if holds_anywhere(overflown):
+        if may_hold(overflown):
             total = choose(overflown, vector, total)
         return progress.result(scaled(total, self.step_size), self.num_terms - 1)

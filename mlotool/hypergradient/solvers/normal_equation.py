@@ -83,7 +83,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
                 break
             # s = A r is minus the gradient of half the squared residual.
             slope = list(matvec(choose(progress.running, residual, nothing)))
-            num_products += 1
+            num_products = num_products + progress.one
             previous, steepness = steepness, squared(slope)
             overflown = progress.end(negated(is_finite(steepness)), Status.NON_FINITE)
             has_nothing = has_nothing | (overflown & negated(is_warm) & (number == 0))
@@ -94,7 +94,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
                 break
             direction = choose(progress.running, add(slope, scaled(direction, divided(steepness, previous))), nothing)
             product = matvec(direction)
-            num_products += 1
+            num_products = num_products + progress.one
             growth = squared(product)
             overflown = progress.end(negated(is_finite(growth)), Status.NON_FINITE)
             has_nothing = has_nothing | (overflown & negated(is_warm) & (number == 0))

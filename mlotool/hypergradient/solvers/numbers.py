@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from mlotool.core.tracing import decided, is_tracing
+from mlotool.core.tracing import decided, is_joint, is_tracing
 
 Number = float | Tensor
 """A float, or a tensor in float64, one value a system; while tracing a single system has a tensor, too."""
@@ -117,6 +117,27 @@ def negated(a: Truth) -> Truth:
     return ~a if isinstance(a, Tensor) else not a
 
 
+def may_hold(a: Truth) -> bool:
+    """Return whether it holds for any system, for what changes none of the others: in a joint trace it may.
+
+    Example:
+        >>> import torch
+        >>> may_hold(torch.tensor([True, False])), may_hold(torch.tensor(False))
+        (True, False)
+    """
+    return (is_joint() or holds_anywhere(a)) if isinstance(a, Tensor) else a
+
+
+def count_if(a: Truth) -> int | Tensor:
+    """Return what counts for 1 where `may_hold(a)`: 1; in a joint trace, which comes there anyway, 1 or 0 by run.
+
+    Example:
+        >>> count_if(True)
+        1
+    """
+    return a.any().long() if isinstance(a, Tensor) and is_joint() else 1
+
+
 def holds_anywhere(a: Truth) -> bool:
     """Return whether it holds for any system.
 
@@ -150,10 +171,12 @@ def filled(value: float, num_tasks: int | None) -> Number:
 
 
 def known(value: bool, num_tasks: int | None) -> Truth:
-    """Return a truth for each system.
+    """Return a truth for each system; in a joint trace a tensor, that may become another one by run.
 
     Example:
         >>> known(True, None), known(True, 2)
         (True, tensor([True, True]))
     """
-    return value if num_tasks is None else torch.full((num_tasks,), value)
+    if num_tasks is None:
+        return torch.tensor(value) if is_joint() else value
+    return torch.full((num_tasks,), value)

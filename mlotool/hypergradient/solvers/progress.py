@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 
 import torch
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from mlotool.core.tracing import decided, is_tracing
 from mlotool.hypergradient.solvers.base import Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.numbers import (
     Number,
     Truth,
+    count_if,
     divided,
-    holds_anywhere,
     holds_everywhere,
     is_finite,
     known,
+    may_hold,
     measured,
     where,
 )
@@ -52,13 +54,18 @@ class Progress:
         self.shape = () if num_tasks is None else (num_tasks,)
         self.running: Truth = known(True, num_tasks)
         self._codes: int | torch.Tensor = _ORDER.index(status)
-        if num_tasks is not None:
+        if isinstance(self.running, torch.Tensor):
             self._codes = torch.full(self.shape, self._codes)
 
     @property
     def is_running(self) -> bool:
-        """Whether any system is."""
-        return holds_anywhere(self.running)
+        """Whether any system may be."""
+        return may_hold(self.running)
+
+    @property
+    def one(self) -> int | torch.Tensor:
+        """What a product counts that is taken where any system may run: 1, or 0 of a joint trace in which none does."""
+        return count_if(self.running)
 
     def end(self, condition: Truth, status: Status) -> Truth:
         """End the running systems for which the condition holds; return which these are."""
@@ -72,7 +79,9 @@ class Progress:
         self.running = self.running & ~ended_ones
         return ended_ones
 
-    def result(self, solution: list[torch.Tensor], num_products: int, residuals: Number | None = None) -> SolveResult:
+    def result(
+        self, solution: list[torch.Tensor], num_products: int | torch.Tensor, residuals: Number | None = None
+    ) -> SolveResult:
         """Return the result.
 
         Args:
@@ -80,14 +89,38 @@ class Progress:
             num_products: of all systems together: a product serves each.
             residuals: by system; NaN where it is not known.
         """
-        largest = None
-        if residuals is not None and holds_everywhere(is_finite(residuals)):
+        codes, largest = self._codes, None
+        is_reported = is_tracing() and isinstance(codes, torch.Tensor)
+        if residuals is not None and (is_reported or holds_everywhere(is_finite(residuals))):
             largest = residuals.max() if isinstance(residuals, torch.Tensor) else residuals
             largest = largest if is_tracing() else float(largest)
-        if not isinstance(self._codes, torch.Tensor):
-            return SolveResult(solution, _ORDER[self._codes], num_products, largest)
-        statuses = tuple(_ORDER[code] for code in self._codes.tolist())
-        return SolveResult(solution, _ORDER[int(self._codes.max())], num_products, largest, statuses)
+        if not isinstance(codes, torch.Tensor):
+            return SolveResult(solution, _ORDER[codes], int(num_products), largest)
+        ending = None
+        if is_reported:
+            ending = torch.cat([torch.as_tensor(num_products, device=codes.device).reshape(1), codes.reshape(-1)])
+        with disable_proxy_modes_tracing():
+            # While tracing those of this time, and not of another replay.
+            (status, statuses), count = (
+                ended_with(codes.reshape(-1).tolist(), has_tasks=bool(codes.dim())),
+                int(num_products),
+            )
+        return SolveResult(solution, status, count, largest, statuses, ending)
+
+
+def ended_with(codes: Sequence[float], *, has_tasks: bool) -> tuple[Status, tuple[Status, ...]]:
+    """Return the worst status, and those of the tasks.
+
+    Args:
+        codes: positions in Status, by system.
+        has_tasks: each system is a task.
+
+    Example:
+        >>> ended_with([0, 2], has_tasks=True)[0].value
+        'max_iterations reached'
+    """
+    statuses = tuple(_ORDER[int(code)] for code in codes)
+    return max(statuses, key=_ORDER.index), statuses if has_tasks else ()
 
 
 def relative(lengths: Number, of: Number) -> Number:
@@ -136,19 +169,19 @@ def growth(first: Number, last: Number, product: Number, progress: Progress) -> 
 
 def begin(
     matvec: Matvec, vector: Vector, start: Vector | None, num_tasks: int | None
-) -> tuple[list[torch.Tensor], list[torch.Tensor], Truth, int]:
-    """Return a first solution, its residual, by system whether it is the start, and the number of products.
+) -> tuple[list[torch.Tensor], list[torch.Tensor], Truth]:
+    """Return a first solution, its residual, and by system whether it is the start, which costs a product.
 
     Example:
         >>> import torch
         >>> matvec = lambda u: [2.0 * u[0]]
         >>> begin(matvec, [torch.ones(2)], [torch.tensor([0.5, 0.4])], None)
-        ([tensor([0.5000, 0.4000])], [tensor([0.0000, 0.2000])], True, 1)
+        ([tensor([0.5000, 0.4000])], [tensor([0.0000, 0.2000])], True)
     """
     if start is None:
-        return zeros(vector), list(vector), known(False, num_tasks), 0
+        return zeros(vector), list(vector), known(False, num_tasks)
     residual = add(vector, matvec(start), -1.0)
     # One that is worse than zero is no start; nor is one with a NaN, which is not less.
     squared, of_zero = (measured(dot(each, each, num_tasks)) for each in (residual, vector))
     helps = squared < of_zero
-    return choose(helps, start, zeros(vector)), choose(helps, residual, vector), helps, 1
+    return choose(helps, start, zeros(vector)), choose(helps, residual, vector), helps

@@ -1,0 +1,83 @@
+"""How solves end: warnings of those that fail, and what the replays of a trace report."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
+from mlotool.hypergradient.solvers.progress import ended_with
+from mlotool.problem.memory import Memory
+
+
+def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object], result: SolveResult) -> None:
+    """Warn the first time that a problem's solve ends in one of the ways that its solver counts as failures.
+
+    Args:
+        solver: of the solve.
+        problem: its name.
+        warned_of: statuses that were warned of; takes this one.
+        result: how the solve ended.
+
+    Example:
+        >>> from mlotool.hypergradient.solvers import Neumann
+        >>> warn_of_failure(Neumann(3, 0.1), "w", {Status.DIVERGED}, SolveResult([], Status.DIVERGED, 2))
+    """
+    status, failures = result.status, solver.failures
+    if status not in failures or status in warned_of:
+        return
+    warned_of.add(status)
+    failed = sum(each in failures for each in result.task_statuses)
+    where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
+    warnings.warn(
+        f"The {type(solver).__name__} solve at problem '{problem}' ended{where} with {status.value} after "
+        f"{result.num_products} products. {failures[status]}",
+        stacklevel=3,
+    )
+
+
+def _nothing(result: SolveResult) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True)
+class TracedSolve:
+    """A solve of a trace, of whose replays is known what they report.
+
+    Args:
+        memory: of the problem.
+        last: how the solve ended.
+        warn: is given how that of a replay has ended, where replays report it.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.implicit_state import ImplicitState
+        >>> memory = Memory(ImplicitState(None))
+        >>> TracedSolve(memory, SolveResult([], Status.CONVERGED, 3)).reported(torch.tensor(0.5))
+        >>> memory.value.last.residual
+        tensor(0.5000)
+    """
+
+    memory: Memory
+    last: SolveResult
+    warn: Callable[[SolveResult], None] = _nothing
+
+    def of(self, memory: Memory) -> "TracedSolve":
+        """Return the same solve of a problem of equal structure in another program, by what that one keeps."""
+        return replace(self, memory=memory)
+
+    def reported(self, values: Tensor) -> None:
+        """Keep how the solve of a replay ended.
+
+        Args:
+            values: the residual, 0-D; or it (NaN where it is not known) and `SolveResult.ending`, 1-D.
+        """
+        last = replace(self.last, residual=values)
+        if values.dim():
+            residual, count, *codes = values.tolist()
+            status, statuses = ended_with(codes, has_tasks=bool(self.last.task_statuses))
+            last = SolveResult([], status, int(count), residual if math.isfinite(residual) else None, statuses)
+            self.warn(last)
+        self.memory.value = self.memory.value._replace(last=last)
