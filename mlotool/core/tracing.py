@@ -6,7 +6,7 @@ A trace for many runs, each of which decides for itself, computes all that a dec
 (`is_joint`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,16 +21,25 @@ class Course:
 
     Args:
         is_joint: what can be computed for either outcome is not decided.
+        known: how an earlier trace decided, which this one repeats; None decides by the values.
 
     Attributes:
+        outcomes: the decisions, in order.
         conditions: 0-D truths that hold in the course that was taken.
         reports: by whoever reports, tensors to hand on after each replay.
     """
 
-    def __init__(self, *, is_joint: bool = False) -> None:
+    def __init__(self, *, is_joint: bool = False, known: Sequence[bool] | None = None) -> None:
         self.is_joint = is_joint
+        self._known = iter(known or ())
+        self.outcomes: list[bool] = []
         self.conditions: list[Tensor] = []
         self.reports: list[tuple[Any, Tensor]] = []
+
+    def decide(self, outcome: bool) -> bool:
+        """Take a decision down; return the one that an earlier trace took."""
+        self.outcomes.append(next(self._known, outcome))
+        return self.outcomes[-1]
 
 
 _COURSE: ContextVar[Course | None] = ContextVar("mlotool_trace", default=None)
@@ -48,13 +57,14 @@ def is_joint() -> bool:
 
 
 @contextmanager
-def tracing(*, is_joint: bool = False) -> Iterator[Course]:
+def tracing(*, is_joint: bool = False, known: Sequence[bool] | None = None) -> Iterator[Course]:
     """Take decisions down while a gradient is traced.
 
     Args:
         is_joint: what can be computed for either outcome is not decided.
+        known: how an earlier trace decided, which this one repeats; None decides by the values.
     """
-    course = Course(is_joint=is_joint)
+    course = Course(is_joint=is_joint, known=known)
     token = _COURSE.set(course)
     try:
         yield course
@@ -68,7 +78,7 @@ def decided(condition: bool | Tensor) -> bool:
     if course is None or not isinstance(condition, Tensor):
         return bool(condition)
     with disable_proxy_modes_tracing():
-        outcome = bool(condition)
+        outcome = course.decide(bool(condition))
     course.conditions.append(condition if outcome else torch.logical_not(condition))
     return outcome
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from mlotool.core.user_code import is_of_user
 from mlotool.fusion.errors import reason_of
 from mlotool.fusion.lanes import Lanes
-from mlotool.fusion.planned_rounds import Outcome
+from mlotool.fusion.layout import Layout
+from mlotool.fusion.round_members import Outcome
 from mlotool.fusion.side_by_side import SideBySide
 from mlotool.fusion.stacked_schedule import StackedSchedule
 from mlotool.fusion.verdict import Verdict
@@ -26,13 +27,15 @@ class StackRecord:
         members: their numbers.
         verdicts: by round, the names of its problems joined by "+".
         reason: why they cannot be one program; "" where they can, or that is not known yet.
-        shares: by lanes, and then by problem, whether those members have the same samples.
+        since_tick: how many ticks had been taken when that was found out.
+        layouts: by lanes, what the program of those members was made for.
     """
 
     members: tuple[int, ...]
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     reason: str = ""
-    shares: dict[tuple[int, ...], dict[str, bool]] = field(default_factory=dict)
+    since_tick: int = 0
+    layouts: dict[tuple[int, ...], Layout] = field(default_factory=dict)
 
 
 class FusedTicks:
@@ -69,6 +72,8 @@ class FusedTicks:
         self._world = world
         # Those with code that may draw from global random numbers.
         self._foreign: set[int] = set()
+        # Those whose last tick has raised, and that have not ended yet.
+        self._failed: set[int] = set()
         self._is_told = False
         for record in self.records:
             self._look_at_size(record)
@@ -85,8 +90,9 @@ class FusedTicks:
             number = self._class_of.pop(member)
             self._lanes[number].leave(member, 0)
             record = self.records[number]
-            record.members = tuple(each for each in record.members if each != member)
-            self._look_at_size(record)
+            if not record.layouts:
+                record.members = tuple(each for each in record.members if each != member)
+                self._look_at_size(record)
 
     def _look_at_size(self, record: StackRecord) -> None:
         if len(record.members) == 1:
@@ -97,6 +103,7 @@ class FusedTicks:
         schedule = self._schedules.pop(member, None)
         if schedule is not None:
             self._beside.leave(schedule.program)
+        self._failed.discard(member)
         number = self._class_of[member]
         self._lanes[number].leave(member, 0 if schedule is None else schedule.num_ticks)
         if number in self._stacks:
@@ -125,20 +132,25 @@ class FusedTicks:
         for number, found in by_class.items():
             stack = self._stack(number, self._schedules[found[0]].num_ticks)
             outcomes |= self._alone(found) if stack is None else self._together(number, *stack, found)
+        self._failed |= {member for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
         return outcomes
 
     def _is_alone(self, member: int) -> bool:
         """Return whether a member takes its ticks by itself for good."""
-        number = self._class_of[member]
-        return self._is_apart(number) or len(self._lanes[number].at(self._schedules[member].num_ticks)) < 2
+        number, tick = self._class_of[member], self._schedules[member].num_ticks
+        return self._is_apart(number, tick) or len(self._lanes[number].at(tick)) < 2
 
-    def _is_apart(self, number: int) -> bool:
-        """Return whether no round of members of equal structure is taken as one program."""
+    def _is_apart(self, number: int, tick: int) -> bool:
+        """Return whether no round of members of equal structure is taken as one program after so many ticks.
+
+        Of a run that goes on from an older checkpoint it is what was known at that tick: a step by a trace of its own
+        has other last bits than one by its plan, which is what a stack takes where its program is no use.
+        """
         record = self.records[number]
-        if record.reason or len(record.members) == 1:
+        if (record.reason and tick >= record.since_tick) or len(record.members) == 1:
             return True
         problems = {name for names in record.verdicts for name in names.split("+")}
-        is_off = not any(each.is_fused for each in record.verdicts.values())
+        is_off = not any(each.is_fused or tick <= each.since_tick for each in record.verdicts.values())
         known = next((self._schedules[member] for member in record.members if member in self._schedules), None)
         return is_off and known is not None and problems >= known.program.problems.keys()
 
@@ -154,7 +166,7 @@ class FusedTicks:
                 with self._world(member) as has_drawn:
                     outcomes[member] = schedule.tick()
                     if is_first and has_drawn():
-                        self.records[self._class_of[member]].reason = _DRAWS
+                        self._put_apart(self.records[self._class_of[member]], _DRAWS, 0)
             except Exception as error:
                 outcomes[member] = error
         return outcomes
@@ -168,8 +180,8 @@ class FusedTicks:
             # In the middle of a tick: none of them can go on, but other members can.
             return dict.fromkeys(members, error)
         record = self.records[number]
-        if stack.verdicts != record.verdicts:
-            record.verdicts = stack.verdicts
+        if (stack.verdicts, stack.layout) != (record.verdicts, record.layouts.get(lanes)):
+            record.verdicts, record.layouts[lanes] = stack.verdicts, stack.layout
             self._when_decided(self.records)
         return {member: outcome for member, outcome in zip(lanes, found, strict=True) if outcome is not None}
 
@@ -177,26 +189,29 @@ class FusedTicks:
         """Return the stack of members of equal structure after `tick`, with its lanes; None where each is by itself."""
         record = self.records[number]
         # The first steps are the optimizers' own.
-        if tick == 0 or self._is_apart(number):
+        if tick == 0 or self._is_apart(number, tick):
             return None
         lanes = self._lanes[number].at(tick)
         if len(lanes) < 2:
             return None
         if number not in self._stacks or self._stacks[number][0] != lanes:
+            there = [None if member in self._failed else self._schedules.get(member) for member in lanes]
             try:
-                schedules = [self._schedules.get(member) for member in lanes]
-                stack = StackedSchedule(schedules, record.verdicts, record.shares.get(lanes))
-                record.shares[lanes] = stack.shares
+                stack = StackedSchedule(there, record.verdicts, record.layouts.get(lanes))
                 self._stacks[number] = lanes, stack
             except Exception as error:
                 # Whatever it is, each can go on by itself.
-                record.reason = reason_of(error)
-        else:
-            record.reason = self._stacks[number][1].reason
-        if record.reason:
-            self._when_decided(self.records)
+                self._put_apart(record, reason_of(error), tick)
+                return None
+        elif self._stacks[number][1].reason:
+            self._put_apart(record, self._stacks[number][1].reason, tick)
             return None
         return self._stacks[number]
+
+    def _put_apart(self, record: StackRecord, reason: str, tick: int) -> None:
+        """Let members take their ticks by themselves from this one on."""
+        record.reason, record.since_tick = reason, tick
+        self._when_decided(self.records)
 
 
 def _has_foreign_code(schedule: Schedule) -> bool:

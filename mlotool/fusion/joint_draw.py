@@ -3,7 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
 from mlotool.fusion.feed import JointBatch, JointStream
+from mlotool.fusion.stacking import NotJointError, stacked
 from mlotool.program import Program
 from mlotool.program.solution_plan import all_plans
 from mlotool.program.traced_function import Traced
@@ -52,6 +56,40 @@ class JointDraw:
             members = zip(self._programs, live, strict=True)
             return [_own(program, name, how) if is_live else None for program, is_live in members]
         return found
+
+    def without(self, entries: Sequence[Mapping[str, Any]], live: Sequence[bool]) -> list[dict[str, Any]]:
+        """Return what was drawn, without the batches of members that are not live any more.
+
+        In their places are those of the first live one, so that what is computed of the others is what it is where
+        they had left before.
+
+        Args:
+            entries: what was drawn.
+            live: which members are left.
+        """
+        found: dict[int, Any] = {}
+        for entry in entries:
+            for name, batch in entry.items():
+                # A batch that stands in two places is one.
+                if id(batch) not in found:
+                    found[id(batch)] = self._left(name, batch, live)
+        return [{name: found[id(batch)] for name, batch in entry.items()} for entry in entries]
+
+    def _left(self, name: str, batch: JointBatch | list[Any] | None, live: Sequence[bool]) -> Any:
+        first = live.index(True)
+        if isinstance(batch, list):
+            if self._streams[name].shares:
+                return JointBatch(batch[first], is_shared=True)
+            try:
+                own = [each if is_live else batch[first] for each, is_live in zip(batch, live, strict=True)]
+                return JointBatch(stacked(own), is_shared=False)
+            except NotJointError:
+                return batch
+        if batch is None or batch.is_shared:
+            return batch
+        places = [number if is_live else first for number, is_live in enumerate(live)]
+        value = tree_map_only(Tensor, lambda tensor: tensor[places], batch.value)
+        return JointBatch(value, is_shared=False)
 
 
 def _own(program: Program | None, name: str, how: str) -> Any:

@@ -1,6 +1,6 @@
 """Values of a member's own that a trace of another member would hold fixed: numbers of losses, frozen parameters."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,19 +18,23 @@ class OwnValue:
     """A value that differs by member.
 
     Args:
+        key: where it stands.
         values: (members, ...).
         puts: by member, what gives it another value in its place, and returns what takes that back.
     """
 
+    key: str
     values: Tensor
     puts: Sequence[Callable[[Tensor], Callable[[], None]]]
 
 
-def own_values(members: Sequence[Program | None]) -> list[OwnValue]:
+def own_values(members: Sequence[Program | None], known: Collection[str] = ()) -> list[OwnValue]:
     """Return the numbers of losses, and the frozen parameters, in which members differ.
 
     Args:
         members: None has left, and counts as the first one that is there, which is traced.
+        known: keys of those in which members differed that have left meanwhile: what is computed with an axis of
+            members may have other last bits than what is computed without.
 
     Raises:
         NotFusedError: losses differ in more than numbers, modules in their structure, or frozen parameters in their
@@ -41,10 +45,10 @@ def own_values(members: Sequence[Program | None]) -> list[OwnValue]:
     found = []
     for number, problem in enumerate(first.engine.problems):
         others = [program.engine.problems[number] for program in programs]
-        found += _numbers(problem.name, [each.loss for each in others], problem.own[0])
+        found += _numbers(problem.name, [each.loss for each in others], problem.own[0], known)
         modules = [each.module for each in others]
         _check_alike(problem.name, modules)
-        found += _frozen(problem.name, modules)
+        found += _frozen(problem.name, modules, known)
     return found
 
 
@@ -67,7 +71,7 @@ def given(found: Sequence[OwnValue], tensors: Sequence[Tensor], member: int) -> 
             back()
 
 
-def _numbers(name: str, losses: Sequence[Any], like: Tensor) -> list[OwnValue]:
+def _numbers(name: str, losses: Sequence[Any], like: Tensor, known: Collection[str]) -> list[OwnValue]:
     first = losses[0]
     if not isinstance(first, partial):
         # A loss that is an object may hold anything: what differs there shows in the comparison with its plan.
@@ -78,13 +82,14 @@ def _numbers(name: str, losses: Sequence[Any], like: Tensor) -> list[OwnValue]:
         raise NotFusedError(f"the losses of problems.{name} have different settings")
     found = []
     for key, value in first.keywords.items():
-        values = [each.keywords[key] for each in losses]
-        if all(_equal(value, each) for each in values):
+        values, place = [each.keywords[key] for each in losses], f"problems.{name}.loss.{key}"
+        are_numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)
+        if all(_equal(value, each) for each in values) and not (are_numbers and place in known):
             continue
-        if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in values):
+        if not are_numbers:
             raise NotFusedError(f"the losses of problems.{name} differ in {key}, which is no number")
         stacked = torch.tensor(values, dtype=like.dtype, device=like.device)
-        found.append(OwnValue(stacked, [partial(_swap, each.keywords, key) for each in losses]))
+        found.append(OwnValue(place, stacked, [partial(_swap, each.keywords, key) for each in losses]))
     return found
 
 
@@ -94,7 +99,7 @@ def _check_alike(name: str, modules: Sequence[nn.Module]) -> None:
         raise NotFusedError(f"the modules of problems.{name} are of different structures")
 
 
-def _frozen(name: str, modules: Sequence[nn.Module]) -> list[OwnValue]:
+def _frozen(name: str, modules: Sequence[nn.Module], known: Collection[str]) -> list[OwnValue]:
     found = []
     for path, child in modules[0].named_modules():
         children = [module.get_submodule(path) for module in modules]
@@ -105,9 +110,10 @@ def _frozen(name: str, modules: Sequence[nn.Module]) -> list[OwnValue]:
             others = [each for each in tensors if each is not None]
             if len(others) < len(tensors) or any(each.shape != tensor.shape for each in others):
                 raise NotFusedError(f"a frozen parameter of problems.{name} ({path}.{key}) has different shapes")
-            if not all(torch.equal(tensor, each) for each in others):
+            place = f"problems.{name}.module.{path}.{key}"
+            if place in known or not all(torch.equal(tensor, each) for each in others):
                 stacked = torch.stack([each.detach() for each in others])
-                found.append(OwnValue(stacked, [partial(_swap, each._parameters, key) for each in children]))
+                found.append(OwnValue(place, stacked, [partial(_swap, each._parameters, key) for each in children]))
     return found
 
 

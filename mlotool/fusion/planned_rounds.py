@@ -1,36 +1,26 @@
 """A round of steps of all members, each by its own plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from mlotool.fusion.stack import Stack
+from mlotool.fusion.round_members import Outcome, RoundMembers
 from mlotool.fusion.verdict import Verdict
-from mlotool.program import Program, Schedule
-from mlotool.program.step_result import StepResult
+from mlotool.program import Program
 from mlotool.program.untraceable import why_untraceable
-
-Outcome = dict[str, StepResult] | Exception | None
-"""What the steps of one member have given, or the error of one; None of a member that takes no part."""
 
 
 class PlannedRound:
     """Takes a round of steps of the members of a stack one by one.
 
     Args:
-        names: of the problems that step together.
-        schedules: those of the members; None has left.
-        stack: their tensors.
-        reason: why it is done one by one; "" where nothing is said of that.
+        members: of the round.
+        reason: why it is done one by one.
 
     Attributes:
-        schedules: those of the members; None has left.
         verdict: that reason.
     """
 
-    def __init__(
-        self, names: tuple[str, ...], schedules: Sequence[Schedule | None], stack: Stack, reason: str = ""
-    ) -> None:
-        self.schedules = list(schedules)
-        self._names, self._stack = names, stack
+    def __init__(self, members: RoundMembers, reason: str) -> None:
+        self._members = members
         self.verdict: Verdict | None = Verdict(is_fused=False, reason=reason)
 
     def __call__(self, live: Sequence[bool]) -> list[Outcome]:
@@ -39,36 +29,11 @@ class PlannedRound:
         Args:
             live: which members take part.
         """
-        return self.each(live, lambda number: self.schedule(number).step_round(self._names))
+        return self._members.each(live, self._members.drawing)
 
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
-        self.schedules[number] = None
-
-    def schedule(self, number: int) -> Schedule:
-        """Return the schedule of a member that is there."""
-        found = self.schedules[number]
-        assert found is not None
-        return found
-
-    def each(self, live: Sequence[bool], take: Callable[[int], dict[str, StepResult]]) -> list[Outcome]:
-        """Return what each live member's steps give, or its own error.
-
-        Args:
-            live: which members take part.
-            take: takes the steps of one.
-        """
-        outcomes: list[Outcome] = [None] * len(live)
-        for number, is_live in enumerate(live):
-            if not is_live:
-                continue
-            try:
-                with self.schedule(number).program.random:
-                    outcomes[number] = take(number)
-                self._stack.refresh_member(number)
-            except Exception as error:
-                outcomes[number] = error
-        return outcomes
+        self._members.drop(number)
 
 
 def why_planned(names: Sequence[str], programs: Sequence[Program | None]) -> str:

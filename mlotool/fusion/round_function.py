@@ -26,6 +26,7 @@ class RoundFunction:
         own: values in which members differ.
         batches: by problem of the round, those of each batch that its gradient is averaged over.
         member: its number.
+        known_course: how its solvers are to decide, where an earlier trace is repeated.
 
     Attributes:
         gradients: takes them.
@@ -42,7 +43,9 @@ class RoundFunction:
         own: Sequence[OwnValue],
         batches: Sequence[Sequence[Batches]],
         member: int,
+        known_course: Sequence[bool] | None = None,
     ) -> None:
+        self._known_course = known_course
         self._together, self._engine, self._own, self._batches = together, engine, own, batches
         self._member = member
         self.gradients = MemberGradients(engine)
@@ -66,7 +69,7 @@ class RoundFunction:
         try:
             for problem, tensors in zip(problems, buffers, strict=True):
                 problem.slots.put_buffers([tensor.clone() for tensor in tensors])
-            with tracing(is_joint=True) as self.course, given(self._own, own, self._member):
+            with tracing(is_joint=True, known=self._known_course) as self.course, given(self._own, own, self._member):
                 for each, entries in zip(self._together, batches, strict=True):
                     output, gradient = self.gradients(each, parameters, entries)
                     with torch.no_grad():

@@ -78,8 +78,27 @@ class Stack:
         _bind(program, rows)
 
     def drop(self, number: int) -> None:
-        """Forget a member that has left; its row stays."""
-        self._programs[number] = None
+        """Let go of a member, which keeps its values; its row takes those of the first one that is there.
+
+        What has diverged would else go on in that row, and an operation over all rows may refuse it: one matrix with
+        a NaN, and `torch.linalg.eigvalsh` raises for all.
+        """
+        program, self._programs[number] = self._programs[number], None
+        rows = [each[number] for each in self._rows]
+        if program is not None:
+            _bind(program, [row.clone() for row in rows])
+        self._fill(number)
+        # What has left before may have taken the values of this one.
+        for other, each in enumerate(self._programs):
+            if each is None and other != number:
+                self._fill(other)
+
+    def _fill(self, number: int) -> None:
+        """Let the row of a member that has left be that of the first one that is there."""
+        first = next((other for other, _ in self._members()), None)
+        if first is not None:
+            for rows in self._rows:
+                rows[number].copy_(rows[first])
 
     def _members(self) -> Iterator[tuple[int, Program]]:
         for number, program in enumerate(self._programs):

@@ -5,9 +5,9 @@ traced again, is one of all members. So finite differences, solvers, tasks and s
 else.
 """
 
+import hashlib
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any
 
@@ -25,14 +25,13 @@ from mlotool.fusion.feed import JointBatch
 from mlotool.fusion.own_values import OwnValue
 from mlotool.fusion.round_function import RoundFunction
 from mlotool.fusion.stack import Stack
+from mlotool.fusion.stacked_outputs import Flat, Found
 from mlotool.problem.memory import Memory
 from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
 from mlotool.program.engine import Engine
 from mlotool.program.flat_graph import simplified
 from mlotool.program.fusible import FOREACH
-from mlotool.program.gradient_plan import Gradient
-from mlotool.program.step_result import StepResult
 from mlotool.program.trace import MOST_TRACES, reason_of
 from mlotool.program.traced_function import (
     Batches,
@@ -49,82 +48,6 @@ JointBatches = dict[str, JointBatch | None]
 """By problem: of the one whose gradient it is, and of those whose solutions it passes through."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stacked:
-    """The gradients of one problem of all members.
-
-    Args:
-        gradient: one tensor a parameter, (members, ...); None where it is unused.
-        loss: (members,).
-        metrics: (members,) each, by name.
-    """
-
-    gradient: list[Tensor | None]
-    loss: Tensor
-    metrics: dict[str, Tensor]
-
-    def of(self, number: int) -> Gradient:
-        """Return the gradient of one member."""
-        return [None if each is None else each[number] for each in self.gradient]
-
-    def by_member(self) -> Iterator[tuple[Gradient, StepResult]]:
-        """Yield the gradient and the result of each member."""
-        num_members = len(self.loss)
-        gradients = zip(
-            *[[None] * num_members if each is None else each.unbind() for each in self.gradient], strict=True
-        )
-        names, values = [*self.metrics], [each.unbind() for each in self.metrics.values()]
-        metrics = zip(*values, strict=True) if values else iter([()] * num_members)
-        for gradient, loss, numbers in zip(gradients, self.loss.unbind(), metrics, strict=True):
-            yield list(gradient), StepResult(loss, dict(zip(names, numbers, strict=True)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Flat:
-    """A flat program of all members.
-
-    Args:
-        run: runs it.
-        function: what it was made of.
-        moved: the positions of the buffers that change.
-        unit: the relative error of one rounding, in the lowest precision in which it computes.
-    """
-
-    run: Run
-    function: RoundFunction
-    moved: tuple[int, ...]
-    unit: float
-
-
-class Found:
-    """What one run of a flat program gives.
-
-    Args:
-        flat: the program.
-        outputs: its outputs.
-
-    Attributes:
-        gradients: by problem of the round.
-        holds: by member, whether its solvers decided as in the trace: only then do its numbers count. None where
-            nothing is decided.
-        moved: what the buffers that move become.
-        reported: what solvers report.
-    """
-
-    def __init__(self, flat: "_Flat", outputs: list[Tensor]) -> None:
-        function = flat.function
-        self.flat = flat
-        self.holds: list[bool] | None = outputs.pop().tolist() if function.course.conditions else None
-        self.gradients: list[Stacked] = []
-        values = iter(outputs)
-        for used, names in zip(function.used, function.names, strict=True):
-            gradient = [next(values) if is_used else None for is_used in used]
-            self.gradients.append(Stacked(gradient, next(values), {name: next(values) for name in names}))
-        buffers = [next(values) for _ in range(function.num_buffers)]
-        self.moved = [buffers[position] for position in flat.moved]
-        self.reported = list(values)
-
-
 class StackedGradients:
     """Takes the gradients of a round of all members of a stack.
 
@@ -134,11 +57,13 @@ class StackedGradients:
         memories: of each member, what its problems' algorithms keep; None has left.
         stack: their tensors.
         own: values in which members differ.
-        backend: one of BACKENDS.
-        at_once: how many members are taken at once; None is all.
+        trace: how a member alone would trace its steps from the first ones on, one of BACKENDS; None where it would
+            take them by its plans.
+        courses: by kind of the batches, how solvers decided when it was traced; what is traced anew repeats that.
 
     Attributes:
-        at_once: the same, which is smaller once they did not fit into memory.
+        at_once: how many members are taken at once: all, until they do not fit into memory.
+        courses: the same, of which there is one more with each trace.
     """
 
     def __init__(
@@ -148,19 +73,27 @@ class StackedGradients:
         memories: Sequence[Sequence[Memory] | None],
         stack: Stack,
         own: Sequence[OwnValue],
-        backend: str,
-        at_once: int | None = None,
+        trace: str | None,
+        courses: dict[str, tuple[bool, ...]],
     ) -> None:
         self._together, self._engine, self._memories = together, engine, memories
         self._stack, self._own = stack, own
-        self._backend = BACKENDS[backend]
+        self._backend, self._has_traces = BACKENDS[trace or "eager"], trace is not None
+        self.courses = courses
         self._modules = [module for problem in engine.problems for module in problem.submodules]
-        self._known: dict[Any, _Flat] = {}
+        self._known: dict[Any, Flat] = {}
         self._num_members = len(memories)
         self._leader = next(number for number, each in enumerate(memories) if each is not None)
-        self.at_once = self._num_members if at_once is None else min(at_once, self._num_members)
+        self.at_once = self._num_members
 
-    def __call__(self, batches: Sequence[Sequence[JointBatches]]) -> "Found":
+    def limit(self, at_once: int | None) -> None:
+        """Take so many members at once; None is all."""
+        wanted = self._num_members if at_once is None else min(at_once, self._num_members)
+        if wanted != self.at_once:
+            self.at_once = wanted
+            self._known.clear()
+
+    def __call__(self, batches: Sequence[Sequence[JointBatches]]) -> Found:
         """Return the gradients of all members; nothing moves.
 
         Where they do not fit into memory they are taken for half as many members at once, and so on.
@@ -193,15 +126,18 @@ class StackedGradients:
         batches: Sequence[Sequence[JointBatches]],
         arguments: Sequence[Tensor],
         dims: Sequence[int | None],
-    ) -> "Found":
+    ) -> Found:
         flat = self._known.get(key)
         in_dims = [*[0] * (len(arguments) - len(dims)), *dims]
         if flat is None:
             if len(self._known) == MOST_TRACES:
                 raise NotFusedError(f"their batches are of over {MOST_TRACES} kinds")
+            kind = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
             flat = self._known[key] = self._traced(
-                batches, _part(arguments, in_dims, 0, self.at_once), in_dims, len(dims)
+                batches, _part(arguments, in_dims, 0, self.at_once), in_dims, len(dims), self.courses.get(kind)
             )
+            if flat.function.course.outcomes:
+                self.courses[kind] = tuple(flat.function.course.outcomes)
         with torch._C._AutoDispatchBelowAutograd():
             if self.at_once == self._num_members:
                 return Found(flat, [*flat.run(*arguments)])
@@ -213,7 +149,29 @@ class StackedGradients:
                 parts.append([each[begin - start :] for each in outputs])
             return Found(flat, [torch.cat(each) for each in zip(*parts, strict=True)])
 
-    def commit(self, found: "Found", live: Sequence[bool]) -> None:
+    def single(self, batches: Sequence[Sequence[JointBatches]]) -> Callable[[], Any] | None:
+        """Return what takes one member's gradients as its own trace would; None where it has no trace.
+
+        Args:
+            batches: those for which the gradients of all were taken before.
+        """
+        tensors: list[Tensor] = []
+        dims: list[int | None] = []
+        flat = self._known[self._kinds(batches, tensors, dims)]
+        if flat.single is None:
+            return None
+        fixed = [*self._stack.tensors, *[each.values for each in self._own]]
+        arguments = [each[0] for each in fixed]
+        arguments += [each if dim is None else each[0] for each, dim in zip(tensors, dims, strict=True)]
+        run = flat.single
+
+        def take() -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return run(*arguments)
+
+        return take
+
+    def commit(self, found: Found, live: Sequence[bool]) -> None:
         """Let buffers move, and report what solvers have reported, for the members whose numbers count.
 
         Args:
@@ -255,7 +213,8 @@ class StackedGradients:
         arguments: Sequence[Tensor],
         in_dims: Sequence[int | None],
         num_tensors: int,
-    ) -> _Flat:
+        course: Sequence[bool] | None,
+    ) -> Flat:
         """Return the program of arguments, of which the last so many are the tensors of the batches."""
         engine = self._engine
         num_fixed = len(arguments) - num_tensors
@@ -263,7 +222,7 @@ class StackedGradients:
         member = [tensor if dim is None else tensor[0] for tensor, dim in zip(whole, in_dims, strict=True)]
         parts, placed = iter(member[num_fixed:]), dict[int, Tensor]()
         of_first = [[_of_first(entry, parts, placed) for entry in entries] for entries in batches]
-        function = RoundFunction(self._together, engine, self._own, of_first, self._leader)
+        function = RoundFunction(self._together, engine, self._own, of_first, self._leader, course)
         kept, random = [memory.value for memory in engine.memories], engine.random.state_dict()
         try:
             with guards.tracing(guards.TracingContext(FakeTensorMode())), engine.random:
@@ -276,6 +235,7 @@ class StackedGradients:
             moved = _moved(graph, function, num_fixed - len(self._own))
             unit = _rounding_unit(graph)
             run = self._backend.finish(graph, whole, num_fixed)
+            single = self._single(first, member, num_fixed) if self._has_traces else None
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -284,7 +244,11 @@ class StackedGradients:
             engine.random.load_state_dict(random)
             for memory, value in zip(engine.memories, kept, strict=True):
                 memory.value = value
-        return _Flat(run, function, moved, unit)
+        return Flat(run, function, moved, unit, single)
+
+    def _single(self, first: GraphModule, member: Sequence[Tensor], num_fixed: int) -> Run:
+        flat = make_fx(functionalize(first), {**self._backend.decompositions})(*member)
+        return self._backend.finish(simplified(flat), member, num_fixed)
 
 
 def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tuple[int, ...]:

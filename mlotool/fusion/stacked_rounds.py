@@ -1,84 +1,78 @@
 """A round of steps of all members: their gradients by one program, held to the members' own plans, or one by one."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import RunError
 from mlotool.core.user_code import is_of_user
-from mlotool.fusion.comparison import Comparison, Moving
+from mlotool.fusion.attempt import Attempt
 from mlotool.fusion.errors import NotFusedError, reason_of
 from mlotool.fusion.feed import JointStream
 from mlotool.fusion.joint_draw import JointDraw
 from mlotool.fusion.joint_steps import step_together
 from mlotool.fusion.own_values import OwnValue
-from mlotool.fusion.planned_rounds import Outcome, PlannedRound
-from mlotool.fusion.python_state import PythonState
-from mlotool.fusion.stack import Stack
-from mlotool.fusion.stacked_gradients import Found, JointBatches, StackedGradients
-from mlotool.fusion.verdict import DIFFERENT, UNLIKE, UNTRUE, Verdict
-from mlotool.problem.update import Hyperparameters
-from mlotool.program import Schedule
-from mlotool.program.prepared_step import PreparedStep
+from mlotool.fusion.python_state import PythonWatch
+from mlotool.fusion.round_members import (
+    Drawings,
+    Outcome,
+    RoundMembers,
+    add_outcome,
+    are_apart,
+    numbers,
+    unread,
+    with_errors,
+)
+from mlotool.fusion.stacked_gradients import Found, StackedGradients
+from mlotool.fusion.verdict import CHANGED, CHANGED_LATER, DIFFERENT, Verdict
 from mlotool.program.step_result import StepResult
-from mlotool.program.traced_function import UntraceableError
-from mlotool.program.traced_rounds import Drawn
 
-REPEATS = 3
-"""Times that each way is measured; the shortest counts."""
+_FIRST_LOOKS = (2, 3, 5, 10, 20, 50, 100, 200, 500)
+_STEPS_BETWEEN_LOOKS = 1000
+"""One member's plan once in so many steps of all: less than a thousandth of their time."""
 
 
 class StackedRound:
     """Takes a round of steps of all members of a stack.
 
     The first time, each member's gradient is also taken by its own plan, which shows whether the members are what they
-    seem to be, and which way is the faster one. The tenth time, the hundredth and so on one member is looked at again.
+    seem to be, and which way is the faster one. Later one member in turn is looked at again, at first often.
 
     Args:
-        names: of the problems that step together.
-        schedules: those of the members; None has left.
-        stack: their tensors.
+        members: of the round.
         own: values in which members differ.
         streams: by name of the problem.
+        courses: by kind of the batches, how solvers decided when it was traced; more come.
         verdict: what was found out before, where a sweep is gone on with.
     """
 
     def __init__(
         self,
-        names: tuple[str, ...],
-        schedules: Sequence[Schedule | None],
-        stack: Stack,
+        members: RoundMembers,
         own: Sequence[OwnValue],
         streams: Mapping[str, JointStream],
+        courses: dict[str, tuple[bool, ...]],
         verdict: Verdict | None = None,
     ) -> None:
-        self._names, self._stack = names, stack
-        leader = next(each for each in schedules if each is not None)
+        self._members, self._names, self._stack = members, members.names, members.stack
+        leader = next(each for each in members.schedules if each is not None)
         first = leader.program
-        programs = [None if each is None else each.program for each in schedules]
-        self._problems = [[] if each is None else [each.problems[name] for name in names] for each in programs]
-        self._alone = PlannedRound(names, schedules, stack)
+        programs = [None if each is None else each.program for each in members.schedules]
+        together = [leader.traced(name) for name in members.names]
         self.verdict = verdict
-        together = [leader.traced(name) for name in names]
         self._draw = [JointDraw(each, programs, streams) for each in together]
-        backend = first.trace if first.trace is not None and first.trace_from == 0 else "eager"
+        trace = first.trace if first.trace_from == 0 else None
         memories = [None if each is None else each.engine.memories for each in programs]
-        self._gradients = StackedGradients(
-            together, first.engine, memories, stack, own, backend, None if verdict is None else verdict.at_once
-        )
-        self._comparison = Comparison(names, self._alone.schedules, stack, own)
-        self._recorded = [name for name in names if first.problems[name].trajectory.is_kept]
-        self._count, self._next_look = 0, 10
+        self._gradients = StackedGradients(together, first.engine, memories, members.stack, own, trace, courses)
+        self._attempt = Attempt(members, self._gradients, own)
+        self._watch: PythonWatch | None = None
+        # Steps as one program, and the tick of the last one that was compared with a plan.
+        self._count = self._compared_at = 0
         # torch's own optimizers and schedulers draw no random numbers, and leave tensors where they are.
-        self._is_foreign = any(
-            is_of_user(problem.optimizer, problem.scheduler) for problems in self._problems for problem in problems
-        )
+        problems = [problem for each in members.problems for problem in each]
+        self._is_foreign = any(is_of_user(problem.optimizer, problem.scheduler) for problem in problems)
 
     def __call__(self, live: Sequence[bool]) -> list[Outcome]:
         """Take the steps of the live members.
@@ -86,141 +80,166 @@ class StackedRound:
         Args:
             live: which members take part.
         """
-        is_off = bool(self._stack.reason) or (self.verdict is not None and not self.verdict.is_fused)
+        tick = self._tick(live)
+        verdict = None if self.verdict is None else self.verdict.at(tick)
+        is_off = bool(self._stack.reason) or (verdict is not None and not verdict.is_fused)
         # The first step is the optimizer's own, which makes its state.
-        if is_off or not all(problem.num_steps for problem in self._problems[live.index(True)]):
-            return self._alone(live)
-        batches = [draw(live) for draw in self._draw]
-        if any(isinstance(each, list) for entries in batches for entry in entries for each in entry.values()):
-            # This time their shapes differ, or one cannot be read.
-            return self._alone.each(live, lambda number: self._planned(number, batches, is_recorded=False))
-        for number in _numbers(live) if self._recorded else ():
-            self._record(number, batches)
-        try:
-            if self.verdict is None:
-                self._check_alike(live, batches)
-            found = self._gradients(batches)
-            if self.verdict is None:
-                return self._tried(live, batches, found)
-            if self._gradients.at_once < len(live):
-                self.verdict = replace(self.verdict, at_once=self._gradients.at_once)
-        except NotFusedError as error:
-            self.verdict = Verdict(is_fused=False, reason=error.reason)
-            return self._alone.each(live, lambda number: self._planned(number, batches))
-        except Exception as error:
-            outcomes = self._alone.each(live, lambda number: self._planned(number, batches))
-            # Else it is that member's own, such as a target that is out of range.
-            if not any(isinstance(each, Exception) for each in outcomes):
-                self.verdict = Verdict(is_fused=False, reason=reason_of(error))
-            return outcomes
-        self._count += 1
-        if self._count == self._next_look:
-            self._next_look *= 10
-            number = _numbers(live)[len(str(self._count)) % sum(live)]
-            if (wrong := self._looked_at(number, batches, found)) is not None:
-                return [wrong if is_live else None for is_live in live]
-        return self._stepped(live, batches, found)
+        if is_off or not all(problem.num_steps for problem in self._members.problems[live.index(True)]):
+            return self._members.each(live, self._members.drawing)
+        batches: Drawings = [draw(live) for draw in self._draw]
+        errors = unread(batches)
+        live, batches = self._without(errors, live, batches)
+        if not any(live):
+            return with_errors([None] * len(live), errors)
+        if are_apart(batches):
+            # This time their shapes differ.
+            outcomes = self._members.each(live, lambda each: self._members.planned(each, batches, is_recorded=False))
+            return with_errors(outcomes, errors)
+        for number in numbers(live):
+            self._members.record(number, batches)
+        return with_errors(self._taken(live, batches, errors), errors)
 
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
-        self._alone.drop(number)
-        self._problems[number] = []
+        self._members.drop(number)
+        if self._watch is not None:
+            self._watch.drop(number)
 
-    def _looked_at(self, number: int, batches: Sequence[Sequence[JointBatches]], found: Found) -> RunError | None:
-        """Return an error where a member's gradients are not those of its plan any more."""
-        state = Moving(self._alone.schedule(number), self._stack, number)
-        try:
-            prepared = self._prepared(number, batches)
-            state.restore()
-            difference = self._difference(number, prepared, batches, found)
-        finally:
-            state.restore()
-        if difference is None:
-            return None
-        return RunError(DIFFERENT.format(problem=difference[0], number=number, difference=difference[1]))
+    def _without(
+        self, errors: Mapping[int, Exception], live: Sequence[bool], batches: Drawings
+    ) -> tuple[list[bool], Drawings]:
+        """Return who is left without members that raise, and the batches without theirs."""
+        left = [is_live and number not in errors for number, is_live in enumerate(live)]
+        if not errors or not any(left):
+            return left, batches
+        for number in errors:
+            # What it has diverged to may be what an operation over all rows has refused.
+            self._stack.drop(number)
+        return left, [draw.without(entries, left) for draw, entries in zip(self._draw, batches, strict=True)]
 
-    def _check_alike(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]]) -> None:
-        first = _numbers(live)[0]
-        schedule = self._alone.schedule(first)
-        moving, state = Moving(schedule, self._stack, first), PythonState(schedule.program)
-        try:
-            self._prepared(first, batches)
-            state.check()
-        finally:
-            state.restore()
-            moving.restore()
-        for number in _numbers(live):
+    def _taken(self, live: Sequence[bool], batches: Drawings, errors: dict[int, Exception]) -> list[Outcome]:
+        """Take steps on batches that were drawn; members whose own plan raises go to `errors`."""
+        found: Found | None = None
+        while found is None and any(live):
             try:
-                difference = self._comparison.of_leader(number, self._drawn(number, batches))
-            except UntraceableError as error:
-                raise NotFusedError(str(error)) from error
-            except Exception:
-                # A member's own: its plan raises it as well.
+                found = self._found(live, batches)
+                if found is None:
+                    break
+            except NotFusedError as error:
+                self._put_apart(live, error.reason)
+                break
+            except Exception as error:
+                # Most often a member's own, such as a target that is out of range; the others go on without it.
+                failures = self._members.failures(live, batches)
+                if not failures:
+                    self._put_apart(live, reason_of(error))
+                    break
+                errors |= failures
+                live, batches = self._without(failures, live, batches)
+        if found is None:
+            return self._members.each(live, lambda number: self._members.planned(number, batches))
+        self._count += 1
+        if self._count in _FIRST_LOOKS or self._count % _STEPS_BETWEEN_LOOKS == 0:
+            wrong = self._look(live, batches, found)
+            if wrong:
+                errors |= wrong
+                rest = [is_live and number not in wrong for number, is_live in enumerate(live)]
+                return self._members.each(rest, lambda number: self._members.planned(number, batches))
+        return self._stepped(live, batches, found)
+
+    def _found(self, live: Sequence[bool], batches: Drawings) -> Found | None:
+        """Return the gradients of all; None where it turns out that one by one is the faster way.
+
+        Raises:
+            NotFusedError: they are not to be taken as one program.
+        """
+        if self.verdict is None:
+            self._attempt.check_alike(live, batches)
+        else:
+            self._gradients.limit(self.verdict.at(self._tick(live)).at_once)
+        if self._watch is None:
+            schedules = self._members.schedules
+            self._watch = PythonWatch([None if each is None else each.program for each in schedules])
+        elif (change := self._watch.change()) is not None:
+            raise NotFusedError(change)
+        found = self._gradients(batches)
+        at_once = self._gradients.at_once
+        if self.verdict is None:
+            tick = self._tick(live)
+            self.verdict = replace(self._attempt(live, batches, found), since_tick=tick)
+            self._compared_at = tick + 1
+            return found if self.verdict.is_fused else None
+        if at_once < (self.verdict.at(self._tick(live)).at_once or len(live)):
+            self.verdict = self.verdict.changed(self._tick(live), at_once=at_once)
+        return found
+
+    def _put_apart(self, live: Sequence[bool], reason: str) -> None:
+        """Take gradients one by one from this tick on."""
+        known = self.verdict
+        self.verdict = (
+            Verdict(is_fused=False, reason=reason, since_tick=self._tick(live))
+            if known is None
+            else known.changed(self._tick(live), is_fused=False, reason=reason)
+        )
+
+    def _look(self, live: Sequence[bool], batches: Drawings, found: Found) -> dict[int, Exception]:
+        """Return by member an error, where the gradients of a member are not those of its plan any more."""
+        there, tick = numbers(live), self._tick(live) + 1
+        turn = (
+            there[len(str(self._count)) % len(there)] if self._count < 1000 else there[self._count // 1000 % len(there)]
+        )
+        if not (wrong := self._compared([turn], tick, batches, found)):
+            self._compared_at = tick
+            return {}
+        wrong |= self._compared([number for number in there if number != turn], tick, batches, found)
+        self._put_apart(live, CHANGED)
+        if len(wrong) < len(there):
+            first = wrong[turn]
+            text = CHANGED_LATER.format(tick=tick, since=self._compared_at + 1, error=first)
+            warnings.warn(text, stacklevel=2)
+        return wrong
+
+    def _compared(self, members: Sequence[int], tick: int, batches: Drawings, found: Found) -> dict[int, Exception]:
+        """Return by member an error, where its gradients are not those of its plan."""
+        errors: dict[int, Exception] = {}
+        for number in members:
+            try:
+                difference = self._attempt.difference(number, batches, found)
+            except Exception as error:
+                errors[number] = error
                 continue
             if difference is not None:
-                raise NotFusedError(UNLIKE.format(problem=difference[0], difference=difference[1]))
+                problem, apart = difference
+                since = self._compared_at + 1
+                errors[number] = RunError(DIFFERENT.format(problem=problem, difference=apart, tick=tick, since=since))
+        return errors
 
-    def _tried(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]], found: Found) -> list[Outcome]:
-        """Take the gradients in both ways, and decide."""
-        fused_s, _ = _fastest(lambda: self._gradients(batches), lambda: None)
-        alone_s, reason = 0.0, ""
-        before, after = {}, {}
-        steps: list[list[PreparedStep] | Exception | None] = [None] * len(live)
-        for number in _numbers(live):
-            state = before[number] = Moving(self._alone.schedule(number), self._stack, number)
-            try:
-                seconds, prepared = _fastest(partial(self._prepared, number, batches), state.restore)
-            except Exception as error:
-                # A member's own; the others go on.
-                steps[number] = error
-                continue
-            alone_s += seconds
-            steps[number] = prepared
-            after[number] = Moving(self._alone.schedule(number), self._stack, number)
-            state.restore()
-            difference = self._difference(number, prepared, batches, found)
-            state.restore()
-            if difference is not None and not reason:
-                reason = UNTRUE.format(problem=difference[0], difference=difference[1])
-        is_fused = not reason and fused_s <= alone_s
-        if not is_fused and not reason:
-            reason = "one program of all takes longer"
-        at_once = self._gradients.at_once if self._gradients.at_once < len(live) else None
-        self.verdict = Verdict(is_fused, fused_s, alone_s, reason, at_once)
-        if is_fused:
-            outcomes = self._stepped(
-                [is_live and number in after for number, is_live in enumerate(live)], batches, found
-            )
-        else:
-            for each in after.values():
-                each.restore()
-            outcomes = self._alone.each(
-                [number in after for number in range(len(live))], lambda number: _taken(steps[number])
-            )
-        return [each if isinstance(each, Exception) else out for each, out in zip(steps, outcomes, strict=True)]
+    def _tick(self, live: Sequence[bool]) -> int:
+        """Return how many ticks the live members have taken."""
+        return self._members.schedule(live.index(True)).num_ticks
 
-    def _stepped(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]], found: Found) -> list[Outcome]:
+    def _stepped(self, live: Sequence[bool], batches: Drawings, found: Found) -> list[Outcome]:
         """Take the optimizers' steps along the gradients of all."""
         self._gradients.commit(found, live)
-        holds = found.holds
+        holds, members = found.holds, self._members
         outcomes: list[Outcome] = [{} if is_live else None for is_live in live]
         if holds is not None:
             # The others' solvers decide in another way than those of the trace.
             away = [is_live and not counts for is_live, counts in zip(live, holds, strict=True)]
-            outcomes = self._alone.each(away, lambda number: self._planned(number, batches))
+            outcomes = members.each(away, lambda number: members.planned(number, batches))
             outcomes = [{} if is_live and each is None else each for is_live, each in zip(live, outcomes, strict=True)]
         there, given = [], {}
-        for number in [number for number in _numbers(live) if holds is None or holds[number]]:
+        for number in [number for number in numbers(live) if holds is None or holds[number]]:
             try:
                 # What other problems give is as it was before any of these steps.
-                given[number] = self._given(number)
+                given[number] = members.given(number)
                 there.append(number)
             except Exception as error:
                 outcomes[number] = error
         for position, stacked in enumerate(found.gradients):
             rows = [*stacked.by_member()]
-            steps = [(self._problems[number][position], rows[number][0], given[number][position]) for number in there]
-            contexts = [self._alone.schedule(number).program.random for number in there] if self._is_foreign else None
+            steps = [(members.problems[number][position], rows[number][0], given[number][position]) for number in there]
+            contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
             norms = step_together(steps, contexts)
             for number in there if self._is_foreign else ():
                 self._stack.refresh_member(number)
@@ -231,97 +250,3 @@ class StackedRound:
                 add_outcome(outcomes, number, norm if isinstance(norm, Exception) else {self._names[position]: result})
             there = [number for number in there if isinstance(outcomes[number], dict)]
         return outcomes
-
-    def _given(self, number: int) -> list[tuple[Hyperparameters, ...] | None]:
-        """Return by problem the hyperparameters of its optimizer, where other problems give some of them."""
-        program = self._alone.schedule(number).program
-        return [
-            program.hyperparameters(each.name) if each.settings.optimizer_roles else None
-            for each in self._problems[number]
-        ]
-
-    def _planned(
-        self, number: int, batches: Sequence[Sequence[JointBatches]], *, is_recorded: bool = True
-    ) -> dict[str, StepResult]:
-        if self._recorded and not is_recorded:
-            self._record(number, batches)
-        return self._alone.schedule(number).step_round(self._names, self._drawn(number, batches))
-
-    def _prepared(self, number: int, batches: Sequence[Sequence[JointBatches]]) -> list[PreparedStep]:
-        schedule = self._alone.schedule(number)
-        with schedule.program.random:
-            return schedule.prepared_round(self._names, self._drawn(number, batches))
-
-    def _drawn(self, number: int, batches: Sequence[Sequence[JointBatches]]) -> Drawn:
-        """Return the batches of one member."""
-        return {
-            name: [{key: _of_member(each, number) for key, each in entry.items()} for entry in entries]
-            for name, entries in zip(self._names, batches, strict=True)
-        }
-
-    def _record(self, number: int, batches: Sequence[Sequence[JointBatches]]) -> None:
-        recorder, drawn = self._alone.schedule(number).program.recorder, self._drawn(number, batches)
-        for name in self._recorded:
-            states = [recorder.state(name) for _ in drawn[name]]
-            recorder.record(name, [entry[name] for entry in drawn[name]], states)
-
-    def _difference(
-        self,
-        number: int,
-        steps: Sequence[PreparedStep],
-        batches: Sequence[Sequence[JointBatches]],
-        found: Found,
-    ) -> tuple[str, float] | None:
-        """Return a problem whose gradient is not that of the member's plan but for rounding, and by how much."""
-        if found.holds is not None and not found.holds[number]:
-            return None
-        gradients = {name: each.of(number) for name, each in zip(self._names, found.gradients, strict=True)}
-        again = partial(self._prepared, number, batches)
-        return self._comparison.of_program(number, steps, gradients, found.flat.unit, again)
-
-
-def add_outcome(outcomes: list[Outcome], number: int, found: Outcome) -> None:
-    """Add what a member's steps have given to what those before have; an error takes their place."""
-    before = outcomes[number]
-    if isinstance(before, dict) and isinstance(found, dict):
-        before.update(found)
-    else:
-        outcomes[number] = found
-
-
-def _taken(steps: Any) -> dict[str, StepResult]:
-    return {step.problem.name: step.take() for step in steps}
-
-
-def _fastest(take: Callable[[], Any], before: Callable[[], None]) -> tuple[float, Any]:
-    """Return the seconds of the fastest of several times, and what the last one has given."""
-    best = float("inf")
-    for _ in range(REPEATS):
-        before()
-        began = _now()
-        result = take()
-        best = min(best, _now() - began)
-    return best, result
-
-
-def _now() -> float:
-    """Return the time in seconds: that of this process where it computes in one thread, so that others do not count."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    elif torch.get_num_threads() == 1:
-        return time.process_time()
-    return time.perf_counter()
-
-
-def _numbers(live: Sequence[bool]) -> list[int]:
-    return [number for number, is_live in enumerate(live) if is_live]
-
-
-def _of_member(batch: Any, number: int) -> Any:
-    if isinstance(batch, list):
-        if isinstance(batch[number], Exception):
-            raise batch[number]
-        return batch[number]
-    if batch is None or batch.is_shared:
-        return None if batch is None else batch.value
-    return tree_map_only(Tensor, lambda tensor: tensor[number], batch.value)

@@ -5,10 +5,12 @@ from functools import partial
 
 from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.feed import NotJointError, joint_streams
+from mlotool.fusion.layout import Layout
 from mlotool.fusion.own_values import own_values
-from mlotool.fusion.planned_rounds import Outcome, PlannedRound, why_planned
+from mlotool.fusion.planned_rounds import PlannedRound, why_planned
+from mlotool.fusion.round_members import Outcome, RoundMembers, add_outcome
 from mlotool.fusion.stack import Stack
-from mlotool.fusion.stacked_rounds import StackedRound, add_outcome
+from mlotool.fusion.stacked_rounds import StackedRound
 from mlotool.fusion.verdict import Verdict
 from mlotool.program import Schedule
 from mlotool.program.step_result import StepResult
@@ -23,7 +25,7 @@ class StackedSchedule:
     Args:
         schedules: those of the members; None has left, and keeps its place.
         verdicts: by round (the names of its problems, joined by "+"), what was found out before.
-        shares: by problem, whether all members have the same samples, as `JointStream.shares`; None finds it out.
+        layout: what the program of these lanes was made for, where a sweep is gone on with; None finds it out.
 
     Raises:
         NotFusedError: the members differ in structure; nothing has changed.
@@ -33,31 +35,39 @@ class StackedSchedule:
         self,
         schedules: Sequence[Schedule | None],
         verdicts: Mapping[str, Verdict] | None = None,
-        shares: Mapping[str, bool] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.schedules = list(schedules)
         programs = [None if schedule is None else schedule.program for schedule in schedules]
         names = [tuple(program.problems) for program in programs if program is not None]
         if len(set(names)) > 1:
             raise NotFusedError("they have different problems")
-        self._own = own_values(programs)
+        self._own = own_values(programs, () if layout is None else layout.own_values)
         streams = {
             name: [None if program is None else program.problems[name].stream for program in programs]
             for name in names[0]
         }
         try:
-            known = shares if shares is not None and shares.keys() >= streams.keys() else None
+            known = layout.shares if layout is not None and layout.shares.keys() >= streams.keys() else None
             self._streams = joint_streams(streams, shares=known)
         except NotJointError as error:
             raise NotFusedError(str(error)) from error
         self._stack = Stack(programs)
+        self._courses: dict[str, dict[str, tuple[bool, ...]]] = {}
+        for name, course in ({} if layout is None else layout.courses).items():
+            problems, _, kind = name.rpartition(":")
+            self._courses.setdefault(problems, {})[kind] = course
         self._verdicts = dict(verdicts or {})
         self._rounds: dict[tuple[str, ...], StackedRound | PlannedRound] = {}
 
     @property
-    def shares(self) -> dict[str, bool]:
-        """By problem, whether all members have the same samples."""
-        return {name: stream.shares for name, stream in self._streams.items()}
+    def layout(self) -> Layout:
+        """What its program was made for."""
+        return Layout(
+            {name: stream.shares for name, stream in self._streams.items()},
+            tuple(each.key for each in self._own),
+            {f"{names}:{kind}": course for names, each in self._courses.items() for kind, course in each.items()},
+        )
 
     @property
     def verdicts(self) -> dict[str, Verdict]:
@@ -108,22 +118,27 @@ class StackedSchedule:
                 if _try(outcomes, number, partial(schedule.end_round, names)):
                     # A step that is taken back moves as any other.
                     self._stack.refresh_member(number)
+            for number, schedule in there.items():
+                if not isinstance(outcomes[number], dict):
+                    # It goes no further; until it has ended, its tensors are no part of the stack.
+                    self.drop(schedule)
             there = {number: each for number, each in there.items() if isinstance(outcomes[number], dict)}
+            if not there:
+                return outcomes
         for schedule in there.values():
             schedule.end_tick(order)
         return outcomes
 
     def _round(self, names: tuple[str, ...]) -> StackedRound | PlannedRound:
         if names not in self._rounds:
-            programs = [None if each is None else each.program for each in self.schedules]
-            reason = why_planned(names, programs)
+            members = RoundMembers(names, self.schedules, self._stack)
+            reason = why_planned(names, [None if each is None else each.program for each in self.schedules])
             if reason:
-                self._rounds[names] = PlannedRound(names, self.schedules, self._stack, reason)
+                self._rounds[names] = PlannedRound(members, reason)
             else:
-                verdict = self._verdicts.get("+".join(names))
-                self._rounds[names] = StackedRound(
-                    names, self.schedules, self._stack, self._own, self._streams, verdict
-                )
+                name = "+".join(names)
+                courses, verdict = self._courses.setdefault(name, {}), self._verdicts.get(name)
+                self._rounds[names] = StackedRound(members, self._own, self._streams, courses, verdict)
         return self._rounds[names]
 
 

@@ -1,12 +1,22 @@
 """What was found out about a round of steps of several members, and how it is said."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 DIFFERENT = (
-    "problems.{problem}: the gradient of run {number} of a group of fused runs differs from that of its own plan by "
-    "{difference:.1e} (relative); expected rounding. What a loss or a module keeps in Python (a counter, a rate that "
-    "changes) is fixed by a trace. Keep it in a buffer, or write sweep.fuse=1."
+    "problems.{problem}: found a gradient, as part of one program of several runs, that differs from that of this "
+    "run's own plan by {difference:.1e} (relative) at tick {tick}; expected rounding. Its loss or a module has changed "
+    "by what is no tensor (a counter, a file, a clock), which a trace fixes: gradients since tick {since} may be "
+    "wrong, so the run ends. Let the loss depend on tensors alone, such as a buffer that counts, or write sweep.fuse=1."
 )
+
+CHANGED_LATER = (
+    "Gradients as one program of several runs were wrong for some of them, which have ended: {error} Those of the "
+    "others are right at tick {tick}, and are taken one by one from there on; whether they were from tick {since} on "
+    "is not known."
+)
+
+CHANGED = "what a gradient depends on has changed by what is no tensor (a counter, a file, a clock)"
 
 UNLIKE = (
     "the gradient of problems.{problem} is another function in other runs ({difference:.1e} apart, relative): what a "
@@ -29,6 +39,8 @@ class Verdict:
         alone_s: seconds of it with their gradients one by one.
         reason: why they are taken one by one; "" where they are not.
         at_once: how many members' gradients one program takes, where those of all did not fit into memory.
+        since_tick: how many ticks had been taken when it was decided.
+        before: what held until then; None where nothing was known.
     """
 
     is_fused: bool
@@ -36,3 +48,21 @@ class Verdict:
     alone_s: float | None = None
     reason: str = ""
     at_once: int | None = None
+    since_tick: int = 0
+    before: "Verdict | None" = None
+
+    def at(self, tick: int) -> "Verdict":
+        """Return what holds after so many ticks: runs that go on from an older checkpoint take those anew."""
+        found = self
+        while found.before is not None and tick < found.since_tick:
+            found = found.before
+        return found
+
+    def changed(self, tick: int, **changes: Any) -> "Verdict":
+        """Return what holds from now on, in the place of this.
+
+        Args:
+            tick: how many ticks have been taken.
+            changes: the fields that are others.
+        """
+        return replace(self, **changes, since_tick=tick, before=self)

@@ -1,7 +1,7 @@
 """What a sweep's folder says of jobs that shared a process: which ran as one program, and what that gained."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class StackNote:
         fused_s: seconds of one tick of all as one program; None where it was not measured.
         alone_s: the same, one by one.
         reason: why they, or parts of their ticks, ran one by one; empty where they did not.
+        until_tick: how many ticks those ran as one that went on one by one; None where they did not.
     """
 
     jobs: tuple[int, ...]
@@ -33,6 +34,7 @@ class StackNote:
     fused_s: float | None
     alone_s: float | None
     reason: str
+    until_tick: int | None = None
 
 
 def fusion_lines(sweep_dir: Path) -> list[str]:
@@ -74,12 +76,14 @@ def _note(stack: Any) -> StackNote | None:
     if not isinstance(jobs, list) or not jobs or not all(type(job) is int and 0 <= job < 10**9 for job in jobs):
         return None
     text = " ".join(reason.split()) if isinstance(reason, str) else ""
+    until = stack.get("until_tick")
     return StackNote(
         tuple(sorted(set(jobs))),
         stack.get("is_fused") is True,
         _seconds(stack.get("fused_s")),
         _seconds(stack.get("alone_s")),
         shortened(text, MAX_REASON),
+        until if type(until) is int and 0 < until < 10**12 else None,
     )
 
 
@@ -94,10 +98,11 @@ def _merged(notes: Iterable[StackNote]) -> Iterator[StackNote]:
     alike: dict[object, list[StackNote]] = {}
     for place, note in enumerate(notes):
         is_measured = note.fused_s is not None or note.alone_s is not None
-        alike.setdefault(place if note.is_fused or is_measured else note.reason, []).append(note)
+        is_own = note.is_fused or is_measured or note.until_tick is not None
+        alike.setdefault(place if is_own else note.reason, []).append(note)
     for first, *others in alike.values():
         jobs = {*first.jobs}.union(*(each.jobs for each in others))
-        yield StackNote(tuple(sorted(jobs)), first.is_fused, first.fused_s, first.alone_s, first.reason)
+        yield replace(first, jobs=tuple(sorted(jobs)))
 
 
 def _line(note: StackNote) -> str:
@@ -106,10 +111,13 @@ def _line(note: StackNote) -> str:
         times = f"{_milliseconds(note.fused_s)} for the gradients of a tick, {_milliseconds(note.alone_s)} one by one"
         gain = f": {times} ({note.alone_s / note.fused_s:.1f} times)"
     if note.is_fused:
-        rest = f"; one by one in parts: {note.reason}" if note.reason else ""
+        since = "" if note.until_tick is None else f", from tick {note.until_tick} on"
+        rest = f"; one by one in parts{since}: {note.reason}" if note.reason else ""
         return f"{_named(note.jobs)} ran as one program{gain}{rest}"
     how = "by itself" if len(note.jobs) == 1 else "one by one"
     reason = f": {note.reason}" if note.reason else ""
+    if note.until_tick is not None:
+        return f"{_named(note.jobs)} ran as one program for {note.until_tick} ticks{gain}, and then {how}{reason}"
     return f"{_named(note.jobs)} ran {how}{reason}{f' ({times})' if times else ''}"
 
 

@@ -57,6 +57,10 @@ class Seat(AbstractSeat):
         """Return the seconds that this run has taken, with its share of the ticks of all."""
         return self._company.seconds(self._number)
 
+    def join(self, schedule: Schedule) -> None:
+        """Take the place that a run has had before, or a new one."""
+        self._company.join(self._number, schedule)
+
     def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
         """Let the other runs go on until these ticks are taken."""
         self._company.wait(self._number, _Ask(schedule, count, keep, due_at))
@@ -89,6 +93,8 @@ class Company:
         self._first = min(runs, default=0)
         self._coroutines = {number: greenlet(partial(run, Seat(self, number))) for number, run in runs.items()}
         self._asks: dict[int, _Ask] = {}
+        # Those that had taken ticks in an earlier process.
+        self._began: set[int] = set()
         self._random: dict[int, Any] = {}
         # Seconds of each run until now, or until it was let go on, and when that was.
         self._clocks: dict[int, float] = dict.fromkeys(runs, 0.0)
@@ -111,17 +117,17 @@ class Company:
         while waiting and not self.interrupt.requested:
             number = waiting.pop(0)
             self._resume(number)
-            if number not in self._asks:
-                # It has ended before its first tick.
+            if number not in self._asks and number not in self._began:
+                # It has ended before its first tick, in this process and before.
                 self.ticks.leave_out([number])
             if not has_room():
                 break
         self.ticks.leave_out(waiting)
         return waiting
 
-    def waits(self, number: int) -> bool:
-        """Say whether a run has begun, and waits for its ticks."""
-        return number in self._asks
+    def has_place(self, number: int) -> bool:
+        """Say whether a run waits for its ticks, or has taken some in an earlier process."""
+        return number in self._asks or number in self._began
 
     def run(self) -> None:
         """Let those that have begun run to their ends.
@@ -164,6 +170,12 @@ class Company:
             own.update(global_state())
             numpy.random.set_state(outside[0])
             random.setstate(outside[1])
+
+    def join(self, number: int, schedule: Schedule) -> None:
+        """Let a run take its place; for the run itself, once it knows how far it is."""
+        if schedule.num_ticks > 0:
+            self._began.add(number)
+            self.ticks.join(number, schedule)
 
     def wait(self, number: int, ask: _Ask) -> None:
         """Hand over to the other runs until a run's ticks are taken; for the run itself.

@@ -1,17 +1,19 @@
 """What was found out about runs that share a process: read by the sweep's page, and by the sweep that goes on."""
 
 import json
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlotool.core.errors import RunFileError, WriteError
+from mlotool.core.errors import WriteError
 from mlotool.core.files import write_text, writing
-from mlotool.core.run_files import read_json
 from mlotool.fusion.fused_ticks import StackRecord
+from mlotool.fusion.layout import Layout
 from mlotool.fusion.verdict import Verdict
+from mlotool.runner.fusion_reading import read_record
+
+_FIELDS = ("is_fused", "fused_s", "alone_s", "reason", "at_once", "since_tick")
 
 
 class FusionRecord:
@@ -27,10 +29,8 @@ class FusionRecord:
         self._stacks: dict[tuple[int, ...], StackRecord] = {}
         self._waves: list[list[int]] = []
         if path is not None and path.is_file():
-            content = _content(path)
-            self._waves = _waves(content, self._jobs)
-            for each in _stacks(content, self._jobs):
-                self._stacks[each.members] = each
+            self._waves, stacks = read_record(path, self._jobs)
+            self._stacks = {each.members: each for each in stacks}
 
     def stacks(self) -> list[StackRecord]:
         """Return what was found out before, by numbers of runs."""
@@ -52,7 +52,7 @@ class FusionRecord:
         self._stacks |= {each.members: each for each in records}
         if self._path is None:
             return
-        known = [each for each in self._stacks.values() if each.reason or each.verdicts]
+        known = [each for each in self._stacks.values() if each.reason or each.verdicts or each.layouts]
         waves = [[self._jobs[number] for number in wave] for wave in self._waves]
         content = {"jobs": self._jobs, "waves": waves, "stacks": [self._plain(each) for each in known]}
         try:
@@ -73,19 +73,28 @@ class FusionRecord:
         reasons = dict.fromkeys(filter(None, [record.reason, *[each.reason for each in verdicts]]))
         return {
             "jobs": [self._jobs[member] for member in record.members],
-            "is_fused": any(each.is_fused for each in verdicts),
+            "is_fused": any(each.is_fused for each in verdicts) and not record.reason,
+            "until_tick": _until(record),
             "fused_s": fused,
             "alone_s": alone,
             "reason": "; ".join(reasons),
-            "shares": [
-                {"jobs": [self._jobs[member] for member in lanes], "problems": shares}
-                for lanes, shares in record.shares.items()
-            ],
-            "rounds": {
-                name: {key: getattr(each, key) for key in ("is_fused", "fused_s", "alone_s", "reason", "at_once")}
-                for name, each in record.verdicts.items()
-            },
+            "apart": {"reason": record.reason, "since_tick": record.since_tick},
+            "layouts": [self._layout(lanes, each) for lanes, each in record.layouts.items()],
+            "rounds": {name: _round(each) for name, each in record.verdicts.items()},
         }
+
+    def _layout(self, lanes: Sequence[int], layout: Layout) -> dict[str, Any]:
+        return {
+            "jobs": [self._jobs[member] for member in lanes],
+            "shares": layout.shares,
+            "own_values": [*layout.own_values],
+            "courses": {key: [*course] for key, course in layout.courses.items()},
+        }
+
+
+def _round(verdict: Verdict) -> dict[str, Any]:
+    before = None if verdict.before is None else _round(verdict.before)
+    return {**{key: getattr(verdict, key) for key in _FIELDS}, "before": before}
 
 
 def _total(verdicts: Sequence[Verdict], name: str) -> float | None:
@@ -93,69 +102,9 @@ def _total(verdicts: Sequence[Verdict], name: str) -> float | None:
     return sum(found) if found else None
 
 
-def _content(path: Path) -> Mapping[str, Any]:
-    """Return what a file holds, which may be anybody's."""
-    try:
-        return read_json(path.parent, path.name) or {}
-    except RunFileError:
-        return {}
-
-
-def _waves(content: Mapping[str, Any], jobs: Sequence[int]) -> list[list[int]]:
-    """Return the runs that began together, if all of it is as it was written."""
-    waves = content.get("waves")
-    found = [_numbers(each, jobs) for each in waves] if isinstance(waves, list) else []
-    whole = [each for each in found if each]
-    every = [number for each in whole for number in each]
-    return whole if len(set(every)) == len(every) else []
-
-
-def _stacks(content: Mapping[str, Any], jobs: Sequence[int]) -> list[StackRecord]:
-    """Return the stacks; what is not as it was written is left out."""
-    stacks, found = content.get("stacks"), []
-    for each in stacks if isinstance(stacks, list) else []:
-        if not isinstance(each, Mapping) or not isinstance(rounds := each.get("rounds"), Mapping):
-            continue
-        if not (members := _numbers(each.get("jobs"), jobs)):
-            continue
-        verdicts = {str(name): _verdict(value) for name, value in rounds.items() if isinstance(value, Mapping)}
-        reason = "" if verdicts else str(each.get("reason") or "")
-        found.append(StackRecord(tuple(members), verdicts, reason, _shares(each.get("shares"), jobs)))
-    return found
-
-
-def _shares(value: Any, jobs: Sequence[int]) -> dict[tuple[int, ...], dict[str, bool]]:
-    found = {}
-    for each in value if isinstance(value, list) else []:
-        if isinstance(each, Mapping) and isinstance(problems := each.get("problems"), Mapping):
-            found[tuple(_numbers(each.get("jobs"), jobs))] = {
-                str(name): flag is True for name, flag in problems.items()
-            }
-    return found
-
-
-def _numbers(value: Any, jobs: Sequence[int]) -> list[int]:
-    """Return the numbers of the runs of jobs; none where one of them is none."""
-    if not isinstance(value, list) or not all(isinstance(job, int) and job in jobs for job in value):
-        return []
-    return [jobs.index(job) for job in value]
-
-
-def _verdict(value: Mapping[str, Any]) -> Verdict:
-    reason = str(value.get("reason") or "")
-    at_once = value.get("at_once")
-    is_count = isinstance(at_once, int) and not isinstance(at_once, bool) and at_once > 0
-    return Verdict(
-        value.get("is_fused") is True,
-        _seconds(value, "fused_s"),
-        _seconds(value, "alone_s"),
-        reason,
-        at_once if is_count else None,
-    )
-
-
-def _seconds(value: Mapping[str, Any], name: str) -> float | None:
-    found = value.get(name)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return None
-    return float(found) if math.isfinite(found) else None
+def _until(record: StackRecord) -> int | None:
+    """Return how many ticks members took as one program that have gone on one by one; None where they have not."""
+    ends = [each.since_tick for each in record.verdicts.values() if each.before is not None and not each.is_fused]
+    if record.reason and any(each.is_fused for each in record.verdicts.values()):
+        ends.append(record.since_tick)
+    return max(ends, default=None)

@@ -28,6 +28,10 @@ class AbstractSeat(ABC):
         """Return the seconds that this run has taken, with its share of what is done for all."""
 
     @abstractmethod
+    def join(self, schedule: Schedule) -> None:
+        """Say how far the run is, once its state is put back; one with no tick left takes its place all the same."""
+
+    @abstractmethod
     def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
         """Take ticks, while the other runs take theirs.
 

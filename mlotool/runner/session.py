@@ -179,6 +179,8 @@ class Session:
         if checkpoint is not None and resume_from is not None:
             with fitting(resume_from):
                 had_ended = _restore(module, trainer, callbacks, checkpoint, ranks)
+            if seat is not None:
+                seat.join(self._schedule)
         else:
             had_ended = False
         if had_ended:

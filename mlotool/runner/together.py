@@ -87,7 +87,7 @@ def _run_company(requests: Mapping[int, RunRequest], book: FusionRecord, when_en
             with company.interrupt.listening():
                 left = company.begin((lambda: True) if known else MemoryRoom(device).takes_one_more)
                 if not company.interrupt.requested:
-                    book.begin([number for number in members if number in ends or company.waits(number)])
+                    book.begin([number for number in members if number in ends or company.has_place(number)])
                 company.run()
             waiting = [number for number in waiting if number in left or number not in members]
 

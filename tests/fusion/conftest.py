@@ -1,6 +1,6 @@
 import pytest
 
-from mlotool.fusion import stacked_rounds
+from mlotool.fusion import attempt
 
 
 @pytest.fixture
@@ -11,4 +11,4 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         before()
         return 0.0, take()
 
-    monkeypatch.setattr(stacked_rounds, "_fastest", timed)
+    monkeypatch.setattr(attempt, "_fastest", timed)

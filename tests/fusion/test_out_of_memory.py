@@ -32,7 +32,7 @@ def test_the_gradients_are_taken_for_fewer_members_at_once(
         return direct(self, batches, arguments, *others)
 
     monkeypatch.setattr(stacked_gradients.StackedGradients, "_traced", traced)
-    monkeypatch.setattr("mlotool.fusion.stacked_rounds._fastest", lambda take, before: (before(), (0.0, take()))[1])
+    monkeypatch.setattr("mlotool.fusion.attempt._fastest", lambda take, before: (before(), (0.0, take()))[1])
     for _ in range(5):
         outcomes = stack.tick([True] * 5)
         expected = [schedule.tick() for schedule in alone]

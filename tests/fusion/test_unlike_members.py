@@ -1,5 +1,6 @@
 """Members that are no stack after all are found out, and an error of one of them is its own."""
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mlotool import EvolutionStrategies, Program, Stream
+from mlotool import EvolutionStrategies, Program, Schedule, Stream
+from mlotool.fusion.fused_ticks import FusedTicks
 from tests.fusion.members import NUM_CLASSES, NUM_FEATURES, Blobs, bilevel, compared, network, plain, plain_loss
 
 pytestmark = pytest.mark.usefixtures("no_clock")
@@ -196,16 +198,136 @@ class Cooling(torch.optim.lr_scheduler.StepLR):
             self.loss.temperature = 0.999
 
 
-def test_a_number_that_changes_in_all_members_is_found_out_later() -> None:
+@pytest.mark.parametrize("number", [None, 0, 2])
+def test_a_number_that_changes_between_two_ticks_is_seen_at_once(number: int | None) -> None:
     def make(k: int) -> Program:
         loss = Tempered()
-        return plain(k, loss=loss, scheduler=partial(Cooling, loss=loss), scheduler_interval="step")
+        other = loss if number in (None, k) else Tempered()
+        return plain(k, loss=loss, scheduler=partial(Cooling, loss=other), scheduler_interval="step")
 
     found = compared(make, ticks=14)
-    assert not found.reasons
-    texts = [fused for _, fused in found.failures.values()]
-    assert len(texts) == 3
-    assert all("What a loss or a module keeps in Python" in str(text) for text in texts)
+    assert found.reasons == ["problems.classifier: Tempered.temperature has changed, which a trace has fixed"]
+    [verdict] = found.verdicts.values()
+    assert verdict.since_tick == 6
+    assert verdict.before is not None and verdict.before.is_fused and verdict.before.since_tick == 1
+    assert verdict.at(5).is_fused and not verdict.at(6).is_fused
+    assert not found.failures
+    assert found.error < 1e-9
+
+
+calls = 0
+seen: list[int] = []
+
+
+def counted_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    global calls
+    calls += 1
+    return plain_loss(batch, model=model) * (1 + (calls > 40))
+
+
+def listed_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    seen.append(1)
+    return plain_loss(batch, model=model) * (1 + (len(seen) > 40))
+
+
+def closed_loss() -> Any:
+    count = 0
+
+    def loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        return plain_loss(batch, model=model) * (1 + (count > 40))
+
+    return loss
+
+
+class Warming(nn.Module):
+    """A regulariser that begins at call 41, whose counter is a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (1 + (self.calls > 40))
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"loss": counted_loss}, "calls"),
+        ({"loss": listed_loss}, "seen"),
+        ({"loss": closed_loss()}, "count"),
+        ({"module": lambda: network(Warming())}, "Warming.calls"),
+    ],
+)
+def test_a_counter_wherever_it_is_kept_is_found_at_the_first_attempt(settings: dict[str, Any], name: str) -> None:
+    found = compared(lambda k: plain(k, **settings))
+    reason = f"problems.classifier: evaluating its loss changes {name}, which a trace would fix"
+    assert found.reasons == [reason]
+    assert not found.failures
+
+
+class Hidden:
+    """What nobody looks at."""
+
+    scale = 1.0
+
+
+class Rescaling(torch.optim.lr_scheduler.StepLR):
+    """A scheduler that changes what a loss depends on."""
+
+    def __init__(self, optimizer: Any, at: int) -> None:
+        self.at = at
+        super().__init__(optimizer, 100)
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        if self.last_epoch == self.at:
+            Hidden.scale = 1.5
+
+
+class Numbered:
+    def __init__(self, number: int, only: int | None) -> None:
+        self.scales = (lambda: Hidden.scale) if only in (None, number) else (lambda: 1.0)
+
+    def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        return plain_loss(batch, model=model) * self.scales()
+
+
+@pytest.mark.parametrize("only", [None, 1])
+@pytest.mark.parametrize("at", [2, 5])
+def test_a_change_that_nobody_sees_ends_the_runs_that_it_concerns(at: int, only: int | None) -> None:
+    """The gradients of those that have changed were wrong; the others go on one by one."""
+
+    def make(k: int) -> Program:
+        return plain(k, loss=Numbered(k, only), scheduler=partial(Rescaling, at=at), scheduler_interval="step")
+
+    Hidden.scale = 1.0
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        together = FusedTicks(dict.fromkeys(range(3), "the same"))
+        schedules = [Schedule(make(number)) for number in range(3)]
+        for number, schedule in enumerate(schedules):
+            together.join(number, schedule)
+        live, errors = [0, 1, 2], {}
+        for _ in range(12):
+            for number, outcome in together.tick(live).items():
+                if isinstance(outcome, Exception):
+                    errors[number] = str(outcome)
+            live = [number for number in live if number not in errors]
+            if not live:
+                break
+    # The second, third and fifth steps as one program are looked at: ticks 3, 4 and 6.
+    tick, since = (3, 3) if at == 2 else (6, 5)
+    assert [*errors] == ([0, 1, 2] if only is None else [1])
+    assert all(f"at tick {tick};" in text and f"since tick {since} may be wrong" in text for text in errors.values())
+    assert all("write sweep.fuse=1" in text for text in errors.values())
+    if only is not None:
+        [text] = [str(each.message) for each in told]
+        assert f"right at tick {tick}, and are taken one by one from there on" in text
+        assert live == [0, 2] and [schedules[number].num_ticks for number in live] == [12, 12]
 
 
 def squares(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:

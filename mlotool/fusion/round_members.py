@@ -1,0 +1,173 @@
+"""The members of a round, each of which can take its steps by its own plan."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from mlotool.fusion.comparison import Moving
+from mlotool.fusion.stack import Stack
+from mlotool.fusion.stacked_gradients import JointBatches
+from mlotool.problem.problem import Problem
+from mlotool.problem.update import Hyperparameters
+from mlotool.program import Schedule
+from mlotool.program.prepared_step import PreparedStep
+from mlotool.program.step_result import StepResult
+from mlotool.program.traced_rounds import Drawn
+
+Outcome = dict[str, StepResult] | Exception | None
+"""What the steps of one member have given, or the error of one; None of a member that takes no part."""
+
+Drawings = Sequence[Sequence[JointBatches]]
+"""By problem of a round, those of each batch that its gradient is averaged over."""
+
+
+class RoundMembers:
+    """Takes the steps of a round of single members by their own plans.
+
+    Args:
+        names: of the problems that step together.
+        schedules: those of the members; None has left.
+        stack: their tensors.
+
+    Attributes:
+        schedules: the same.
+        problems: by member those of the round, in their order.
+    """
+
+    def __init__(self, names: tuple[str, ...], schedules: Sequence[Schedule | None], stack: Stack) -> None:
+        self.names, self.schedules, self.stack = names, list(schedules), stack
+        self.problems: list[list[Problem]] = [
+            [] if each is None else [each.program.problems[name] for name in names] for each in schedules
+        ]
+        first = next(each for each in schedules if each is not None).program
+        self._recorded = [name for name in names if first.problems[name].trajectory.is_kept]
+
+    def drop(self, number: int) -> None:
+        """Forget a member that has left."""
+        self.schedules[number], self.problems[number] = None, []
+
+    def schedule(self, number: int) -> Schedule:
+        """Return the schedule of a member that is there."""
+        found = self.schedules[number]
+        assert found is not None
+        return found
+
+    def moving(self, number: int) -> Moving:
+        """Return what puts back what a member's plan moves."""
+        return Moving(self.schedule(number), self.stack, number)
+
+    def each(self, live: Sequence[bool], take: Callable[[int], dict[str, StepResult]]) -> list[Outcome]:
+        """Return what each live member's steps give, or its own error."""
+        outcomes: list[Outcome] = [None] * len(live)
+        for number in numbers(live):
+            try:
+                with self.schedule(number).program.random:
+                    outcomes[number] = take(number)
+                self.stack.refresh_member(number)
+            except Exception as error:
+                outcomes[number] = error
+        return outcomes
+
+    def drawing(self, number: int) -> dict[str, StepResult]:
+        """Take a member's steps; its batches are yet to be drawn."""
+        return self.schedule(number).step_round(self.names)
+
+    def planned(self, number: int, batches: Drawings, *, is_recorded: bool = True) -> dict[str, StepResult]:
+        """Take a member's steps on batches that were drawn."""
+        if not is_recorded:
+            self.record(number, batches)
+        return self.schedule(number).step_round(self.names, self.drawn(number, batches))
+
+    def prepared(self, number: int, batches: Drawings) -> list[PreparedStep]:
+        """Return a member's steps with their gradients; they are yet to be taken."""
+        schedule = self.schedule(number)
+        with schedule.program.random:
+            return schedule.prepared_round(self.names, self.drawn(number, batches))
+
+    def failures(self, live: Sequence[bool], batches: Drawings) -> dict[int, Exception]:
+        """Return by member the error that its plan raises, such as of a target that is out of range; nothing moves."""
+        found: dict[int, Exception] = {}
+        for number in numbers(live):
+            state = self.moving(number)
+            try:
+                self.prepared(number, batches)
+            except Exception as error:
+                found[number] = error
+            finally:
+                state.restore()
+        return found
+
+    def given(self, number: int) -> list[tuple[Hyperparameters, ...] | None]:
+        """Return by problem the hyperparameters of its optimizer, where other problems give some of them."""
+        program = self.schedule(number).program
+        return [
+            program.hyperparameters(each.name) if each.settings.optimizer_roles else None
+            for each in self.problems[number]
+        ]
+
+    def drawn(self, number: int, batches: Drawings) -> Drawn:
+        """Return the batches of one member."""
+        return {
+            name: [{key: _of_member(each, number) for key, each in entry.items()} for entry in entries]
+            for name, entries in zip(self.names, batches, strict=True)
+        }
+
+    def record(self, number: int, batches: Drawings) -> None:
+        """Record a member's steps where its hypergradients want to see them."""
+        if not self._recorded:
+            return
+        recorder, drawn = self.schedule(number).program.recorder, self.drawn(number, batches)
+        for name in self._recorded:
+            states = [recorder.state(name) for _ in drawn[name]]
+            recorder.record(name, [entry[name] for entry in drawn[name]], states)
+
+
+def numbers(live: Sequence[bool]) -> list[int]:
+    """Return the numbers of the live members."""
+    return [number for number, is_live in enumerate(live) if is_live]
+
+
+def unread(batches: Drawings) -> dict[int, Exception]:
+    """Return by member the error of a batch that cannot be read."""
+    found: dict[int, Exception] = {}
+    for batch in _values(batches):
+        if isinstance(batch, list):
+            for number, each in enumerate(batch):
+                if isinstance(each, Exception):
+                    found.setdefault(number, each)
+    return found
+
+
+def are_apart(batches: Drawings) -> bool:
+    """Say whether some batches could not be put together."""
+    return any(isinstance(each, list) for each in _values(batches))
+
+
+def _values(batches: Drawings) -> list[Any]:
+    return [each for entries in batches for entry in entries for each in entry.values()]
+
+
+def _of_member(batch: Any, number: int) -> Any:
+    if isinstance(batch, list):
+        if isinstance(batch[number], Exception):
+            raise batch[number]
+        return batch[number]
+    if batch is None or batch.is_shared:
+        return None if batch is None else batch.value
+    return tree_map_only(Tensor, lambda tensor: tensor[number], batch.value)
+
+
+def add_outcome(outcomes: list[Outcome], number: int, found: Outcome) -> None:
+    """Add what a member's steps have given to what those before have; an error takes their place."""
+    before = outcomes[number]
+    if isinstance(before, dict) and isinstance(found, dict):
+        before.update(found)
+    else:
+        outcomes[number] = found
+
+
+def with_errors(outcomes: Sequence[Outcome], errors: Mapping[int, Exception]) -> list[Outcome]:
+    """Return outcomes with the errors of some members in their places."""
+    return [errors.get(number, each) for number, each in enumerate(outcomes)]

@@ -1,0 +1,89 @@
+"""What the flat program of the gradients of all members gives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mlotool.fusion.round_function import RoundFunction
+from mlotool.program.backends import Run
+from mlotool.program.gradient_plan import Gradient
+from mlotool.program.step_result import StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The gradients of one problem of all members.
+
+    Args:
+        gradient: one tensor a parameter, (members, ...); None where it is unused.
+        loss: (members,).
+        metrics: (members,) each, by name.
+    """
+
+    gradient: list[Tensor | None]
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+    def of(self, number: int) -> Gradient:
+        """Return the gradient of one member."""
+        return [None if each is None else each[number] for each in self.gradient]
+
+    def by_member(self) -> Iterator[tuple[Gradient, StepResult]]:
+        """Yield the gradient and the result of each member."""
+        num_members = len(self.loss)
+        gradients = zip(
+            *[[None] * num_members if each is None else each.unbind() for each in self.gradient], strict=True
+        )
+        names, values = [*self.metrics], [each.unbind() for each in self.metrics.values()]
+        metrics = zip(*values, strict=True) if values else iter([()] * num_members)
+        for gradient, loss, numbers in zip(gradients, self.loss.unbind(), metrics, strict=True):
+            yield list(gradient), StepResult(loss, dict(zip(names, numbers, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A flat program of all members.
+
+    Args:
+        run: runs it.
+        function: what it was made of.
+        moved: the positions of the buffers that change.
+        unit: the relative error of one rounding, in the lowest precision in which it computes.
+        single: runs one member's gradients as its own trace would; None where it has none.
+    """
+
+    run: Run
+    function: RoundFunction
+    moved: tuple[int, ...]
+    unit: float
+    single: Run | None = None
+
+
+class Found:
+    """What one run of a flat program gives.
+
+    Args:
+        flat: the program.
+        outputs: its outputs.
+
+    Attributes:
+        gradients: by problem of the round.
+        holds: by member, whether its solvers decided as in the trace: only then do its numbers count. None where
+            nothing is decided.
+        moved: what the buffers that move become.
+        reported: what solvers report.
+    """
+
+    def __init__(self, flat: Flat, outputs: list[Tensor]) -> None:
+        function = flat.function
+        self.flat = flat
+        self.holds: list[bool] | None = outputs.pop().tolist() if function.course.conditions else None
+        self.gradients: list[Stacked] = []
+        values = iter(outputs)
+        for used, names in zip(function.used, function.names, strict=True):
+            gradient = [next(values) if is_used else None for is_used in used]
+            self.gradients.append(Stacked(gradient, next(values), {name: next(values) for name in names}))
+        buffers = [next(values) for _ in range(function.num_buffers)]
+        self.moved = [buffers[position] for position in flat.moved]
+        self.reported = list(values)
