@@ -23,6 +23,7 @@ from benchmarks.harness.rounds import interleave, summarize
 from mlotool import Graph, Problem, Program, Schedule, Stream, compose
 from mlotool.config.building import build
 from mlotool.data import InMemoryDataset, Normalization
+from mlotool.fusion.freed_memory import keep_freed_memory
 from mlotool.fusion.fused_ticks import FusedTicks
 from mlotool.losses import cross_entropy
 
@@ -160,6 +161,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/fusion_one_program.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    # As the process of a group does.
+    keep_freed_memory()
     warnings.simplefilter("ignore")
     where = record.surroundings(("torch", "pytorch-lightning"))
     heads = (

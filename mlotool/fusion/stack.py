@@ -33,11 +33,19 @@ class Stack:
         by_member = [_tensors(each or first) for each in programs]
         for each in by_member:
             _check_alike(by_member[0], each)
-        self.num_parameters = sum(len(problem.own) for problem in first.engine.problems)
+        self._places: dict[str, slice] = {}
+        self.num_parameters = 0
+        for problem in first.engine.problems:
+            begin, self.num_parameters = self.num_parameters, self.num_parameters + len(problem.own)
+            self._places[problem.name] = slice(begin, self.num_parameters)
         self.tensors = [torch.stack([each.detach() for each in group]) for group in zip(*by_member, strict=True)]
         self._rows = [each.unbind() for each in self.tensors]
         for number, program in self._members():
             _bind(program, [each[number] for each in self._rows])
+
+    def parameters(self, name: str) -> list[Tensor]:
+        """Return the trained parameters of a problem, (members, ...) each."""
+        return self.tensors[self._places[name]]
 
     def refresh(self) -> None:
         """Take over what members have put in the place of their tensors, such as a buffer that was assigned anew."""

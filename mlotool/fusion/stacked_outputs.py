@@ -29,16 +29,18 @@ class Stacked:
         """Return the gradient of one member."""
         return [None if each is None else each[number] for each in self.gradient]
 
-    def by_member(self) -> Iterator[tuple[Gradient, StepResult]]:
-        """Yield the gradient and the result of each member."""
-        num_members = len(self.loss)
-        gradients = zip(
-            *[[None] * num_members if each is None else each.unbind() for each in self.gradient], strict=True
-        )
-        names, values = [*self.metrics], [each.unbind() for each in self.metrics.values()]
-        metrics = zip(*values, strict=True) if values else iter([()] * num_members)
-        for gradient, loss, numbers in zip(gradients, self.loss.unbind(), metrics, strict=True):
-            yield list(gradient), StepResult(loss, dict(zip(names, numbers, strict=True)))
+    def gradients(self) -> Iterator[Gradient]:
+        """Yield the gradient of each member."""
+        rows = [[None] * len(self.loss) if each is None else each.unbind() for each in self.gradient]
+        return map(list, zip(*rows, strict=True))
+
+    def results(self) -> Iterator[StepResult]:
+        """Yield the result of each member."""
+        names, losses = [*self.metrics], self.loss.unbind()
+        columns = [each.unbind() for each in self.metrics.values()]
+        metrics = zip(*columns, strict=True) if columns else iter([()] * len(losses))
+        for loss, numbers in zip(losses, metrics, strict=True):
+            yield StepResult(loss, dict(zip(names, numbers, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

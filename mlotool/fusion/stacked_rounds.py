@@ -12,7 +12,7 @@ from mlotool.fusion.attempt import Attempt
 from mlotool.fusion.errors import NotFusedError, reason_of
 from mlotool.fusion.feed import JointStream
 from mlotool.fusion.joint_draw import JointDraw
-from mlotool.fusion.joint_steps import step_together
+from mlotool.fusion.joint_steps import JointSteps
 from mlotool.fusion.own_values import OwnValue
 from mlotool.fusion.python_state import PythonWatch
 from mlotool.fusion.round_members import (
@@ -66,6 +66,10 @@ class StackedRound:
         trace = first.trace if first.trace_from == 0 else None
         memories = [None if each is None else each.engine.memories for each in programs]
         self._gradients = StackedGradients(together, first.engine, memories, members.stack, own, trace, courses)
+        self._steps = [
+            JointSteps([each[place] if each else None for each in members.problems], self._stack.parameters(name))
+            for place, name in enumerate(members.names)
+        ]
         self._attempt = Attempt(members, self._gradients, own)
         self._watch: PythonWatch | None = None
         # Steps as one program, and the tick of the last one that was compared with a plan.
@@ -102,6 +106,8 @@ class StackedRound:
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
         self._members.drop(number)
+        for step in self._steps:
+            step.drop(number)
         if self._watch is not None:
             self._watch.drop(number)
 
@@ -236,15 +242,14 @@ class StackedRound:
                 there.append(number)
             except Exception as error:
                 outcomes[number] = error
-        for position, stacked in enumerate(found.gradients):
-            rows = [*stacked.by_member()]
-            steps = [(members.problems[number][position], rows[number][0], given[number][position]) for number in there]
+        for position, (stacked, step) in enumerate(zip(found.gradients, self._steps, strict=True)):
             contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
-            norms = step_together(steps, contexts)
+            norms = step(there, stacked, [given[number][position] for number in there], contexts)
             for number in there if self._is_foreign else ():
                 self._stack.refresh_member(number)
+            results = [*stacked.results()]
             for number, norm in zip(there, norms, strict=True):
-                result = rows[number][1]
+                result = results[number]
                 if isinstance(norm, Tensor):
                     result = StepResult(result.loss, {**result.metrics, "gradient_norm": norm.detach()})
                 add_outcome(outcomes, number, norm if isinstance(norm, Exception) else {self._names[position]: result})

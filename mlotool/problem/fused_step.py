@@ -27,7 +27,7 @@ def prefer_fused_kernels(optimizer: Optimizer) -> None:
 
 
 @dataclass(slots=True)
-class _Group:
+class KernelGroup:
     """A group of an optimizer, with its tensors in the order of the kernel's arguments.
 
     Args:
@@ -37,6 +37,7 @@ class _Group:
         state: the first parameter's state, by which a state that was loaded or cleared is noticed.
         vectors: by name of a state, one tensor a parameter.
         names: of the states.
+        counts: the tensors that count steps, which a step adds one to.
         ones: to count steps by: adding tensors is twice as fast as adding a number.
         has_all: whether these are all parameters, in their order.
     """
@@ -47,11 +48,15 @@ class _Group:
     state: dict[str, Any]
     vectors: dict[str, list[Tensor]]
     names: tuple[str, ...]
+    counts: list[Tensor]
     ones: list[Tensor]
     has_all: bool
 
 
-KernelStep = tuple[Callable[[_Group, list[Tensor]], None], _Group, list[Tensor]]
+Kernel = Callable[[KernelGroup, list[Tensor]], None]
+"""Takes a step of a group along the gradients of its parameters."""
+
+KernelStep = tuple[Kernel, KernelGroup, list[Tensor]]
 """A kernel, a group of an optimizer, and the gradients of its parameters."""
 
 
@@ -64,15 +69,24 @@ def take_steps(steps: Sequence[KernelStep]) -> None:
     together: dict[Any, list[KernelStep]] = {}
     for step in steps:
         kernel, group, _ = step
-        like = group.parameters[0]
-        settings = [_hashable(group.param_group.get(name)) for name in _SETTINGS[kernel]]
-        together.setdefault((kernel, like.dtype, like.device, group.names, *settings), []).append(step)
+        together.setdefault(kind_of(kernel, group), []).append(step)
     with Recording(False):
         for found in together.values():
             kernel, group, gradient = found[0]
             if len(found) > 1:
                 group, gradient = _joined([each[1] for each in found]), [*chain(*[each[2] for each in found])]
             kernel(group, gradient)
+
+
+def kind_of(kernel: Kernel, group: KernelGroup) -> tuple[Any, ...]:
+    """Return what groups have in common whose steps may be one call.
+
+    Args:
+        kernel: that of the group's optimizer.
+        group: with the settings that it has now.
+    """
+    like, settings = group.parameters[0], group.param_group
+    return kernel, like.dtype, like.device, group.names, *[_hashable(settings.get(name)) for name in _SETTINGS[kernel]]
 
 
 class FusedStep:
@@ -89,7 +103,7 @@ class FusedStep:
         self.optimizer: Any = optimizer
         self._parameters = parameters
         self._step = {SGD: _sgd, Adam: _adam, AdamW: _adam}.get(type(optimizer))
-        self._groups: list[_Group] = []
+        self._groups: list[tuple[Kernel, KernelGroup]] = []
         self._is_first = True
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
@@ -106,7 +120,8 @@ class FusedStep:
             # A scheduler, too, wants to see it.
             self._is_first = False
             return None
-        if self._step is None or not (self._is_current() or self._find()):
+        found = self.groups()
+        if found is None:
             return None
         given = [value for value in gradient if value is not None and not value.is_sparse]
         if len(given) < len(self._parameters):
@@ -115,15 +130,24 @@ class FusedStep:
         if not all(map(Tensor.is_contiguous, chain(self._parameters, given))):
             given = [aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
         return [
-            (self._step, group, given if group.has_all else [given[position] for position in group.positions])
-            for group in self._groups
+            (kernel, group, given if group.has_all else [given[position] for position in group.positions])
+            for kernel, group in found
         ]
+
+    def groups(self) -> "list[tuple[Kernel, KernelGroup]] | None":
+        """Return what a step consists of, the same list as long as nothing changes but values.
+
+        None where the optimizer has to take the next step itself.
+        """
+        if self._is_first or not (self._is_current() or self._find()):
+            return None
+        return self._groups
 
     def _is_current(self) -> bool:
         optimizer, state = self.optimizer, self.optimizer.state
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return False
-        for each in self._groups:
+        for _, each in self._groups:
             if state.get(each.parameters[0]) is not each.state or _names(optimizer, each.param_group) != each.names:
                 return False
         return bool(self._groups)
@@ -132,10 +156,10 @@ class FusedStep:
         """Look up the state of all groups; return whether every one has a kernel and a state."""
         optimizer, self._groups = self.optimizer, []
         has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        if has_hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        if self._step is None or has_hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
             return False
         positions = {id(parameter): position for position, parameter in enumerate(self._parameters)}
-        found = []
+        found: list[tuple[Kernel, KernelGroup]] = []
         for param_group in optimizer.param_groups:
             if not param_group.get("fused"):
                 return False
@@ -147,12 +171,14 @@ class FusedStep:
             if not (is_whole and has_places and _are_alike(parameters)):
                 return False
             vectors = {name: [state[name] for state in states] for name in names}
-            ones = [torch.ones_like(count) for count in vectors.get("step", [])]
+            counts = vectors.get("step", [])
+            ones = [torch.ones_like(count) for count in counts]
             places = [positions[id(parameter)] for parameter in parameters]
             # SGD without momentum keeps no state; a fresh dictionary would never be found again.
             state = states[0] if names else optimizer.state.get(parameters[0])
             has_all = places == list(range(len(self._parameters)))
-            found.append(_Group(param_group, places, parameters, state, vectors, names, ones, has_all))
+            group = KernelGroup(param_group, places, parameters, state, vectors, names, counts, ones, has_all)
+            found.append((self._step, group))
         self._groups = found
         return bool(found)
 
@@ -188,7 +214,7 @@ def aligned(value: Tensor, like: Tensor) -> Tensor:
     return value if value.is_sparse or value.stride() == like.stride() else torch.empty_like(like).copy_(value)
 
 
-def _sgd(group: _Group, gradient: list[Tensor]) -> None:
+def _sgd(group: KernelGroup, gradient: list[Tensor]) -> None:
     param_group = group.param_group
     torch._fused_sgd_(
         group.parameters,
@@ -206,10 +232,10 @@ def _sgd(group: _Group, gradient: list[Tensor]) -> None:
     )
 
 
-def _adam(group: _Group, gradient: list[Tensor]) -> None:
+def _adam(group: KernelGroup, gradient: list[Tensor]) -> None:
     param_group, vectors = group.param_group, group.vectors
     beta1, beta2 = param_group["betas"]
-    torch._foreach_add_(vectors["step"], group.ones)
+    torch._foreach_add_(group.counts, group.ones)
     kernel = torch._fused_adamw_ if param_group.get("decoupled_weight_decay") else torch._fused_adam_
     kernel(
         group.parameters,
@@ -234,12 +260,12 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _joined(groups: Sequence[_Group]) -> _Group:
+def _joined(groups: Sequence[KernelGroup]) -> KernelGroup:
     """Return groups with the same settings as one."""
     parameters = [*chain(*[each.parameters for each in groups])]
     vectors = {name: [*chain(*[each.vectors[name] for each in groups])] for name in groups[0].vectors}
-    ones = [*chain(*[each.ones for each in groups])]
-    return replace(groups[0], parameters=parameters, vectors=vectors, ones=ones)
+    counts, ones = [*chain(*[each.counts for each in groups])], [*chain(*[each.ones for each in groups])]
+    return replace(groups[0], parameters=parameters, vectors=vectors, counts=counts, ones=ones)
 
 
 _SETTINGS: dict[Any, tuple[str, ...]] = {

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import Call, note
-from mlotool.problem.arguments import check_scheduler, made
-from mlotool.problem.fused_step import FusedStep, KernelStep, aligned, prefer_fused_kernels
+from mlotool.problem.fused_step import FusedStep, Kernel, KernelGroup, KernelStep, aligned, prefer_fused_kernels
 from mlotool.problem.loss_scale import LossScale
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.shards import Shards
@@ -21,8 +19,6 @@ from mlotool.problem.trajectory import copied
 from mlotool.problem.update import Hyperparameters, State, clipped, find_update
 from mlotool.problem.update_derivative import StepArguments, StepCotangents, pull_back
 from mlotool.problem.usable import check_used, is_lazy, needs_closure
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 Evaluate = Callable[[], tuple[Tensor, Sequence[Tensor | None]]]
 """Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters."""
@@ -101,6 +97,16 @@ class OptimizerStep:
         """Whether every step is along its gradient: no overflow is looked for, and nothing is evaluated again."""
         return self.loss_scale is None and not self.evaluates_again
 
+    def kernel_groups(self) -> list[tuple[Kernel, KernelGroup]] | None:
+        """Return what a step is that is nothing but calls of a kernel; None where it is more."""
+        is_bare = self.is_plain and self._settings.gradient_clip_norm is None
+        return self._fused.groups() if is_bare else None
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether a step changes the settings of the next."""
+        return self.scheduler is not None and self._settings.scheduler_interval == "step"
+
     def begin(self, gradient: Sequence[Tensor | None]) -> list[KernelStep]:
         """Take a plain step along a clipped gradient, but for what is left to `take_steps`, and then to `advance`."""
         found = self._fused.ready(gradient)
@@ -110,7 +116,7 @@ class OptimizerStep:
 
     def advance(self) -> None:
         """Advance the scheduler after a step, if that is when it advances."""
-        if self.scheduler is not None and self._settings.scheduler_interval == "step":
+        if self.has_schedule:
             self.step_scheduler()
 
     def step_scheduler(self, *objective: float) -> None:
@@ -196,7 +202,7 @@ class OptimizerStep:
 
     def next_hyperparameters(self, count: int) -> list[tuple[Hyperparameters, ...]]:
         """Return those of the next `count` steps, as the scheduler will set them; nothing is changed."""
-        if self.scheduler is None or self._settings.scheduler_interval != "step":
+        if not self.has_schedule:
             return [self.hyperparameters()] * count
         # Both in one copy, so that the copied scheduler sets the copied optimizer.
         twin = copy.copy(self)
@@ -285,64 +291,3 @@ class OptimizerStep:
     def _clear_gradient(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
-
-
-def optimizer_step(
-    name: str,
-    theta: Mapping[str, Tensor],
-    optimizer: Optimizer | OptimizerFactory | None,
-    scheduler: Callable[[Optimizer], Any] | None,
-    settings: ProblemSettings,
-) -> OptimizerStep:
-    """Return how a problem steps.
-
-    Args:
-        name: the problem.
-        theta: its parameters by name.
-        optimizer: of them, or what makes one; None where it is never stepped.
-        scheduler: makes one of the optimizer; None keeps its learning rate.
-        settings: the problem's.
-
-    Raises:
-        ConfigError: the optimizer or the scheduler is of a wrong kind, or does not fit the settings.
-    """
-    key = f"problems.{name}"
-    for user, is_set in (("a scheduler", scheduler is not None), ("reset_to", settings.reset_to is not None)):
-        _require(optimizer is not None or not is_set, f"{key}.optimizer", None, f"an optimizer, since {user} is set")
-    built: Optimizer | None
-    if optimizer is None or isinstance(optimizer, Optimizer):
-        built = optimizer
-    else:
-        parameters, expected = theta.values(), "a torch optimizer"
-        built = made(f"{key}.optimizer", optimizer, parameters, lambda each: isinstance(each, Optimizer), expected)
-    _check_held(name, built, theta)
-    found = None
-    if scheduler is not None:
-        expected = "a scheduler"
-        found = made(f"{key}.scheduler", scheduler, built, lambda each: each is None or hasattr(each, "step"), expected)
-    check_scheduler(name, found, built, settings.scheduler_interval)
-    if settings.optimizer_roles:
-        assert built is not None
-        group = built.param_groups[0].items()
-        known = [each for each, value in group if isinstance(value, int | float) and not isinstance(value, bool)]
-        for each in settings.optimizer_roles:
-            _require(each in known, f"{key}.optimizer.{each}", "a problem", f"one of {', '.join(known)}")
-    return OptimizerStep(name, built, found, settings)
-
-
-def _check_held(name: str, optimizer: Optimizer | None, theta: Mapping[str, Tensor]) -> None:
-    """Refuse an optimizer that was built on other parameters: it would step them, or nothing."""
-    if optimizer is None:
-        return
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    missing = [key for key, tensor in theta.items() if id(tensor) not in held]
-    if missing:
-        raise ConfigError(
-            f"problems.{name}.optimizer: it does not hold the parameter '{missing[0]}' of the module; expected all of "
-            "them (tasks replace them). Pass a callable: optimizer=functools.partial(torch.optim.SGD, lr=0.1)."
-        )
-
-
-def _require(condition: bool, key: str, value: object, expected: str) -> None:
-    if not condition:
-        raise ConfigError(f"{key}: found {value!r}; expected {expected}. Correct {key}.")

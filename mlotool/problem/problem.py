@@ -16,11 +16,12 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import autocast
 from mlotool.core.slots import Slots
 from mlotool.problem.arguments import check_problem
+from mlotool.problem.build_optimizer import OptimizerFactory, optimizer_step
 from mlotool.problem.compatibility import Case, check
 from mlotool.problem.interface import AbstractHypergradient
 from mlotool.problem.loss_scale import LossScale
 from mlotool.problem.node import ProblemNode
-from mlotool.problem.optimizer_step import Evaluate, OptimizerFactory, optimizer_step
+from mlotool.problem.optimizer_step import Evaluate
 from mlotool.problem.parallel import AbstractParallel
 from mlotool.problem.player import Player, ShardedPlayer, WholePlayer
 from mlotool.problem.remat import rematerialize

@@ -1,5 +1,7 @@
 """Steps of several problems by few calls of a kernel have the bits of a step of each."""
 
+import copy
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -7,7 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from mlotool.fusion.joint_steps import step_together
+from mlotool.fusion import joint_steps
+from mlotool.fusion.joint_steps import JointSteps, step_together
+from mlotool.fusion.stacked_outputs import Stacked
+from mlotool.problem.fused_step import take_steps
 from mlotool.program import Problem
 
 KINDS = {
@@ -16,16 +21,21 @@ KINDS = {
     "no momentum": [partial(torch.optim.SGD, lr=0.1, momentum=m) for m in (0.0, 0.9, 0.0)],
     "adam": [partial(torch.optim.Adam, lr=0.1)] * 3,
     "adam and adamw": [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD],
+    "amsgrad": [partial(torch.optim.AdamW, lr=0.1, amsgrad=True, weight_decay=0.1)] * 3,
     "without a kernel": [partial(torch.optim.RMSprop, lr=0.1), torch.optim.Adam, torch.optim.Adam],
 }
 
 
-def problems(kinds: list[Any], **settings: Any) -> list[Problem]:
+GAMMAS = (0.5, 0.6, 0.7)
+
+
+def problems(kinds: list[Any], gammas: Sequence[float] = GAMMAS, **settings: Any) -> list[Problem]:
     found = []
-    for number, kind in enumerate(kinds):
+    for number, (kind, gamma) in enumerate(zip(kinds, gammas, strict=True)):
         torch.manual_seed(number)
-        module = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
-        scheduler = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5 + 0.1 * number)
+        # Of its parameters (16, 7) fills vector registers, the others do not.
+        module = nn.Sequential(nn.Linear(7, 16), nn.Linear(16, 3))
+        scheduler = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=gamma)
         found.append(Problem("a", module, lambda batch, **roles: None, optimizer=kind, scheduler=scheduler, **settings))
     return found
 
@@ -55,3 +65,95 @@ def test_one_that_fails_fails_alone() -> None:
     errors = step_together([(*each, None) for each in zip(found, gradients, strict=True)])
     assert [type(each) for each in errors] == [type(None), ZeroDivisionError, type(None)]
     assert [each.num_steps for each in found] == [1, 0, 1]
+
+
+class Pair:
+    """Problems that step as rows of one tensor each, and the same ones apart."""
+
+    def __init__(self, kinds: list[Any], **settings: Any) -> None:
+        self.together, self.apart = problems(kinds, **settings), problems(kinds, **settings)
+        own = zip(*[each.own for each in self.together], strict=True)
+        self.parameters = [torch.stack([each.detach() for each in members]) for members in own]
+        for number, problem in enumerate(self.together):
+            for parameter, whole in zip(problem.own, self.parameters, strict=True):
+                parameter.data = whole[number]
+        self.steps = JointSteps(self.together, self.parameters)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def step(self, numbers: Sequence[int] = (0, 1, 2)) -> None:
+        """Take a step of some of them."""
+        gradient = [torch.randn(each.shape, generator=self.generator) for each in self.parameters]
+        errors = self.steps([*numbers], Stacked([*gradient], torch.zeros(3), {}), [None] * len(numbers))
+        assert errors == [None] * len(numbers)
+        for number in numbers:
+            self.apart[number].step([each[number] for each in gradient])
+            self.compare(self.together[number], self.apart[number])
+
+    def compare(self, one: Problem, other: Problem) -> None:
+        """Compare all that a step changes, bit by bit."""
+        assert one.num_steps == other.num_steps
+        assert all(map(torch.equal, one.own, other.own))
+        kept, expected = one.optimizer_state(), other.optimizer_state()
+        assert [each.keys() for each in kept] == [each.keys() for each in expected]
+        for state, wanted in zip(kept, expected, strict=True):
+            assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of groups in each call of kernels."""
+    found: list[int] = []
+
+    def counted(steps: Any) -> None:
+        found.append(len(steps))
+        take_steps(steps)
+
+    monkeypatch.setattr(joint_steps, "take_steps", counted)
+    return found
+
+
+@pytest.mark.parametrize("kinds", KINDS.values(), ids=KINDS)
+def test_rows_of_one_tensor_step_as_each_by_itself(kinds: list[Any], calls: list[int]) -> None:
+    pair = Pair(kinds, scheduler_interval="evaluation")
+    for _ in range(3):
+        pair.step()
+    # The first step is the optimizers' own.
+    assert calls == ([0, 1, 1] if kinds[0] is kinds[1] is kinds[2] else [0, *calls[1:]])
+    # The others' rows stay where they are, and so do the bits.
+    pair.step([0, 2])
+    pair.step([0, 2])
+    pair.step([1])
+    pair.step()
+    pair.steps.drop(1)
+    # What has left keeps what it has.
+    pair.compare(pair.together[1], pair.apart[1])
+    pair.step([0, 2])
+    for state, expected in zip(pair.together[1].optimizer_state(), pair.apart[1].optimizer_state(), strict=True):
+        assert all(torch.equal(state[name], expected[name]) for name in expected)
+    pair.step([0, 2])
+
+
+def test_rates_that_become_others(calls: list[int]) -> None:
+    settings: dict[str, Any] = {"scheduler_interval": "step"}
+    pair = Pair(KINDS["adam"], gammas=(0.5, 0.5, 0.5), **settings)
+    for _ in range(4):
+        pair.step()
+    assert calls == [0, 1, 1, 1]
+    pair = Pair(KINDS["adam"], **settings)
+    for _ in range(4):
+        pair.step()
+    assert calls[4:] == [0, 3, 3, 3]
+
+
+def test_states_that_are_put_back() -> None:
+    pair = Pair(KINDS["adam"], scheduler_interval="evaluation")
+    pair.step()
+    pair.step()
+    kept = [copy.deepcopy(each[1].state_dict()) for each in (pair.together, pair.apart)]
+    pair.step()
+    for each, state in zip((pair.together, pair.apart), kept, strict=True):
+        each[1].load_state_dict(state)
+    for number, whole in enumerate(pair.parameters):
+        whole[1] = pair.apart[1].own[number]
+    for _ in range(3):
+        pair.step()
