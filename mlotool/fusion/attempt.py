@@ -33,9 +33,10 @@ class Attempt:
     def __init__(self, members: RoundMembers, gradients: StackedGradients, own: Sequence[OwnValue]) -> None:
         self._members, self._gradients = members, gradients
         self._comparison = Comparison(members.names, members.schedules, members.stack, own)
+        self._alike: set[int] = set()
 
-    def check_alike(self, live: Sequence[bool], batches: Drawings) -> None:
-        """Raise a NotFusedError unless the members compute one function, which keeps nothing in Python."""
+    def check_pure(self, live: Sequence[bool], batches: Drawings) -> None:
+        """Raise a NotFusedError if evaluating the losses of the first live member changes something in Python."""
         first = numbers(live)[0]
         moving, state = self._members.moving(first), PythonState(self._members.schedule(first).program)
         try:
@@ -44,9 +45,14 @@ class Attempt:
         finally:
             state.restore()
             moving.restore()
-        for number in numbers(live):
+
+    def check_alike(self, live: Sequence[bool], batches: Drawings) -> None:
+        """Raise a NotFusedError unless live members compute one function; those that were looked at are not again."""
+        leader, *_ = there = numbers(live)
+        for number in [each for each in there if each not in self._alike]:
             try:
-                difference = self._comparison.of_leader(number, self._members.drawn(number, batches))
+                drawn = self._members.drawn(number, batches)
+                difference = None if number == leader else self._comparison.of_leader(number, leader, drawn)
             except UntraceableError as error:
                 raise NotFusedError(str(error)) from error
             except Exception:
@@ -54,6 +60,7 @@ class Attempt:
                 continue
             if difference is not None:
                 raise NotFusedError(UNLIKE.format(problem=difference[0], difference=difference[1]))
+            self._alike.add(number)
 
     def __call__(self, live: Sequence[bool], batches: Drawings, found: Found) -> Verdict:
         """Take the gradients in both ways, and decide; nothing moves.
@@ -63,7 +70,7 @@ class Attempt:
             batches: theirs.
             found: their gradients as one program.
         """
-        fused_s, _ = _fastest(lambda: self._gradients(batches), lambda: None)
+        fused_s, _ = _fastest(lambda: self._gradients(live, batches), lambda: None)
         alone_s, reason = 0.0, ""
         for number in numbers(live):
             state = self._members.moving(number)

@@ -48,22 +48,20 @@ class Comparison:
     ) -> None:
         self._names, self._schedules, self._stack, self._own = names, schedules, stack, own
 
-    def of_leader(self, number: int, drawn: Drawn) -> Difference | None:
-        """Return how a member's gradients differ from those that the traced member has at its tensors and batches.
+    def of_leader(self, number: int, leader: int, drawn: Drawn) -> Difference | None:
+        """Return how a member's gradients differ from those that another one has at its tensors and batches.
 
         What they do not share is then no tensor: an attribute of a module, what an object that is a loss holds. Both
         are computed alike, so that any difference is one.
 
         Args:
             number: of the member.
+            leader: of the other one, which is traced.
             drawn: its batches.
 
         Raises:
             UntraceableError: they cannot be taken as functions of tensors.
         """
-        leader = next(number for number, each in enumerate(self._schedules) if each is not None)
-        if number == leader:
-            return None
         kept = [Moving(self._schedule(each), self._stack, each) for each in (number, leader)]
         try:
             expected, found = (self._at(number, drawn, by) for by in (number, leader))
@@ -172,6 +170,8 @@ class Moving:
         self._buffers = [each.clone() for each in stack.buffers(number)]
         self._state = self._random.state_dict()
         self._memories = [(memory, memory.value) for memory in schedule.program.engine.memories]
+        norms = [problem.trajectory.largest_norm for problem in schedule.program.engine.problems]
+        self._norms = [(norm, norm.value) for norm in norms]
 
     def restore(self) -> None:
         """Put it back."""
@@ -179,6 +179,8 @@ class Moving:
         self._random.load_state_dict(self._state)
         for memory, value in self._memories:
             memory.value = value
+        for norm, value in self._norms:
+            norm.value = value
 
 
 def _relative(expected: Gradient, found: Gradient) -> float:

@@ -118,10 +118,11 @@ class RoundMembers:
         """Record a member's steps where its hypergradients want to see them."""
         if not self._recorded:
             return
-        recorder, drawn = self.schedule(number).program.recorder, self.drawn(number, batches)
-        for name in self._recorded:
-            states = [recorder.state(name) for _ in drawn[name]]
-            recorder.record(name, [entry[name] for entry in drawn[name]], states)
+        program, drawn = self.schedule(number).program, self.drawn(number, batches)
+        with program.random:
+            for name in self._recorded:
+                states = [program.recorder.state(name) for _ in drawn[name]]
+                program.recorder.record(name, [entry[name] for entry in drawn[name]], states)
 
 
 def numbers(live: Sequence[bool]) -> list[int]:

@@ -26,16 +26,14 @@ from mlotool.fusion.own_values import OwnValue
 from mlotool.fusion.round_function import RoundFunction
 from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_outputs import Flat, Found
-from mlotool.problem.memory import Memory
+from mlotool.program import Schedule
 from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
-from mlotool.program.engine import Engine
 from mlotool.program.flat_graph import simplified
 from mlotool.program.fusible import FOREACH
 from mlotool.program.trace import MOST_TRACES, reason_of
 from mlotool.program.traced_function import (
     Batches,
-    Traced,
     UntraceableError,
     copied,
     kinds_of,
@@ -52,13 +50,10 @@ class StackedGradients:
     """Takes the gradients of a round of all members of a stack.
 
     Args:
-        together: the problems that step together, of the first member.
-        engine: of the member that is traced.
-        memories: of each member, what its problems' algorithms keep; None has left.
+        names: of the problems that step together.
+        schedules: those of the members, of which one that takes part is traced; None has left.
         stack: their tensors.
         own: values in which members differ.
-        trace: how a member alone would trace its steps from the first ones on, one of BACKENDS; None where it would
-            take them by its plans.
         courses: by kind of the batches, how solvers decided when it was traced; what is traced anew repeats that.
 
     Attributes:
@@ -68,22 +63,22 @@ class StackedGradients:
 
     def __init__(
         self,
-        together: Sequence[Traced],
-        engine: Engine,
-        memories: Sequence[Sequence[Memory] | None],
+        names: Sequence[str],
+        schedules: Sequence[Schedule | None],
         stack: Stack,
         own: Sequence[OwnValue],
-        trace: str | None,
         courses: dict[str, tuple[bool, ...]],
     ) -> None:
-        self._together, self._engine, self._memories = together, engine, memories
+        self._names, self._schedules = names, schedules
         self._stack, self._own = stack, own
-        self._backend, self._has_traces = BACKENDS[trace or "eager"], trace is not None
+        first = next(each for each in schedules if each is not None).program
+        # Alone each would run along a trace from its first steps on, and not by its plans.
+        self._has_traces = first.trace is not None and first.trace_from == 0
+        self._backend = BACKENDS[first.trace or "eager" if self._has_traces else "eager"]
         self.courses = courses
-        self._modules = [module for problem in engine.problems for module in problem.submodules]
+        self._modules = [module for problem in first.engine.problems for module in problem.submodules]
         self._known: dict[Any, Flat] = {}
-        self._num_members = len(memories)
-        self._leader = next(number for number, each in enumerate(memories) if each is not None)
+        self._num_members = len(schedules)
         self.at_once = self._num_members
 
     def limit(self, at_once: int | None) -> None:
@@ -93,12 +88,13 @@ class StackedGradients:
             self.at_once = wanted
             self._known.clear()
 
-    def __call__(self, batches: Sequence[Sequence[JointBatches]]) -> Found:
+    def __call__(self, live: Sequence[bool], batches: Sequence[Sequence[JointBatches]]) -> Found:
         """Return the gradients of all members; nothing moves.
 
         Where they do not fit into memory they are taken for half as many members at once, and so on.
 
         Args:
+            live: which members take part.
             batches: by problem of the round, those of each batch that its gradient is averaged over.
 
         Raises:
@@ -110,7 +106,7 @@ class StackedGradients:
         arguments = [*self._stack.tensors, *[each.values for each in self._own], *tensors]
         while True:
             try:
-                return self._taken(key, batches, arguments, dims)
+                return self._taken(key, live, batches, arguments, dims)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -123,6 +119,7 @@ class StackedGradients:
     def _taken(
         self,
         key: Any,
+        live: Sequence[bool],
         batches: Sequence[Sequence[JointBatches]],
         arguments: Sequence[Tensor],
         dims: Sequence[int | None],
@@ -133,9 +130,9 @@ class StackedGradients:
             if len(self._known) == MOST_TRACES:
                 raise NotFusedError(f"their batches are of over {MOST_TRACES} kinds")
             kind = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-            flat = self._known[key] = self._traced(
-                batches, _part(arguments, in_dims, 0, self.at_once), in_dims, len(dims), self.courses.get(kind)
-            )
+            # Of those that stand at this tick: what the others hold in Python may be that of another one.
+            leader, part = live.index(True), _part(arguments, in_dims, 0, self.at_once)
+            flat = self._known[key] = self._traced(leader, batches, part, in_dims, len(dims), self.courses.get(kind))
             if flat.function.course.outcomes:
                 self.courses[kind] = tuple(flat.function.course.outcomes)
         with torch._C._AutoDispatchBelowAutograd():
@@ -189,10 +186,10 @@ class StackedGradients:
                     for number in compress(range(len(live)), counts):
                         place[number].copy_(value[number])
         for (who, _), values in zip(found.flat.function.course.reports, found.reported, strict=True):
-            [problem] = [number for number, memory in enumerate(self._engine.memories) if memory is who.memory]
-            for memories, value, is_valid in zip(self._memories, values.unbind(), counts, strict=True):
-                if memories is not None and is_valid:
-                    who.of(memories[problem]).reported(value)
+            problem = next(place for place, memory in enumerate(found.flat.memories) if memory is who.memory)
+            for schedule, value, is_valid in zip(self._schedules, values.unbind(), counts, strict=True):
+                if schedule is not None and is_valid:
+                    who.of(schedule.program.engine.memories[problem]).reported(value)
 
     def _kinds(self, batches: Sequence[Sequence[JointBatches]], tensors: list[Tensor], dims: list[int | None]) -> Any:
         found, seen = [], dict[int, int]()
@@ -209,6 +206,7 @@ class StackedGradients:
 
     def _traced(
         self,
+        leader: int,
         batches: Sequence[Sequence[JointBatches]],
         arguments: Sequence[Tensor],
         in_dims: Sequence[int | None],
@@ -216,13 +214,16 @@ class StackedGradients:
         course: Sequence[bool] | None,
     ) -> Flat:
         """Return the program of arguments, of which the last so many are the tensors of the batches."""
-        engine = self._engine
+        schedule = self._schedules[leader]
+        assert schedule is not None
+        engine = schedule.program.engine
         num_fixed = len(arguments) - num_tensors
         whole = [copied(tensor) for tensor in arguments]
         member = [tensor if dim is None else tensor[0] for tensor, dim in zip(whole, in_dims, strict=True)]
         parts, placed = iter(member[num_fixed:]), dict[int, Tensor]()
         of_first = [[_of_first(entry, parts, placed) for entry in entries] for entries in batches]
-        function = RoundFunction(self._together, engine, self._own, of_first, self._leader, course)
+        together = [schedule.traced(name) for name in self._names]
+        function = RoundFunction(together, engine, self._own, of_first, leader, course)
         kept, random = [memory.value for memory in engine.memories], engine.random.state_dict()
         try:
             with guards.tracing(guards.TracingContext(FakeTensorMode())), engine.random:
@@ -244,7 +245,7 @@ class StackedGradients:
             engine.random.load_state_dict(random)
             for memory, value in zip(engine.memories, kept, strict=True):
                 memory.value = value
-        return Flat(run, function, moved, unit, single)
+        return Flat(run, function, engine.memories, moved, unit, single)
 
     def _single(self, first: GraphModule, member: Sequence[Tensor], num_fixed: int) -> Run:
         flat = make_fx(functionalize(first), {**self._backend.decompositions})(*member)

@@ -1,11 +1,12 @@
 """What the flat program of the gradients of all members gives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from mlotool.fusion.round_function import RoundFunction
+from mlotool.problem.memory import Memory
 from mlotool.program.backends import Run
 from mlotool.program.gradient_plan import Gradient
 from mlotool.program.step_result import StepResult
@@ -50,6 +51,7 @@ class Flat:
     Args:
         run: runs it.
         function: what it was made of.
+        memories: by problem, what the algorithms of the member keep that was traced.
         moved: the positions of the buffers that change.
         unit: the relative error of one rounding, in the lowest precision in which it computes.
         single: runs one member's gradients as its own trace would; None where it has none.
@@ -57,6 +59,7 @@ class Flat:
 
     run: Run
     function: RoundFunction
+    memories: Sequence[Memory]
     moved: tuple[int, ...]
     unit: float
     single: Run | None = None

@@ -58,14 +58,11 @@ class StackedRound:
     ) -> None:
         self._members, self._names, self._stack = members, members.names, members.stack
         leader = next(each for each in members.schedules if each is not None)
-        first = leader.program
         programs = [None if each is None else each.program for each in members.schedules]
         together = [leader.traced(name) for name in members.names]
         self.verdict = verdict
         self._draw = [JointDraw(each, programs, streams) for each in together]
-        trace = first.trace if first.trace_from == 0 else None
-        memories = [None if each is None else each.engine.memories for each in programs]
-        self._gradients = StackedGradients(together, first.engine, memories, members.stack, own, trace, courses)
+        self._gradients = StackedGradients(members.names, members.schedules, members.stack, own, courses)
         self._steps = [
             JointSteps([each[place] if each else None for each in members.problems], self._stack.parameters(name))
             for place, name in enumerate(members.names)
@@ -160,7 +157,7 @@ class StackedRound:
             NotFusedError: they are not to be taken as one program.
         """
         if self.verdict is None:
-            self._attempt.check_alike(live, batches)
+            self._attempt.check_pure(live, batches)
         else:
             self._gradients.limit(self.verdict.at(self._tick(live)).at_once)
         if self._watch is None:
@@ -168,7 +165,9 @@ class StackedRound:
             self._watch = PythonWatch([None if each is None else each.program for each in schedules])
         elif (change := self._watch.change()) is not None:
             raise NotFusedError(change)
-        found = self._gradients(batches)
+        # Of a sweep that goes on, those that have caught up.
+        self._attempt.check_alike(live, batches)
+        found = self._gradients(live, batches)
         at_once = self._gradients.at_once
         if self.verdict is None:
             tick = self._tick(live)

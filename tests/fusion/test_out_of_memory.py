@@ -26,10 +26,10 @@ def test_the_gradients_are_taken_for_fewer_members_at_once(
     stack = StackedSchedule(fused)
     direct = stacked_gradients.StackedGradients._traced
 
-    def traced(self: Any, batches: Any, arguments: Any, *others: Any) -> Any:
+    def traced(self: Any, leader: Any, batches: Any, arguments: Any, *others: Any) -> Any:
         if len(arguments[0]) > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return direct(self, batches, arguments, *others)
+        return direct(self, leader, batches, arguments, *others)
 
     monkeypatch.setattr(stacked_gradients.StackedGradients, "_traced", traced)
     monkeypatch.setattr("mlotool.fusion.attempt._fastest", lambda take, before: (before(), (0.0, take()))[1])

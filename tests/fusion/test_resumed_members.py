@@ -1,0 +1,152 @@
+"""Members that are stopped at any tick go on, in another process, to the very bits that they had come to without it."""
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlotool import ConjugateGradient, Implicit, Program, Stream, Unrolled
+from tests.fusion.members import Blobs, bilevel, network, plain
+from tests.fusion.resumed import Trained, stopped, train
+from tests.fusion.test_unlike_members import Broken, Failing, Mislabelled, Tempered
+from tests.runner.test_resume import assert_equal
+
+pytestmark = pytest.mark.usefixtures("no_clock")
+
+LENGTHS = {0: 11, 1: 4, 2: 9, 3: 7, 4: 6}
+
+
+def tempered_loss(batch: Mapping[str, Tensor], *, model: Any, temperature: float) -> Tensor:
+    return functional.cross_entropy(model(batch["input"]) / temperature, batch["target"])
+
+
+def partly_frozen(number: int) -> nn.Module:
+    """Member 1, which ends first, has other frozen weights."""
+    module = network()
+    with torch.no_grad():
+        module[0].weight.fill_(0.25 if number == 1 else 0.5)  # type: ignore[index]
+    module[0].requires_grad_(False)  # type: ignore[index]
+    return module
+
+
+def spectral_loss(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    """A loss with an operation that fails for all matrices where one of them is not finite."""
+    logits = model(batch["input"])
+    values = torch.linalg.eigvalsh(logits.T @ logits)
+    return functional.cross_entropy(logits, batch["target"]) + 1e-3 * values.square().sum()
+
+
+class Cooling(torch.optim.lr_scheduler.StepLR):
+    """A scheduler that changes a number of a loss at tick 6, after a resume as well."""
+
+    def __init__(self, optimizer: Any, loss: Tempered) -> None:
+        self.loss = loss
+        super().__init__(optimizer, 3)
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        self._cool()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in super().state_dict().items() if key != "loss"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._cool()
+
+    def _cool(self) -> None:
+        self.loss.temperature = 0.9 if self.last_epoch >= 6 else 1.0
+
+
+def cooled(number: int) -> Program:
+    loss = Tempered()
+    return plain(number, loss=loss, scheduler=partial(Cooling, loss=loss), scheduler_interval="step")
+
+
+def failing(number: int) -> Program:
+    scheduler = Failing if number == 2 else torch.optim.lr_scheduler.StepLR
+    return bilevel(number, scheduler=partial(scheduler, step_size=3), scheduler_interval="step")
+
+
+def diverging(number: int) -> Program:
+    rate = 1e200 if number in (0, 3) else 0.1
+    return plain(number, loss=spectral_loss, optimizer=partial(torch.optim.SGD, lr=rate))
+
+
+SOLVER = Implicit(ConjugateGradient(3, tolerance=1e-2))
+PROGRAMS: dict[str, Callable[[int], Program]] = {
+    "plain": plain,
+    "running statistics": lambda k: bilevel(k, lambda: network(nn.BatchNorm1d(8))),
+    "one set of batches": lambda k: bilevel(k, stream=Stream(Blobs(40, 5), 8, seed=[1, 2, 1, 1, 1][k])),
+    "a number of a loss": lambda k: plain(k, loss=partial(tempered_loss, temperature=2.0 if k == 1 else 0.5)),
+    "frozen weights": lambda k: plain(k, lambda: partly_frozen(k)),
+    "a solver that decides": lambda k: bilevel(k, hypergradient=SOLVER, unroll_steps=2),
+    "unrolled": lambda k: bilevel(k, hypergradient=Unrolled(), unroll_steps=2),
+    "a scheduler that fails": failing,
+    "a file that cannot be read": lambda k: plain(k, stream=Stream(Broken(40, k, 17 if k == 2 else -1), 8, seed=k)),
+    "a target out of range": lambda k: plain(k, stream=Stream(Mislabelled(40, k, 17 if k == 2 else -1), 8, seed=k)),
+    "a verdict that changes": cooled,
+    "members that diverge": diverging,
+}
+
+
+def check_same(found: Trained, whole: Trained, begun: Trained) -> None:
+    assert found.ends == whole.ends
+    assert found.errors == whole.errors
+    for member, states in found.states.items():
+        for tick, state in states.items():
+            if tick not in begun.states[member]:
+                assert_equal(state, whole.states[member][tick], f"{member} at {tick}")
+
+
+SLOW = ("running statistics", "one set of batches", "a solver that decides", "unrolled", "a scheduler that fails")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_chains"),
+    [
+        *[pytest.param(name, 1, marks=[pytest.mark.slow] if name in SLOW else []) for name in PROGRAMS],
+        *[pytest.param(name, 8, marks=pytest.mark.slow) for name in PROGRAMS],
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The ConjugateGradient solve", "ignore:Detected call of `lr_scheduler")
+def test_members_go_on_to_the_same_bits(tmp_path: Path, name: str, num_chains: int) -> None:
+    make, chance = PROGRAMS[name], random.Random(name)
+    whole = train(make, LENGTHS, tmp_path / "whole" / "0.json")
+    total = max(tick for states in whole.states.values() for tick in states)
+    for number in range(num_chains):
+        record = tmp_path / str(number) / "0.json"
+        found = train(make, LENGTHS, record, most=chance.randint(total // 2, total))
+        while len(found.ends) < len(LENGTHS):
+            begun = stopped(found, chance)
+            found = train(
+                make, LENGTHS, record, begun, most=None if chance.random() < 0.7 else chance.randint(4, 2 * total)
+            )
+            check_same(found, whole if len(found.ends) == len(LENGTHS) else _until(whole, found), begun)
+    [stack] = json.loads((tmp_path / "whole" / "0.json").read_text())["stacks"]
+    assert stack["is_fused"] == (name != "a verdict that changes")
+    if name == "a verdict that changes":
+        assert stack["until_tick"] == 6
+
+
+def _until(whole: Trained, found: Trained) -> Trained:
+    """Return what had come of a whole run where another is."""
+    ends = {member: whole.ends[member] for member in found.ends}
+    return Trained(whole.states, ends, {member: text for member, text in whole.errors.items() if member in ends})
+
+
+def test_a_member_that_diverges_leaves_no_trace_in_the_others(tmp_path: Path) -> None:
+    """`eigvalsh` refuses a stack with one matrix that is not finite."""
+    whole = train(diverging, LENGTHS, tmp_path / "0.json")
+    assert {*whole.errors} == {0, 3}
+    assert whole.ends == {**LENGTHS, 0: whole.ends[0], 3: whole.ends[3]}
+    assert max(whole.ends[0], whole.ends[3]) < 4
+    [stack] = json.loads((tmp_path / "0.json").read_text())["stacks"]
+    assert stack["is_fused"] and not stack["reason"]
