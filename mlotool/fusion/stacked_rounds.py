@@ -142,7 +142,9 @@ class StackedRound:
         if found is None:
             return self._members.each(live, lambda number: self._members.planned(number, batches))
         self._count += 1
-        if self._count in _FIRST_LOOKS or self._count % _STEPS_BETWEEN_LOOKS == 0:
+        # A sweep that goes on looks at once: the record of its first process may be anybody's.
+        is_known = self._compared_at > 0
+        if not is_known or self._count in _FIRST_LOOKS or self._count % _STEPS_BETWEEN_LOOKS == 0:
             wrong = self._look(live, batches, found)
             if wrong:
                 errors |= wrong
@@ -156,9 +158,9 @@ class StackedRound:
         Raises:
             NotFusedError: they are not to be taken as one program.
         """
-        if self.verdict is None:
+        if self._watch is None:
             self._attempt.check_pure(live, batches)
-        else:
+        if self.verdict is not None:
             self._gradients.limit(self.verdict.at(self._tick(live)).at_once)
         if self._watch is None:
             schedules = self._members.schedules

@@ -220,6 +220,11 @@ class Company:
     def _advance(self) -> None:
         """Take ticks of the runs that are furthest behind, until one of them has what it wants."""
         asks = self._asks
+        if self.interrupt.requested:
+            # It came while they began: some may not be there, without whom a tick would have other last bits.
+            for ask in asks.values():
+                ask.is_over = True
+            return
         lowest = min(ask.schedule.num_ticks for ask in asks.values())
         behind = {number: ask for number, ask in asks.items() if ask.schedule.num_ticks == lowest}
         ahead = [ask.schedule.num_ticks for number, ask in asks.items() if number not in behind]

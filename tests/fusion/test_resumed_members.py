@@ -15,7 +15,7 @@ from torch.nn import functional
 from mlotool import ConjugateGradient, Implicit, Program, Stream, Unrolled
 from tests.fusion.members import Blobs, bilevel, network, plain
 from tests.fusion.resumed import Trained, stopped, train
-from tests.fusion.test_unlike_members import Broken, Failing, Mislabelled, Tempered
+from tests.fusion.test_unlike_members import Broken, Counted, Failing, Mislabelled, Scaled, Tempered
 from tests.runner.test_resume import assert_equal
 
 pytestmark = pytest.mark.usefixtures("no_clock")
@@ -140,6 +140,50 @@ def _until(whole: Trained, found: Trained) -> Trained:
     """Return what had come of a whole run where another is."""
     ends = {member: whole.ends[member] for member in found.ends}
     return Trained(whole.states, ends, {member: text for member, text in whole.errors.items() if member in ends})
+
+
+@pytest.mark.parametrize("name", ["one function", "a counter", "other functions"])
+def test_a_record_that_lies_makes_no_gradient_wrong(tmp_path: Path, name: str) -> None:
+    """Whatever it says, as long as it could have been written."""
+    makes: dict[str, Callable[[int], Program]] = {
+        "one function": lambda k: plain(k, loss=partial(tempered_loss, temperature=2.0 if k == 1 else 0.5)),
+        "a counter": lambda k: plain(k, loss=Counted()),
+        "other functions": lambda k: plain(k, lambda: network(Scaled(1 + 1e-3 * k))),
+    }
+    right = train(makes[name], LENGTHS, tmp_path / "right" / "0.json")
+    record, chance = tmp_path / "0" / "0.json", random.Random(name)
+    record.parent.mkdir()
+    jobs = [*LENGTHS]
+    for number in range(4):
+        verdict = {"is_fused": True, "fused_s": 1e-9, "alone_s": 1e9, "reason": "", "at_once": number or None}
+        verdict |= {"since_tick": chance.choice([0, 3, 10**12]), "before": None}
+        if number > 1:
+            verdict = {**verdict, "is_fused": number == 3, "since_tick": 2 + number, "before": verdict}
+        layout = {
+            "jobs": jobs,
+            "shares": {"classifier": number == 2},
+            "own_values": ["problems.classifier.loss.temperature", "problems.classifier.loss", "x"],
+            "courses": {"classifier:0": [True, False]},
+        }
+        stack = {"jobs": jobs, "rounds": {"classifier": verdict, "other": verdict}, "layouts": [layout]}
+        stack["apart"] = {"reason": "", "since_tick": number}
+        record.write_text(json.dumps({"waves": [jobs], "stacks": [stack]}))
+        found = train(makes[name], LENGTHS, record)
+        assert found.ends == right.ends and not found.errors
+        for member, states in found.states.items():
+            assert_close(states[LENGTHS[member]][0], right.states[member][LENGTHS[member]][0])
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    if isinstance(found, torch.Tensor):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    elif isinstance(found, dict):
+        assert found.keys() == expected.keys()
+        for key in found:
+            assert_close(found[key], expected[key])
+    elif isinstance(found, list | tuple):
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
 
 
 def test_a_member_that_diverges_leaves_no_trace_in_the_others(tmp_path: Path) -> None:

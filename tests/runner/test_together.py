@@ -1,7 +1,10 @@
 """Several runs of one process are runs like those of a process each."""
 
 import functools
+import itertools
 import json
+import pkgutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 from mlotool import config as configuration
 from mlotool.core.errors import RunError
 from mlotool.core.loss_output import LossOutput
+from mlotool.fusion.fused_ticks import FusedTicks
 from mlotool.losses import cross_entropy
 from mlotool.runner import RunResult, run_config
 from mlotool.runner.together import RunRequest, run_together
@@ -59,6 +63,77 @@ def test_an_interrupt_ends_all(tmp_path: Path) -> None:
         run_together(requests, record=None, when_ended=lambda number, result: None)
     for name in ("0", "1"):
         assert json.loads((tmp_path / name / "summary.json").read_text())["status"] == "interrupted"
+
+
+def signalling(direct: Any, counts: Any, at: int, times: int) -> Any:
+    """Return a function that is interrupted, as by Ctrl-C, before or after its call number `at`."""
+
+    @functools.wraps(direct)
+    def function(*given: Any, **named: Any) -> Any:
+        found = direct(*given, **named)
+        if next(counts) == at:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return found
+
+    return function
+
+
+PLACES = [
+    ("mlotool.runner.run_config.build", 0),
+    ("mlotool.runner.run_config.build", 1),
+    ("mlotool.runner.folder.RunFolder.create", 1),
+    ("mlotool.runner.folder.RunFolder.write_inputs", 1),
+    ("mlotool.runner.session.open_loggers", 1),
+    ("mlotool.runner.session.Session._trainer", 1),
+]
+QUICK = [(*PLACES[1], False, 1), (*PLACES[1], True, 1), (*PLACES[3], False, 2)]
+SLOW = [
+    (place, at, is_resumed, times)
+    for place, at in PLACES
+    for is_resumed in (False, True)
+    for times in (1, 2)
+    # A run that goes on makes no folder.
+    if not (is_resumed and "RunFolder" in place)
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "at", "is_resumed", "times"), [*QUICK, *[pytest.param(*each, marks=pytest.mark.slow) for each in SLOW]]
+)
+def test_an_interrupt_while_runs_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, at: int, is_resumed: bool, times: int
+) -> None:
+    """Whatever a run had made of its folder, it goes on there, or begins anew, to the same bits."""
+
+    def requests(name: str) -> list[RunRequest]:
+        folders = [tmp_path / name / str(seed) for seed in range(3)]
+        return [request(each, f"seed={each.name}", "runner.max_ticks=6", resume="auto") for each in folders]
+
+    def train(name: str) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        record = tmp_path / name / "fusion" / "0.json"
+        run_together(requests(name), record=record, when_ended=lambda number, result: None)
+
+    timed = lambda take, before: (before(), (0.0, take()))[1]  # noqa: E731
+    monkeypatch.setattr("mlotool.fusion.attempt._fastest", timed)
+    train("whole")
+    if is_resumed:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            direct, counts = FusedTicks.tick, itertools.count()
+            patch.setattr("mlotool.runner.company.FusedTicks.tick", signalling(direct, counts, 3, 1))
+            train("parts")
+        ticks = [json.loads(each.read_text())["num_ticks"] for each in (tmp_path / "parts").glob("*/summary.json")]
+        assert ticks == [4, 4, 4]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        direct = pkgutil.resolve_name(place)
+        patch.setattr(place, signalling(direct, itertools.count(), at, times))
+        train("parts")
+    train("parts")
+    for number in range(3):
+        folder, whole = (tmp_path / name / str(number) for name in ("parts", "whole"))
+        assert (folder / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+        assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
 
 
 def test_those_that_find_no_memory_begin_when_the_others_have_ended(
