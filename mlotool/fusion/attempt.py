@@ -51,7 +51,7 @@ class Attempt:
         leader, *_ = there = numbers(live)
         for number in [each for each in there if each not in self._alike]:
             try:
-                drawn = self._members.drawn(number, batches)
+                drawn = self._members.drawn(number, batches, with_steps=True)
                 difference = None if number == leader else self._comparison.of_leader(number, leader, drawn)
             except UntraceableError as error:
                 raise NotFusedError(str(error)) from error

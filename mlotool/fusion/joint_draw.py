@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from mlotool.fusion.feed import JointBatch, JointStream
+from mlotool.fusion.joint_unrolls import joint_steps
 from mlotool.fusion.stacking import NotJointError, stacked
 from mlotool.program import Program
 from mlotool.program.solution_plan import all_plans
@@ -27,18 +28,43 @@ class JointDraw:
         self._name = traced.problem.name
         self._count = traced.problem.settings.accumulate_batches
         self._programs, self._streams = programs, streams
-        plans = all_plans(first.engine.solutions[traced.number])
-        self._below = [(plan.problem.name, "peek" if plan.algorithm.batch == "fresh" else "last") for plan in plans]
+        plans = [*all_plans(first.engine.solutions[traced.number])]
+        self._below = [
+            (plan.problem.name, "peek" if plan.algorithm.batch == "fresh" else "last")
+            for plan in plans
+            if not plan.algorithm.sees_steps
+        ]
+        self._unrolled = list(dict.fromkeys(plan.problem.name for plan in plans if plan.algorithm.sees_steps))
 
-    def __call__(self, live: Sequence[bool]) -> list[dict[str, Any]]:
+    def steps(self, live: Sequence[bool]) -> dict[str, JointBatch]:
+        """Return by problem the recorded steps that the gradient differentiates.
+
+        Args:
+            live: which members take part.
+
+        Raises:
+            NotJointError: they differ in more than tensors and numbers.
+        """
+        there = [program for program, is_live in zip(self._programs, live, strict=True) if is_live]
+        members = [each if is_live else there[0] for each, is_live in zip(self._programs, live, strict=True)]
+        return {
+            name: joint_steps([program.problems[name] for program in members if program is not None])
+            for name in self._unrolled
+        }
+
+    def __call__(self, live: Sequence[bool], steps: Mapping[str, JointBatch]) -> list[dict[str, Any]]:
         """Return, for each batch that the gradient is averaged over, that batch and those of its pullbacks, by problem.
 
         A `JointBatch`, or a list with one of each member, or its error, where they cannot be stacked; None without a
         stream.
+
+        Args:
+            live: which members take part.
+            steps: what `steps` has returned, which goes along.
         """
         found = []
         for _ in range(self._count):
-            entry = {self._name: self._joint(self._name, "next", live)}
+            entry = {self._name: self._joint(self._name, "next", live), **steps}
             for name, how in self._below:
                 if name not in entry:
                     entry[name] = self._joint(name, how, live)

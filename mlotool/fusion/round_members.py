@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from mlotool.fusion.comparison import Moving
+from mlotool.fusion.feed import JointBatch
 from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_gradients import JointBatches
 from mlotool.problem.problem import Problem
@@ -14,6 +15,7 @@ from mlotool.problem.update import Hyperparameters
 from mlotool.program import Schedule
 from mlotool.program.prepared_step import PreparedStep
 from mlotool.program.step_result import StepResult
+from mlotool.program.taken_steps import TakenSteps
 from mlotool.program.traced_rounds import Drawn
 
 Outcome = dict[str, StepResult] | Exception | None
@@ -107,10 +109,17 @@ class RoundMembers:
             for each in self.problems[number]
         ]
 
-    def drawn(self, number: int, batches: Drawings) -> Drawn:
-        """Return the batches of one member."""
+    def drawn(self, number: int, batches: Drawings, *, with_steps: bool = False) -> Drawn:
+        """Return the batches of one member, and the steps that are differentiated, which a plan finds by itself."""
         return {
-            name: [{key: _of_member(each, number) for key, each in entry.items()} for entry in entries]
+            name: [
+                {
+                    key: _of_member(each, number)
+                    for key, each in entry.items()
+                    if with_steps or not (isinstance(each, JointBatch) and isinstance(each.value, TakenSteps))
+                }
+                for entry in entries
+            ]
             for name, entries in zip(self.names, batches, strict=True)
         }
 

@@ -10,7 +10,7 @@ from mlotool.core.errors import RunError
 from mlotool.core.user_code import is_of_user
 from mlotool.fusion.attempt import Attempt
 from mlotool.fusion.errors import NotFusedError, reason_of
-from mlotool.fusion.feed import JointStream
+from mlotool.fusion.feed import JointStream, NotJointError
 from mlotool.fusion.joint_draw import JointDraw
 from mlotool.fusion.joint_steps import JointSteps
 from mlotool.fusion.own_values import OwnValue
@@ -87,7 +87,14 @@ class StackedRound:
         # The first step is the optimizer's own, which makes its state.
         if is_off or not all(problem.num_steps for problem in self._members.problems[live.index(True)]):
             return self._members.each(live, self._members.drawing)
-        batches: Drawings = [draw(live) for draw in self._draw]
+        try:
+            steps = [draw.steps(live) for draw in self._draw]
+        except NotJointError as error:
+            # Later on it is of this time alone: a batch that is shorter in one run.
+            if self.verdict is None:
+                self._put_apart(live, str(error))
+            return self._members.each(live, self._members.drawing)
+        batches: Drawings = [draw(live, taken) for draw, taken in zip(self._draw, steps, strict=True)]
         errors = unread(batches)
         live, batches = self._without(errors, live, batches)
         if not any(live):
@@ -244,6 +251,11 @@ class StackedRound:
             except Exception as error:
                 outcomes[number] = error
         for position, (stacked, step) in enumerate(zip(found.gradients, self._steps, strict=True)):
+            for number in there:
+                program = members.schedule(number).program
+                if program.is_watched(self._names):
+                    with program.random:
+                        program.look_at(self._names[position], stacked.of(number))
             contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
             norms = step(there, stacked, [given[number][position] for number in there], contexts)
             for number in there if self._is_foreign else ():

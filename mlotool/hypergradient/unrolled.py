@@ -128,6 +128,11 @@ class Unrolled(AbstractHypergradient):
         return (is_forward and self.trajectory.is_whole) or self.trajectory.saves_gradients
 
     @property
+    def is_traceable(self) -> bool:  # type: ignore[override]
+        """Unless forward mode is tried, which compares values."""
+        return self.product == "reverse"
+
+    @property
     def pushes_solutions(self) -> bool:  # type: ignore[override]
         """Whether the steps are differentiated along directions."""
         return self.product == "forward" and self.second_order

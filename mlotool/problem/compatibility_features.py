@@ -52,6 +52,12 @@ def _approximates(case: Case) -> bool:
     return solver is not None and not solver.is_differentiable
 
 
+def _remembers(case: Case) -> bool:
+    algorithm = case.algorithm
+    # The steps of an unroll are arguments of a program of several runs; one of a single run's ticks has none for them.
+    return algorithm is not None and not (algorithm.is_traceable and (case.is_fused or not algorithm.sees_steps))
+
+
 FEATURES: Mapping[str, Feature] = {
     "tasks": Feature("`tasks`", lambda case: case.settings.tasks is not None),
     "compile": Feature("`compile`", lambda case: case.settings.compile),
@@ -98,8 +104,5 @@ FEATURES: Mapping[str, Feature] = {
     "fuse": Feature("`sweep.fuse`", lambda case: case.is_fused),
     "graphs": Feature("`remat: false`", _algorithm("keeps_graphs")),
     "sparse": Feature("`trajectory` without all steps", _drops_steps),
-    "remembering": Feature(
-        "a hypergradient that keeps something from pullback to pullback",
-        lambda case: case.algorithm is not None and not case.algorithm.is_traceable,
-    ),
+    "remembering": Feature("a hypergradient that keeps something from pullback to pullback", _remembers),
 }

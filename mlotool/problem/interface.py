@@ -242,7 +242,7 @@ class AbstractHypergradient(ABC):
         can_push: whether it can tell how the solution moves with its inputs (`push`).
         needs_full_precision: whether it compares losses or gradients at nearby points, which autocast would blur.
         is_constant: whether it takes the solution for a constant, so that no gradient passes through.
-        is_traceable: whether a pullback keeps nothing, so that a trace of one holds for the next.
+        is_traceable: whether a pullback keeps nothing beside recorded steps, so that a trace of one holds for the next.
         differentiates_twice: whether it needs second derivatives of the problem's loss by automatic differentiation.
     """
 

@@ -188,19 +188,12 @@ def _held(state: State, cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _key(update: Update, hyperparameters: Hyperparameters, state: State) -> _Key | None:
     """Return what parameters of one group share; None where a hyperparameter is a tensor."""
-    names = ("lr", "weight_decay", "maximize")
-    if update is sgd:
-        values = (
-            *(hyperparameters[name] for name in (*names, "momentum", "dampening", "nesterov")),
-            "momentum_buffer" in state,
-        )
-    else:
-        values = (
-            *(hyperparameters[name] for name in (*names, "eps", "amsgrad")),
-            *hyperparameters["betas"],
-            _count(state),
-        )
-    return None if any(isinstance(value, Tensor) for value in values) else values
+    own = ("momentum", "dampening", "nesterov") if update is sgd else ("eps", "amsgrad")
+    values = [hyperparameters[name] for name in ("lr", "weight_decay", "maximize", *own)]
+    values += [] if update is sgd else hyperparameters["betas"]
+    if any(isinstance(value, Tensor) for value in values):
+        return None
+    return (*values, "momentum_buffer" in state if update is sgd else _count(state))
 
 
 def _sgd(part: _Part) -> StepCotangents:

@@ -240,9 +240,6 @@ class Program:
     def hyperparameters(self, name: str) -> tuple[Hyperparameters, ...] | None:
         """Return the hyperparameters of a problem's optimizer, those included that other problems give.
 
-        Args:
-            name: the problem.
-
         Returns:
             One mapping a parameter; None where no problem gives any.
         """
@@ -255,8 +252,7 @@ class Program:
 
     def start(self, name: str) -> tuple[Tensor, ...] | None:
         """Return the parameters that `name` is reset to; None is where it began itself."""
-        source = self.problems[name].settings.reset_to
-        if source in (None, "initial"):
+        if self.problems[name].settings.reset_to in (None, "initial"):
             return None
         with self.random:
             return start_of(self.problems[name], self._engine, self._engine.nothing())
@@ -283,6 +279,11 @@ class Program:
         """Return whether the gradient of one of the problems is still to be looked at, step by step."""
         return bool(self._unused.waiting) and not self._unused.waiting.isdisjoint(names)
 
+    def look_at(self, name: str, gradient: Sequence[Tensor | None]) -> None:
+        """Look whether one of a problem's first gradients is zero because nothing depends on it, and warn."""
+        if name in self._unused.waiting:
+            self._unused.look(name, gradient, self._held_loss)
+
     def training_gradient(
         self, name: str, batch: Any, batch_number: int | None, moment: Moment = NOW
     ) -> tuple[LossOutput, list[Tensor | None]]:
@@ -295,8 +296,7 @@ class Program:
             moment: batches, earlier snapshots and parameters that take the place of the current ones.
         """
         output, gradient = self._gradients[name].live(batch, moment)
-        if name in self._unused.waiting:
-            self._unused.look(name, gradient, self._held_loss)
+        self.look_at(name, gradient)
         directing = self._directing.get(name)
         if directing is None:
             return output, gradient

@@ -18,10 +18,12 @@ from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
 from mlotool.program.moment import Moment
 from mlotool.program.step_result import StepResult, norm_of, result_of
+from mlotool.program.taken_steps import TakenSteps
 from mlotool.program.traced_step import TracedStep
 
 Batches = Mapping[str, Any]
-"""By problem: of the one whose gradient it is, and of those whose solutions it passes through."""
+"""By problem: of the one whose gradient it is, and of those whose solutions it passes through: the batch of a pullback,
+or the TakenSteps that it differentiates."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -101,11 +103,21 @@ class MemberGradients:
         before = self._random()
         with TraceableFunctions():
             found = averaged(
-                each.plan.live(entry[each.problem.name], Moment(entry, parameters=[*parameters])) for entry in batches
+                each.plan.live(entry[each.problem.name], self._moment(entry, parameters)) for entry in batches
             )
         if not before.equals(self._random()):
             raise UntraceableError("its losses draw random numbers")
         return found
+
+    def _moment(self, entry: Batches, parameters: Sequence[Sequence[Tensor]]) -> Moment:
+        snapshots = {}
+        for name, value in entry.items():
+            if isinstance(value, TakenSteps):
+                number = self._engine.numbers[name]
+                problem = self._engine.problems[number]
+                snapshots[name] = value.snapshot(parameters[number], problem.stream, problem.devices)
+        batches = {name: value for name, value in entry.items() if name not in snapshots}
+        return Moment(batches, snapshots, [*parameters])
 
     def _random(self) -> RandomState:
         with disable_proxy_modes_tracing():

@@ -11,13 +11,10 @@ from torch.nn import functional
 
 from mlotool import (
     ConjugateGradient,
-    Graph,
     Implicit,
     Neumann,
-    Problem,
     Program,
     Stream,
-    Unrolled,
 )
 from tests.fusion.members import (
     Blobs,
@@ -26,7 +23,6 @@ from tests.fusion.members import (
     compared,
     network,
     plain,
-    plain_loss,
 )
 
 pytestmark = pytest.mark.usefixtures("no_clock")
@@ -219,41 +215,3 @@ def test_a_leader_that_leaves_and_a_batch_of_a_new_kind() -> None:
 
     found = compared(make, num_members=5, ticks=16, ends={0: 4, 3: 9})
     check(found)
-
-
-class Rate(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.log = nn.Parameter(torch.tensor(-2.0))
-
-    def forward(self) -> Tensor:
-        return self.log.exp()
-
-
-def test_a_rate_that_another_problem_gives() -> None:
-    def make(k: int) -> Program:
-        torch.manual_seed(k)
-        lower = Problem(
-            "classifier",
-            network(),
-            plain_loss,
-            roles={"model": "classifier"},
-            stream=Stream(Blobs(40, k), 8, seed=k),
-            optimizer=partial(torch.optim.SGD, momentum=0.9, lr=0.1),
-            optimizer_roles={"lr": "rate"},
-            hypergradient=Unrolled(),
-            unroll_steps=3,
-        )
-        upper = Problem(
-            "rate",
-            Rate().double(),
-            plain_loss,
-            roles={"model": "classifier"},
-            stream=Stream(Blobs(16, k + 9), 8, seed=k),
-            optimizer=partial(torch.optim.Adam, lr=0.1),
-        )
-        return Program([upper, lower], Graph({"rate": ["classifier"]}, {"classifier": ["rate"]}))
-
-    found = compared(make)
-    assert found.verdicts["classifier"].is_fused
-    assert found.error < 1e-9

@@ -23,8 +23,8 @@ QUICK = {
     "mwn": {},
     "data_cleaning": {},
     "label_correction": {},
-    "maml": {"meta": KEEPS},
-    "learned_lr": {"rate": KEEPS},
+    "maml": {},
+    "learned_lr": {},
 }
 """By recipe, by problem that is not stacked why."""
 
@@ -33,10 +33,10 @@ SLOW = {
     "domain_adaptation": {},
     "domain_adaptation_direct": {},
     "implicit_maml": {},
-    "lm_data_mixture": {"mixture": KEEPS},
-    "lm_learning_rate": {"rate": KEEPS},
-    "lm_loss_weighting": {"weigher": KEEPS},
-    "lm_maml": {"meta": KEEPS},
+    "lm_data_mixture": {},
+    "lm_learning_rate": {},
+    "lm_loss_weighting": {},
+    "lm_maml": {},
     "lm_plain": {},
     "lm_plain_start": {},
     "logistic_hpo": {},
