@@ -2,6 +2,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from torchvision.utils import save_image
 
 from mlotool.config import trusted
 from mlotool.core import user_code
@@ -36,3 +38,17 @@ def _trust_ends_with_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process keeps what it trusts; what one test trusts, the next one must not."""
     monkeypatch.setattr(trusted, "_packages", dict(trusted._packages))
     monkeypatch.setattr(user_code, "_packages", set(user_code._packages))
+
+
+@pytest.fixture(scope="session")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten classes of CIFAR-10's layout, a few images each."""
+    root = tmp_path_factory.mktemp("images")
+    generator = torch.Generator().manual_seed(0)
+    for part, count in (("train", 8), ("test", 2)):
+        for label in range(10):
+            folder = root / part / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                save_image(torch.rand(3, 32, 32, generator=generator), folder / f"{number}.png")
+    return root

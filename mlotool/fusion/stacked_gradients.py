@@ -39,6 +39,7 @@ from mlotool.program.traced_function import (
     kinds_of,
     put_together,
 )
+from mlotool.program.untraceable import why_untraceable
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -73,8 +74,12 @@ class StackedGradients:
         self._stack, self._own = stack, own
         first = next(each for each in schedules if each is not None).program
         # Alone each would run along a trace from its first steps on, and not by its plans.
-        self._has_traces = first.trace is not None and first.trace_from == 0
-        self._backend = BACKENDS[first.trace or "eager" if self._has_traces else "eager"]
+        is_traced = first.trace is not None and first.trace_from == 0
+        self._backend = BACKENDS[first.trace or "eager" if is_traced else "eager"]
+        # But what passes through recorded steps is not traced alone.
+        self._has_traces = is_traced and not any(
+            why_untraceable(first.engine.numbers[name], first.engine) for name in names
+        )
         self.courses = courses
         self._modules = [module for problem in first.engine.problems for module in problem.submodules]
         self._known: dict[Any, Flat] = {}

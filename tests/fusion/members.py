@@ -1,5 +1,6 @@
 """Programs of small networks that are trained as members of a stack and alone, and how far the two are apart."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,12 +103,14 @@ class Compared:
         reason: why they are no stack at all.
         error: the largest relative difference of a parameter, a buffer, a tensor of an optimizer, a loss, a statistic.
         failures: by member, the text of its error, alone and fused.
+        steps: by problem, how many the first member has taken.
     """
 
     verdicts: Mapping[str, Verdict]
     reason: str
     error: float = 0.0
     failures: dict[int, list[str | None]] = field(default_factory=dict)
+    steps: Counter[str] = field(default_factory=Counter)
 
     @property
     def reasons(self) -> list[str]:
@@ -152,6 +155,7 @@ def compared(
                 together.leave(number)
                 continue
             assert outcome is not None and outcome.keys() == expected.keys()
+            found.steps.update([] if number else list(expected))
             said, reported = (each.program.statistics() for each in (alone[number], fused[number]))
             assert said.keys() == reported.keys()
             found.error = max([found.error, *[difference(said[key], reported[key]) for key in said]])

@@ -1,13 +1,16 @@
-"""Recipes with seeds 0, 1, 2 as one stack compute what they compute alone, in float64."""
+"""Every recipe with seeds 0, 1, 2 as one stack computes what it computes alone, in float64, or says why it is apart."""
+
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
-import mlotool
-from mlotool import Program
+from mlotool import Program, Schedule
 from mlotool.config import build
 from mlotool.config.structure import structure_of
-from tests.fusion.members import compared
+from tests.fusion.members import compared, difference, state_difference
+from tests.small_recipes import RECIPES, small
 
 pytestmark = [
     pytest.mark.usefixtures("no_clock"),
@@ -15,37 +18,34 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The ConjugateGradient solve at problem 'learner'"),
     # Another version of Python has other text.
     pytest.mark.filterwarnings("ignore:data.sha256"),
+    # As in tests/test_recipes.py.
+    pytest.mark.filterwarnings("ignore:problems.classifier.hypergradient.radius. finite differences at a radius"),
 ]
 
-KEEPS = "keeps something from one use to the next, or decides by values"
-QUICK = {
-    "plain": {},
-    "mwn": {},
-    "data_cleaning": {},
-    "label_correction": {},
-    "maml": {},
-    "learned_lr": {},
+QUICK = ("plain", "mwn", "data_cleaning", "label_correction", "maml", "learned_lr", "oneshot_peaks")
+"""Those that take a few seconds."""
+
+LAYER_PARALLEL = {"classifier": "its training is layer-parallel"}
+APART: dict[str, dict[str, str]] = {
+    **{
+        name: LAYER_PARALLEL
+        for name in RECIPES
+        if name.startswith(("layerparallel", "multigrid", "oneshot")) or name == "mwn_layerparallel"
+    },
 }
-"""By recipe, by problem that is not stacked why."""
+"""By recipe, by round that is not one program, why."""
 
-SLOW = {
-    "data_poisoning": {},
-    "domain_adaptation": {},
-    "domain_adaptation_direct": {},
-    "implicit_maml": {},
-    "lm_data_mixture": {},
-    "lm_learning_rate": {},
-    "lm_loss_weighting": {},
-    "lm_maml": {},
-    "lm_plain": {},
-    "lm_plain_start": {},
-    "logistic_hpo": {},
-    "mwn_text": {},
-}
+# A random architecture a seed.
+NO_STACK = dict.fromkeys(
+    ("darts_evaluate", "darts_evaluate_paper"), "the modules of problems.classifier are of different structures"
+)
+"""By recipe whose runs have programs of different structure, why."""
+
+TICKS = 20
 
 
-def made(recipe: str, seed: int) -> Program:
-    program = build(mlotool.compose(recipe, ["debug=fast", f"seed={seed}"])).program
+def made(recipe: str, seed: int, images: Path, overrides: Sequence[str] = ()) -> Program:
+    program = build(small(recipe, images, [f"seed={seed}", *overrides])).program
     for problem in program.problems.values():
         problem.module.double()
         if problem.stream is not None:
@@ -53,16 +53,35 @@ def made(recipe: str, seed: int) -> Program:
     return program
 
 
-@pytest.mark.parametrize("recipe", [*QUICK, *[pytest.param(name, marks=pytest.mark.slow) for name in SLOW]])
-def test_a_stack_of_three_seeds(recipe: str) -> None:
-    structures = {structure_of(mlotool.compose(recipe, ["debug=fast", f"seed={seed}"])) for seed in range(3)}
+def after_one_rounding(recipe: str, images: Path) -> float:
+    """Return how far a run alone is from one whose parameters were moved by one rounding after two ticks."""
+    first, second = (Schedule(made(recipe, 0, images)) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    apart = 0.0
+    for tick in range(TICKS):
+        if tick == 2:
+            for parameter in (each for problem in second.program.problems.values() for each in problem.own):
+                signs = torch.randint(2, parameter.shape, generator=generator).to(parameter) * 2 - 1
+                parameter.data.mul_(1 + signs * torch.finfo(torch.float64).eps)
+        expected, found = first.tick(), second.tick()
+        apart = max([apart, *[difference(each.loss, found[name].loss) for name, each in expected.items()]])
+    return max(apart, state_difference(first.program, second.program))
+
+
+@pytest.mark.parametrize(
+    "recipe", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
+)
+def test_a_stack_of_three_seeds(recipe: str, image_folder: Path) -> None:
+    structures = {structure_of(small(recipe, image_folder, [f"seed={seed}"])) for seed in range(3)}
     assert len(structures) == 1
-    found = compared(lambda seed: made(recipe, seed), ticks=20 if recipe in SLOW else 10)
-    assert not found.reason
+    found = compared(lambda seed: made(recipe, seed, image_folder), ticks=TICKS)
+    assert found.reason == NO_STACK.get(recipe, "")
     assert not found.failures
-    # Finite differences divide what is rounding by a small step.
-    assert found.error < 1e-8
+    assert min(found.steps.values()) >= 2
     apart = {name: each.reason for name, each in found.verdicts.items() if not each.is_fused}
-    expected = (QUICK | SLOW)[recipe]
+    expected = APART.get(recipe, {})
     assert apart.keys() == expected.keys()
     assert all(expected[name] in reason for name, reason in apart.items())
+    if found.error >= 1e-9:
+        # Finite differences divide what is rounding by a small step; and so the run alone is that far from itself.
+        assert found.error < 10 * after_one_rounding(recipe, image_folder) < 1e-6

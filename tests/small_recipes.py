@@ -1,0 +1,67 @@
+"""What makes each recipe small enough for a test, on data that are there."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+import mlotool
+
+RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
+CELLS = ["problems.classifier.module.num_cells=3", "problems.classifier.module.width=4"]
+# Cells of two nodes have a third of the edges of four, and each edge has all operations.
+SEARCH = [*(f"problems.{name}.module.num_nodes=2" for name in ("architecture", "classifier")), "debug.limit_ticks=2"]
+# A penalty for states of the paper's size.
+PARALLEL = ["problems.classifier.parallel.beta=1"]
+# On CIFAR-10 at the size of their paper; what of it is too much for a test is made smaller.
+SMALLER = {
+    "data_poisoning_paper": ["problems.classifier.module.depth=8", "problems.poison.module.num_samples=50"],
+    "darts_evaluate_paper": CELLS,
+    "darts_paper": [*CELLS, *SEARCH],
+    "label_correction_paper": [],
+    "layerparallel_imagenet_paper": [*PARALLEL, "debug.limit_ticks=2", "problems.classifier.stream.num_workers=0"],
+    "layerparallel_resnet_paper": [
+        *("problems.classifier.module.depth=14", "problems.classifier.parallel.auxnet.depth=8", *PARALLEL)
+    ],
+    "layerparallel_wrn_paper": [
+        *(f"problems.classifier.{node}.widen_factor=1" for node in ("module", "parallel.auxnet")),
+        *("problems.classifier.module.depth=16", "problems.classifier.parallel.auxnet.depth=10", *PARALLEL),
+    ],
+}
+SHORT = ["data.length=32", "data.sizes={train: 50, meta: 10, val: 10, test: 20}"]
+# On data that has to be downloaded; on the embedded one here, with a model for it.
+ELSEWHERE = {
+    "darts": [*SEARCH, *(f"problems.{name}.stream.batch_size=16" for name in ("architecture", "classifier"))],
+    "domain_adaptation_paper": [
+        *("data=two_domains", "data.sizes={pretrain: 80, finetune: 20, meta: 0, val: 20, test: 20}"),
+        *(f"model@problems.{name}.module=resnet8" for name in ("reweight", "finetune", "pretrain.module")),
+        *(f"problems.{name}.optimizer.groups=[]" for name in ("reweight", "finetune", "pretrain")),
+        *("problems.finetune.loss.free=[]", "problems.pretrain.loss.free=[]"),
+        *(f"problems.{name}.stream.num_workers=0" for name in ("reweight", "finetune", "pretrain")),
+    ],
+    # On a small model and short texts.
+    "lm_learning_rate_paper": [*SHORT, "model@problems.model.module=decoder", "problems.rate.module.size=14"],
+    "lm_loss_weighting_paper": [
+        *SHORT,
+        *(f"model@problems.{node}=decoder" for node in ("weigher.module.decoder", "model.module")),
+    ],
+    "lm_maml_paper": [*SHORT, *(f"model@problems.{name}.module=decoder" for name in ("meta", "learner"))],
+    "mwn_text_paper": ["data=synthetic_text", "~data.tokenizer", "model@problems.classifier.module=text_transformer"],
+}
+CIFAR = [name for name in RECIPES if "cifar10" in name or name in SMALLER]
+
+
+def small(recipe: str, image_folder: Path, overrides: Sequence[str] = ()) -> DictConfig:
+    """Return the config of a recipe with what makes it small.
+
+    Args:
+        recipe: its name.
+        image_folder: the fixture of that name.
+        overrides: more words of a command line.
+    """
+    words = ["debug=fast", "logger=csv", "runner.progress_bar=false"]
+    if recipe in CIFAR:
+        sizes = "{train: 50, meta: 10, val: 10, test: 20}"
+        words += ["data=cifar10_folder_longtailed", f"data.root={image_folder}", f"data.sizes={sizes}"]
+        words += ["data.imbalance_factor=5", "data.image_shape=[3,8,8]"]
+    return mlotool.compose(recipe, [*words, *SMALLER.get(recipe, []), *ELSEWHERE.get(recipe, []), *overrides])
