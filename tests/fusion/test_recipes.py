@@ -44,12 +44,14 @@ NO_STACK = dict.fromkeys(
 TICKS = 20
 
 
-def made(recipe: str, seed: int, images: Path, overrides: Sequence[str] = ()) -> Program:
+def made(
+    recipe: str, seed: int, images: Path, overrides: Sequence[str] = (), dtype: torch.dtype = torch.float64
+) -> Program:
     program = build(small(recipe, images, [f"seed={seed}", *overrides])).program
     for problem in program.problems.values():
-        problem.module.double()
+        problem.module.to(dtype)
         if problem.stream is not None:
-            problem.stream.to(dtype=torch.float64)
+            problem.stream.to(dtype=dtype)
     return program
 
 
@@ -85,3 +87,23 @@ def test_a_stack_of_three_seeds(recipe: str, image_folder: Path) -> None:
     if found.error >= 1e-9:
         # Finite differences divide what is rounding by a small step; and so the run alone is that far from itself.
         assert found.error < 10 * after_one_rounding(recipe, image_folder) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("words", "tolerance"), [("hypergradient.radius=0.01", 1e-11), ("hypergradient.product=reverse", 1e-13)]
+)
+@pytest.mark.parametrize("recipe", ["mwn", "data_cleaning", pytest.param("domain_adaptation", marks=pytest.mark.slow)])
+def test_without_small_differences_rounding_stays_rounding(
+    recipe: str, words: str, tolerance: float, image_folder: Path
+) -> None:
+    found = compared(lambda seed: made(recipe, seed, image_folder, [words]), ticks=TICKS)
+    assert all(each.is_fused for each in found.verdicts.values())
+    assert found.error < tolerance and not found.failures
+
+
+@pytest.mark.parametrize("recipe", ["plain", "mwn", "maml", "learned_lr"])
+def test_single_precision(recipe: str, image_folder: Path) -> None:
+    words = ["hypergradient.product=reverse"] if recipe == "mwn" else []
+    found = compared(lambda seed: made(recipe, seed, image_folder, words, torch.float32), ticks=TICKS)
+    assert all(each.is_fused for each in found.verdicts.values())
+    assert found.error < 1e-5 and not found.failures
