@@ -81,7 +81,7 @@ def _run(words: list[str]) -> int:
     debug = "--debug" in words
     _open_closed_streams()
     try:
-        with _plain_warnings(debug=debug), command_line(), terminable():
+        with plain_warnings(debug=debug), command_line(), terminable():
             code = _dispatch([word for word in words if word != "--debug"])
         sys.stdout.flush()  # a broken pipe shows here, not behind our back at exit
         return code
@@ -180,7 +180,7 @@ def _unknown_verb(word: str) -> str:
 
 
 @contextmanager
-def _plain_warnings(*, debug: bool) -> Iterator[None]:
+def plain_warnings(*, debug: bool) -> Iterator[None]:
     """Print warnings as our own are printed; with --debug, Python's way, which shows the line that warned."""
     previous = warnings.showwarning
 

@@ -31,7 +31,7 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
         whether all of them could be written.
     """
     from mlotool.report import write_sweep_page, write_sweep_summary
-    from mlotool.report.sweep_fusion import fusion_lines
+    from mlotool.report.sweep_fusion import fusion_lines, warning_lines
     from mlotool.report.sweep_settings import compare
 
     console = console or plain_console()
@@ -45,7 +45,9 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
         _print_settings(console, comparison)
     _print_errors(console, comparison)
     console.print()
-    _print_lines(console, [_verdict(comparison), *comparison.notes, *fusion_lines(sweep_dir)])
+    _print_lines(
+        console, [_verdict(comparison), *comparison.notes, *fusion_lines(sweep_dir), *warning_lines(sweep_dir)]
+    )
     console.print()
     # The jobs are done: a file that cannot be written must not hide what they have found.
     writers = {"table": write_sweep_summary, "page": write_sweep_page}

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED
+from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, plain_warnings
 from mlotool.core.escape import escape
 from mlotool.core.leaving import leave
 from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
@@ -19,7 +19,8 @@ def main(folders: Sequence[Path]) -> int:
     _end_with_parent()
     is_in_group = len(folders) > 1 or read_job(folders[0]).is_in_group
     try:
-        error = _together(folders) if is_in_group else _alone(folders[0])
+        with plain_warnings(debug=False):
+            error = _together(folders) if is_in_group else _alone(folders[0])
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0 if error is None else int(getattr(error, "exit_code", EXIT_FAILURE))

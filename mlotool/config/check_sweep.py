@@ -25,10 +25,11 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
         if is_known(sweep[key]) and sweep[key] < 1:
             yield f"sweep.{key}: found {sweep[key]}; expected a whole number of at least 1. Correct sweep.{key}."
     fuse = sweep["fuse"]
+    found = "null" if fuse is None else fuse if str(fuse).strip() else "nothing"
     if is_known(fuse) and fuse != AUTO and not (type(fuse) is int and fuse >= 1):
         yield (
-            f"sweep.fuse: found {'null' if fuse is None else fuse}; expected a whole number of at least 1, the jobs of "
-            f"a process, or auto.{did_you_mean(str(fuse), (AUTO,))} Correct sweep.fuse."
+            f"sweep.fuse: found {found}; expected a whole number of at least 1, the jobs of a process, or "
+            f"auto.{did_you_mean(str(fuse), (AUTO,))} Correct sweep.fuse."
         )
     if sweep["devices"] == []:
         yield "sweep.devices: found []; expected GPUs such as [0, 1], or null for all. Correct sweep.devices."

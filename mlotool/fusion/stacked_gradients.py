@@ -245,12 +245,17 @@ class StackedGradients:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            raise NotFusedError(reason_of(error)) from error
+            raise NotFusedError(f"{reason_of(error)}{self._hint(function.gradients.problem)}") from error
         finally:
             engine.random.load_state_dict(random)
             for memory, value in zip(engine.memories, kept, strict=True):
                 memory.value = value
         return Flat(run, function, engine.memories, moved, unit, single)
+
+    def _hint(self, problem: str | None) -> str:
+        """Return which numbers of a problem's loss are tensors here, which takes them as more than numbers."""
+        keys = [each.key for each in self._own if each.key.startswith(f"problems.{problem}.loss.")]
+        return f"; {', '.join(keys)}, in which runs differ, may do arithmetic alone" if keys else ""
 
     def _single(self, first: GraphModule, member: Sequence[Tensor], num_fixed: int) -> Run:
         flat = make_fx(functionalize(first), {**self._backend.decompositions})(*member)

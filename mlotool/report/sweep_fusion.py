@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.core.errors import RunFileError
-from mlotool.core.run_files import list_files, read_json
+from mlotool.core.run_files import list_files, read_json, read_text
 from mlotool.report.formats import shortened
 
 FOLDER = "fusion"
 MAX_FILES, MAX_STACKS, MAX_LINES = 2_000, 20_000, 12
 MAX_REASON, MAX_PARTS = 300, 12
+_WARNING = "mlotool: warning: "
 LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e5
 """Of one tick: what is beside them is no measurement."""
 
@@ -49,6 +50,31 @@ def fusion_lines(sweep_dir: Path) -> list[str]:
     lines = [_line(each) for each in _merged(_notes(sweep_dir))]
     left = len(lines) - MAX_LINES
     return lines if left <= 0 else [*lines[:MAX_LINES], f"{left} more such lines are left out: see {FOLDER}/*.json."]
+
+
+def warning_lines(sweep_dir: Path) -> list[str]:
+    """Return a sentence that says where warnings of jobs stand that shared a process; none where there are none.
+
+    Args:
+        sweep_dir: the folder of a sweep; it may be a stranger's.
+    """
+    found: dict[str, int] = {}
+    try:
+        names = list_files(sweep_dir, FOLDER, ".log", MAX_FILES)
+    except RunFileError:
+        return []
+    for name in names:
+        try:
+            lines = (read_text(sweep_dir, name) or "").splitlines()
+        except RunFileError:
+            continue
+        found[name] = sum(line.startswith(_WARNING) for line in lines)
+    places = [name for name, count in found.items() if count]
+    count = sum(found.values())
+    if not count:
+        return []
+    rest = f" and {len(places) - MAX_PARTS} more" if len(places) > MAX_PARTS else ""
+    return [f"{count} warning{'s' if count > 1 else ''} of runs: {', '.join(places[:MAX_PARTS])}{rest}"]
 
 
 def _notes(sweep_dir: Path) -> list[StackNote]:

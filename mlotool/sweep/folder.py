@@ -25,12 +25,15 @@ def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[Path, bool]:
 
     Args:
         plan: the sweep.
-        resume: `auto` takes the newest folder of the same sweep beside `hydra.sweep.dir`, if there is one; a folder is
-            taken as it is; None makes a new one.
+        resume: `auto` takes `hydra.sweep.dir` if that is the folder of a sweep, or else the newest folder of the same
+            sweep beside it, if there is one; a folder is taken as it is; None makes a new one.
 
     Raises:
-        ConfigError: the folder is none of a sweep, or of another one; without `resume`, it holds a sweep already.
+        ConfigError: the folder is none of a sweep, or of another one; a new one holds a sweep or a job's run already.
     """
+    if resume == AUTO and (plan.folder / FILE).is_file():
+        _check_same(plan.folder, plan)
+        return plan.folder, True
     if resume == AUTO:
         found = [path for path in _sweeps(plan.folder.parent) if _read(path)["identity"] == plan.identity()]
         return (found[-1], True) if found else (_made(plan), False)
@@ -102,11 +105,24 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _made(plan: "SweepPlan") -> Path:
+    taken = next((each for each in _job_folders(plan.folder) if any(each.iterdir())), None)
+    if taken is not None:
+        # It would be taken for the job's own run, or be removed.
+        raise ConfigError(
+            f"hydra.sweep.dir: found {taken}, which holds files already, where a job of this sweep would run; expected "
+            "a new folder. Name another one, or remove it."
+        )
     content = {"name": plan.name, "identity": plan.identity()}
     with writing(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
         write_text(plan.folder / FILE, json.dumps(content, indent=2) + "\n")
     return plan.folder
+
+
+def _job_folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(each for each in folder.iterdir() if each.name.isdigit() and each.is_dir())
 
 
 def _sweeps(parent: Path) -> list[Path]:

@@ -356,3 +356,15 @@ def test_evolution_strategies_are_left_to_the_plans() -> None:
     assert list(found.verdicts) == ["classifier", "weights"] and found.verdicts["classifier"].is_fused
     assert "keeps something from one use to the next" in found.reasons[0]
     assert found.error < 1e-9
+
+
+def top_loss(batch: Mapping[str, Tensor], *, model: Any, k: float) -> Tensor:
+    logits = model(batch["input"])
+    return functional.cross_entropy(logits, batch["target"]) + logits.topk(int(k)).values.mean()
+
+
+def test_a_number_that_is_no_arithmetic_is_named() -> None:
+    found = compared(lambda k: plain(k, loss=partial(top_loss, k=1 + k)))
+    [reason] = found.reasons
+    assert reason.endswith("; problems.classifier.loss.k, in which runs differ, may do arithmetic alone")
+    assert found.error == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlotool.report.sweep_fusion import MAX_LINES, fusion_lines
+from mlotool.report.sweep_fusion import MAX_LINES, fusion_lines, warning_lines
 
 
 def write(sweep: Path, content: Any, name: str = "0.json") -> list[str]:
@@ -102,3 +102,31 @@ def test_links_out_of_the_sweep_are_not_followed(tmp_path: Path) -> None:
         (tmp_path / name / place).symlink_to(tmp_path / target)
         assert fusion_lines(tmp_path / name) == []
     assert fusion_lines(tmp_path / "nowhere") == []
+
+
+def test_where_warnings_of_runs_stand(tmp_path: Path) -> None:
+    assert warning_lines(tmp_path) == []
+    write(tmp_path, {"stacks": []})
+    assert warning_lines(tmp_path) == []
+    (tmp_path / "fusion" / "0.log").write_text("mlotool: warning: a\nmlotool: job 1 failed: b\nmlotool: warning: c\n")
+    (tmp_path / "fusion" / "4.log").write_text("mlotool: going on\n")
+    assert warning_lines(tmp_path) == ["2 warnings of runs: fusion/0.log"]
+    (tmp_path / "fusion" / "4.log").write_text("mlotool: warning: d\n")
+    assert warning_lines(tmp_path) == ["3 warnings of runs: fusion/0.log, fusion/4.log"]
+    (tmp_path / "fusion" / "0.log").unlink()
+    assert warning_lines(tmp_path) == ["1 warning of runs: fusion/4.log"]
+
+
+def test_a_verdict_that_has_changed_says_since_when(tmp_path: Path) -> None:
+    given = {**stack([0, 1], False, 0.001, 0.002, "a counter"), "until_tick": 40}
+    times = "1 ms for the gradients of a tick, 2 ms one by one (2.0 times)"
+    assert write(tmp_path, {"stacks": [given]}) == [
+        f"jobs 0, 1 ran as one program for 40 ticks: {times}, and then one by one: a counter"
+    ]
+    given = {**stack([0, 1], True, None, None, "a counter"), "until_tick": 40}
+    assert write(tmp_path, {"stacks": [given]}) == [
+        "jobs 0, 1 ran as one program; one by one in parts, from tick 40 on: a counter"
+    ]
+    for wrong in (-1, 0, True, "x", 10**30, [40]):
+        found = write(tmp_path, {"stacks": [{**stack([0, 1], reason="a"), "until_tick": wrong}]})
+        assert found == ["jobs 0, 1 ran one by one: a"]

@@ -94,3 +94,25 @@ def test_workers_get_devices_and_threads(tmp_path: Path) -> None:
     assert [list(each) for each in on_cpu] == [["OMP_NUM_THREADS"]] * 2
     with pytest.raises(ConfigError, match=r"sweep\.workers: found 2 with the devices 3"):
         worker_environments(plan, {"CUDA_VISIBLE_DEVICES": "3"})
+
+
+def test_auto_looks_into_the_folder_that_was_named_first(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path / "a", SEED)
+    choose_folder(replace(plan, folder=tmp_path / "b"), None)
+    assert choose_folder(plan, "auto") == (tmp_path / "b", True)
+    choose_folder(plan, None)
+    assert choose_folder(plan, "auto") == (tmp_path / "a", True)
+    with pytest.raises(ConfigError, match="resume: found fixed = "):
+        choose_folder(replace(plan, fixed=("+recipe=plain", "seed=9")), "auto")
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+@pytest.mark.parametrize("name", ["checkpoints/last.ckpt", "config.yaml", "notes.txt"])
+def test_a_folder_with_files_is_no_jobs(tmp_path: Path, name: str, resume: str | None) -> None:
+    """It would be gone on with as the job's own run, or be removed."""
+    path = tmp_path / "a" / "3" / name
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(ConfigError, match=r"found .*a/3, which holds files already, .* Name another one, or remove it"):
+        choose_folder(make_plan(tmp_path / "a", SEED), resume)
+    assert path.exists() and not (tmp_path / "a" / "sweep.json").exists()

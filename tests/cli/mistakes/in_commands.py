@@ -116,7 +116,15 @@ MISTAKES = {
             f"sweep.fuse={fuse}",
             says=(f"sweep.fuse: found {said}; expected a whole number of", "or auto"),
         )
-        for fuse, said in {"0": "0", "2.5": "2.5", "many": "many", "null": "null", "true": "True", "[2]": "[2]"}.items()
+        for fuse, said in {
+            "": "nothing",
+            "0": "0",
+            "2.5": "2.5",
+            "many": "many",
+            "null": "null",
+            "true": "True",
+            "[2]": "[2]",
+        }.items()
     },
     "a sweep over kinds of sweeps": _run("-m", "sweep=grid,optuna", says=("sweep: found sweep=grid,optuna",)),
     "options for no launcher": _run(
