@@ -34,9 +34,9 @@ from mlotool.losses import cross_entropy
 ALONE, TOGETHER, PART = "each its own", "shared", "what is shared"
 CNNS = ((4, 1, 3), (4, 2, 5), (8, 1, 3), (8, 2, 3), (8, 3, 5), (12, 2, 3), (16, 2, 3), (16, 3, 3))
 """Width, number of layers after the first, size of the first layer's kernel."""
-FILES = {"224 x 224": (224, 224), "500 x 375": (375, 500)}
-"""Height and width of the JPEGs; the second is the usual size in ImageNet."""
-NUM_IMAGES, NUM_CLASSES, BATCH_SIZE, INPUT = 96, 4, 32, 224
+FILES = (((224, 224), 96), ((224, 224), 224), ((375, 500), 224))
+"""Height and width of the JPEGs, and of what the networks take; 500 x 375 is the usual size in ImageNet."""
+NUM_IMAGES, NUM_CLASSES, BATCH_SIZE = 96, 4, 32
 NUM_CHECKED = 3
 
 Make = Callable[[Any, int], nn.Module]
@@ -56,7 +56,7 @@ def write_jpegs(root: Path, height: int, width: int) -> None:
 
 
 def cnn(number: int) -> nn.Module:
-    """Return one of eight CNNs for images of 224 pixels."""
+    """Return one of eight CNNs, for images of any size."""
     width, depth, kernel = CNNS[number % len(CNNS)]
     torch.manual_seed(number)
     layers: list[nn.Module] = [nn.Conv2d(3, width, kernel, stride=4, padding=kernel // 2), nn.ReLU()]
@@ -146,16 +146,21 @@ def compare(make: Callable[[bool], list[Problem]], shared_part: Callable[[], Any
 
 def feeds(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of the first table."""
-    for name, (height, width) in FILES.items():
+    for (height, width), size in FILES:
         with tempfile.TemporaryDirectory() as folder:
             write_jpegs(Path(folder), height, width)
             for augment in (False, True):
 
-                def data(root: str = folder, augment: bool = augment) -> Any:
+                def data(root: str = folder, size: int = size, augment: bool = augment) -> Any:
                     images = ImageFolder(
-                        root, {"train": NUM_IMAGES}, NUM_CLASSES, [3, INPUT, INPUT], augment=augment, max_memory_gb=0.0,
+                        root,
+                        {"train": NUM_IMAGES},
+                        NUM_CLASSES,
+                        [3, size, size],
+                        augment=augment,
+                        max_memory_gb=0.0,
                         num_threads=1,
-                    )  # fmt: skip
+                    )
                     return images.split("train")
 
                 row = compare(
@@ -163,7 +168,8 @@ def feeds(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:
                     Stream(data(), BATCH_SIZE, seed=2).next,
                     rounds,
                 )
-                yield f"8 CNNs, files of {name}{', augmented' if augment else ''}", row
+                name = f"8 CNNs at {size} px, files of {width} x {height}"
+                yield f"{name}{', augmented' if augment else ''}", row
 
 
 def prefixes(rounds: int) -> Iterator[tuple[str, dict[str, Any]]]:

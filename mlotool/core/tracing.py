@@ -83,6 +83,17 @@ def decided(condition: bool | Tensor) -> bool:
     return outcome
 
 
+def assume(condition: Tensor) -> None:
+    """Let the trace hold for runs of which a condition is true, whether it is of the one that is traced or not.
+
+    Args:
+        condition: 0-D.
+    """
+    course = _COURSE.get()
+    assert course is not None
+    course.conditions.append(condition)
+
+
 def report(who: Any, value: Tensor) -> None:
     """Have `who.reported(value)` called after each replay of the trace at hand."""
     course = _COURSE.get()

@@ -1,8 +1,10 @@
 """Ticks of several programs that share a process: those of equal structure as one, the others side by side."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 
 from mlotool.core.user_code import is_of_user
 from mlotool.fusion.errors import reason_of
@@ -16,6 +18,7 @@ from mlotool.program import Schedule
 
 World = Callable[[int], AbstractContextManager[Callable[[], bool]]]
 
+_NUM_LOOKS = 2
 _DRAWS = "a loss or the data draw from numpy's or Python's global random numbers, of which each run has its own"
 
 
@@ -72,6 +75,8 @@ class FusedTicks:
         self._world = world
         # Those with code that may draw from global random numbers.
         self._foreign: set[int] = set()
+        # By structure and problem, how often each member has read a batch by itself, to see whether its data draw some.
+        self._num_looks: Counter[tuple[int, str]] = Counter()
         # Those whose last tick has raised, and that have not ended yet.
         self._failed: set[int] = set()
         self._is_told = False
@@ -130,10 +135,32 @@ class FusedTicks:
         for member in members:
             by_class.setdefault(self._class_of[member], []).append(member)
         for number, found in by_class.items():
+            self._look_at_data(number, found)
             stack = self._stack(number, self._schedules[found[0]].num_ticks)
             outcomes |= self._alone(found) if stack is None else self._together(number, *stack, found)
         self._failed |= {member for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
         return outcomes
+
+    def _look_at_data(self, number: int, members: Sequence[int]) -> None:
+        """Put members apart whose data draw from global random numbers: what is read together is in nobody's own.
+
+        A batch may have been read before, so two of each problem are looked at. They are what comes next in any case.
+        """
+        schedule, record, any_has_drawn = self._schedules[members[0]], self.records[number], False
+        foreign = [member for member in members if member in self._foreign]
+        if self._world is None or not foreign or record.reason or schedule.num_ticks == 0:
+            return
+        for name in chain(*schedule.order().rounds):
+            self._num_looks[number, name] += 1
+            for member in foreign if self._num_looks[number, name] <= _NUM_LOOKS else ():
+                stream = self._schedules[member].program.problems[name].stream
+                # What cannot be read says so in the tick.
+                with self._world(member) as has_drawn, suppress(Exception):
+                    if stream is not None:
+                        stream.peek()
+                    any_has_drawn |= has_drawn()
+        if any_has_drawn:
+            self._put_apart(record, _DRAWS, schedule.num_ticks)
 
     def _is_alone(self, member: int) -> bool:
         """Return whether a member takes its ticks by itself for good."""

@@ -131,7 +131,8 @@ class JointSteps:
         if not is_known or len(set(since)) > 1:
             self._groups, self._calls = groups, self._found(numbers, groups)
             self._num_steps = [each.num_steps for each in problems]
-        elif any(each.has_schedule for each in steps) and not _are_alike(groups):
+        elif self._calls is not None and not _are_alike(groups):
+            # A scheduler, or who else sets rates, has moved some of them.
             return None
         return self._calls
 

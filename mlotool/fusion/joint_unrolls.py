@@ -49,12 +49,23 @@ def _step(name: str, records: Sequence[StepRecord]) -> TakenStep:
     places: list[dict[Place, int]] = []
     for position, own_settings in enumerate(settings):
         places.append({})
-        for key in own_settings:
+        for key in [*own_settings]:
             values = [each.hyperparameters[position][key] for each in records]
             for place, numbers in _numbers(name, key, values):
                 places[-1][place] = columns.setdefault(numbers, len(columns))
+                # Not what it is this time: the function is that of any other.
+                _take_out(own_settings, place)
     joined = torch.tensor(list(columns), dtype=torch.float64, device=theta[0].device).reshape(-1, len(records)).T
     return TakenStep(theta, state, batches, buffers, settings, joined, places)
+
+
+def _take_out(settings: dict[str, Any], place: Place) -> None:
+    """Leave None where a number is."""
+    key, position = place
+    if position is None:
+        settings[key] = None
+    else:
+        settings[key] = tuple(None if number == position else each for number, each in enumerate(settings[key]))
 
 
 def _numbers(name: str, key: str, values: Sequence[Any]) -> list[tuple[Place, tuple[float, ...]]]:

@@ -18,6 +18,9 @@ _CONTAINERS = (list, dict, set, deque)
 MOST_ELEMENTS = 10_000
 """Of a container, or of a tensor: larger ones are data."""
 
+MOST_WATCHED = 100
+"""Elements of a container that is compared before every step."""
+
 _OWN_TO_TORCH = frozenset({"training"})
 """Attributes of modules by which traces are told apart anyway."""
 
@@ -84,6 +87,11 @@ def is_kept(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
+def is_watched(value: Any) -> bool:
+    """Say whether a value is compared before every step: plain ones and containers of a few."""
+    return is_plain(value) or (not isinstance(value, Tensor) and is_kept(value) and len(value) <= MOST_WATCHED)
+
+
 def namespaces(program: Program) -> list[tuple[str, str, MutableMapping[str, Any], frozenset[str] | None]]:
     """Return where the user's losses and modules keep values.
 
@@ -96,10 +104,12 @@ def namespaces(program: Program) -> list[tuple[str, str, MutableMapping[str, Any
     found: list[tuple[str, str, MutableMapping[str, Any], frozenset[str] | None]] = []
     seen: set[tuple[int, str]] = set()
     for problem in program.engine.problems:
+        name = f"problems.{problem.name}"
+        if keywords := getattr(problem.loss, "keywords", None):
+            found.append((name, "", keywords, None))
         for holder in (*problem.submodules, *_parts(problem.loss)):
             if not is_of_user(holder):
                 continue
-            name = f"problems.{problem.name}"
             if not inspect.isroutine(holder) and hasattr(holder, "__dict__"):
                 found.append((name, f"{type(holder).__name__}.", holder.__dict__, None))
             for function in _functions(holder):

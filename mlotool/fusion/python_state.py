@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mlotool.fusion.errors import NotFusedError
-from mlotool.fusion.python_places import Place, is_plain, namespaces, places
+from mlotool.fusion.python_places import Place, is_plain, is_watched, namespaces, places
 from mlotool.program import Program
 
 CHANGED = "{place} has changed, which a trace has fixed"
@@ -67,7 +67,7 @@ class PythonState:
             problem, _, owner = place.owner.partition(": ")
             return f"{problem}: evaluating its loss changes {owner}, which a trace would fix"
         for name, parameter, kept in self._frozen:
-            if not parameter.detach().equal(kept):
+            if not _is_equal(parameter, kept):
                 return f"{name}: evaluating its loss moves a frozen parameter, which a trace would fix"
         state: Any = numpy.random.get_state()
         before: Any = self._numpy
@@ -77,7 +77,7 @@ class PythonState:
 
 
 class PythonWatch:
-    """Sees whether the numbers and texts of several programs are those that were there when it was made.
+    """Sees whether numbers, texts and small containers of several programs are what they were when it was made.
 
     A trace holds them fixed, while a scheduler or a callback may change them between two ticks. A look takes 50 ns for
     each of them; there are none but in code of the user's.
@@ -91,10 +91,10 @@ class PythonWatch:
         seen: set[tuple[int, str]] = set()
         for program in programs:
             # A global that several read is looked at once, while the first of them is there.
-            found = [] if program is None else [each for each in places(program) if is_plain(each.value)]
+            found = [] if program is None else [each for each in places(program) if is_watched(each.value)]
             new = [each for each in found if (id(each.holder), each.key) not in seen]
             seen |= {(id(each.holder), each.key) for each in new}
-            self._kept.append([(each.holder, each.key, each.value, each) for each in new])
+            self._kept.append([(each.holder, each.key, _copy(each.value), each) for each in new])
 
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
@@ -120,8 +120,12 @@ def _has_changed(now: Any, value: Any, kept: Any) -> bool:
     """Return whether what was `value`, and equal to `kept`, is another one now."""
     if isinstance(value, Tensor):
         # One that is put in its place is most often a result that is kept to be looked at.
-        return now is value and not value.detach().equal(kept)
+        return now is value and not _is_equal(value, kept)
     return not _is_same(now, kept)
+
+
+def _is_equal(tensor: Tensor, kept: Tensor) -> bool:
+    return torch.allclose(tensor.detach(), kept, rtol=0, atol=0, equal_nan=True)
 
 
 def _is_same(value: Any, kept: Any) -> bool:
@@ -131,7 +135,7 @@ def _is_same(value: Any, kept: Any) -> bool:
 def _restore(place: Place, value: Any, kept: Any) -> None:
     """Put a value back, into the object that held it where it is one that changes in place."""
     if isinstance(value, Tensor):
-        if not value.detach().equal(kept):
+        if not _is_equal(value, kept):
             with torch.no_grad():
                 value.data.copy_(kept)
     elif isinstance(value, list | deque):

@@ -132,14 +132,13 @@ class StackedGradients:
         flat = self._known.get(key)
         in_dims = [*[0] * (len(arguments) - len(dims)), *dims]
         if flat is None:
-            if len(self._known) == MOST_TRACES:
-                raise NotFusedError(f"their batches are of over {MOST_TRACES} kinds")
             kind = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+            if kind not in self.courses and len(self.courses) >= MOST_TRACES:
+                raise NotFusedError(f"their batches are of over {MOST_TRACES} kinds")
             # Of those that stand at this tick: what the others hold in Python may be that of another one.
             leader, part = live.index(True), _part(arguments, in_dims, 0, self.at_once)
             flat = self._known[key] = self._traced(leader, batches, part, in_dims, len(dims), self.courses.get(kind))
-            if flat.function.course.outcomes:
-                self.courses[kind] = tuple(flat.function.course.outcomes)
+            self.courses[kind] = tuple(flat.function.course.outcomes)
         with torch._C._AutoDispatchBelowAutograd():
             if self.at_once == self._num_members:
                 return Found(flat, [*flat.run(*arguments)])
@@ -194,7 +193,8 @@ class StackedGradients:
             problem = next(place for place, memory in enumerate(found.flat.memories) if memory is who.memory)
             for schedule, value, is_valid in zip(self._schedules, values.unbind(), counts, strict=True):
                 if schedule is not None and is_valid:
-                    who.of(schedule.program.engine.memories[problem]).reported(value)
+                    engine = schedule.program.engine
+                    who.of(engine.memories[problem], engine.traits[problem].warned_of).reported(value)
 
     def _kinds(self, batches: Sequence[Sequence[JointBatches]], tensors: list[Tensor], dims: list[int | None]) -> Any:
         found, seen = [], dict[int, int]()

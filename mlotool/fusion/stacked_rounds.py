@@ -250,12 +250,13 @@ class StackedRound:
                 there.append(number)
             except Exception as error:
                 outcomes[number] = error
+        for number in there:
+            program = members.schedule(number).program
+            if program.is_watched(self._names):
+                with program.random:
+                    for name, stacked in zip(self._names, found.gradients, strict=True):
+                        program.look_at(name, stacked.of(number))
         for position, (stacked, step) in enumerate(zip(found.gradients, self._steps, strict=True)):
-            for number in there:
-                program = members.schedule(number).program
-                if program.is_watched(self._names):
-                    with program.random:
-                        program.look_at(self._names[position], stacked.of(number))
             contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
             norms = step(there, stacked, [given[number][position] for number in there], contexts)
             for number in there if self._is_foreign else ():

@@ -59,10 +59,11 @@ class Verdict:
         return found
 
     def changed(self, tick: int, **changes: Any) -> "Verdict":
-        """Return what holds from now on, in the place of this.
+        """Return what holds from a tick on, in the place of what held then; what was decided for later ones is dropped.
 
         Args:
             tick: how many ticks have been taken.
             changes: the fields that are others.
         """
-        return replace(self, **changes, since_tick=tick, before=self)
+        held = self.at(tick)
+        return replace(held, **changes, since_tick=tick, before=held)

@@ -241,14 +241,14 @@ class _ImplicitPullback:
             return
         last = SolveResult([], result.status, result.num_products, kept, result.task_statuses)
         problem.memory.value = state._replace(last=last)
-        warn = partial(warn_of_failure, self.solver, problem.name, problem.traits.warned_of)
+        warn, warned_of = partial(warn_of_failure, self.solver, problem.name), problem.traits.warned_of
         if result.ending is not None:
             nothing = torch.full_like(result.ending[:1], torch.nan, dtype=torch.float64)
             residual = nothing if residual is None else torch.as_tensor(residual).reshape(1).to(nothing)
-            report(TracedSolve(problem.memory, last, warn), torch.cat([residual, result.ending.to(nothing)]))
+            report(TracedSolve(problem.memory, last, warn, warned_of), torch.cat([residual, result.ending.to(nothing)]))
         elif isinstance(residual, Tensor) and is_traced:
             report(TracedSolve(problem.memory, last), residual)
-        warn(last)
+        warn(warned_of, last)
 
     def _is_reported(self) -> bool:
         """Count a pullback; return whether it is compared with a converged one."""

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object]
         result: how the solve ended.
 
     Example:
-        >>> from mlotool.hypergradient.solvers import Neumann
+        >>> from mlotool.hypergradient.solvers import Neumann, Status
         >>> warn_of_failure(Neumann(3, 0.1), "w", {Status.DIVERGED}, SolveResult([], Status.DIVERGED, 2))
     """
     status, failures = result.status, solver.failures
@@ -38,10 +38,6 @@ def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object]
     )
 
 
-def _nothing(result: SolveResult) -> None:
-    """Say nothing."""
-
-
 @dataclass(frozen=True)
 class TracedSolve:
     """A solve of a trace, of whose replays is known what they report.
@@ -49,11 +45,13 @@ class TracedSolve:
     Args:
         memory: of the problem.
         last: how the solve ended.
-        warn: is given how that of a replay has ended, where replays report it.
+        warn: is given what the problem was warned of, and how the solve of a replay has ended, where replays report it.
+        warned_of: what the problem was warned of.
 
     Example:
         >>> import torch
         >>> from mlotool.hypergradient.implicit_state import ImplicitState
+        >>> from mlotool.hypergradient.solvers import Status
         >>> memory = Memory(ImplicitState(None))
         >>> TracedSolve(memory, SolveResult([], Status.CONVERGED, 3)).reported(torch.tensor(0.5))
         >>> memory.value.last.residual
@@ -62,11 +60,17 @@ class TracedSolve:
 
     memory: Memory
     last: SolveResult
-    warn: Callable[[SolveResult], None] = _nothing
+    warn: Callable[[set[object], SolveResult], None] | None = None
+    warned_of: set[object] = field(default_factory=set)
 
-    def of(self, memory: Memory) -> "TracedSolve":
-        """Return the same solve of a problem of equal structure in another program, by what that one keeps."""
-        return replace(self, memory=memory)
+    def of(self, memory: Memory, warned_of: set[object]) -> "TracedSolve":
+        """Return the same solve of a problem of equal structure in another program.
+
+        Args:
+            memory: of that one.
+            warned_of: what that one was warned of.
+        """
+        return replace(self, memory=memory, warned_of=warned_of)
 
     def reported(self, values: Tensor) -> None:
         """Keep how the solve of a replay ended.
@@ -79,5 +83,6 @@ class TracedSolve:
             residual, count, *codes = values.tolist()
             status, statuses = ended_with(codes, has_tasks=bool(self.last.task_statuses))
             last = SolveResult([], status, int(count), residual if math.isfinite(residual) else None, statuses)
-            self.warn(last)
+            if self.warn is not None:
+                self.warn(self.warned_of, last)
         self.memory.value = self.memory.value._replace(last=last)

@@ -166,7 +166,11 @@ class FusedStep:
             parameters = param_group["params"]
             states = [optimizer.state.get(parameter, {}) for parameter in parameters]
             names = _names(optimizer, param_group)
-            is_whole = all(name in state for state in states for name in names)
+            has_state = [state.get(name) is not None for state in states for name in names]
+            is_whole = all(has_state)
+            if any(has_state) and not is_whole and type(optimizer) is SGD:
+                # Some had no gradient in the first step: torch's fused SGD fails as soon as they have one.
+                param_group["fused"] = False
             has_places = all(id(parameter) in positions for parameter in parameters)
             if not (is_whole and has_places and _are_alike(parameters)):
                 return False

@@ -206,7 +206,9 @@ class OptimizerStep:
             return [self.hyperparameters()] * count
         # Both in one copy, so that the copied scheduler sets the copied optimizer.
         twin = copy.copy(self)
-        memo: dict[int, Any] = {id(parameter): parameter for parameter in self._parameters}
+        assert self._optimizer is not None
+        kept = [each for state in self._optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in (*self._parameters, *kept)}
         twin._optimizer, twin.scheduler = copy.deepcopy((self._optimizer, self.scheduler), memo)
         found: list[tuple[Hyperparameters, ...]] = []
         with warnings.catch_warnings():

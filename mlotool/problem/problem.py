@@ -15,6 +15,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.precision import autocast
 from mlotool.core.slots import Slots
+from mlotool.core.unchanged import deep_copy
 from mlotool.problem.arguments import check_problem
 from mlotool.problem.build_optimizer import OptimizerFactory, optimizer_step
 from mlotool.problem.compatibility import Case, check
@@ -255,11 +256,11 @@ class Problem:
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of what a step changes: module, optimizer, scheduler, step count."""
-        return copy.deepcopy(self._learned_state())
+        return deep_copy(self._learned_state())
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Take a snapshot back."""
-        self._load_learned_state(copy.deepcopy(snapshot))
+        self._load_learned_state(deep_copy(snapshot))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a bit-identical resume needs; plain containers and tensors."""

@@ -145,6 +145,17 @@ def test_rates_that_become_others(calls: list[int]) -> None:
     assert calls[4:] == [0, 3, 3, 3]
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_rates_that_somebody_else_changes(kind: str) -> None:
+    pair = Pair(KINDS[kind], scheduler_interval="evaluation")
+    for number in (1, 0, 2, None):
+        pair.step()
+        for each in (pair.together, pair.apart):
+            if number is not None:
+                each[number].optimizer_step.step_scheduler()
+    assert len({each.optimizer.param_groups[0]["lr"] for each in pair.together}) == 3  # type: ignore[union-attr]
+
+
 def test_states_that_are_put_back() -> None:
     pair = Pair(KINDS["adam"], scheduler_interval="evaluation")
     pair.step()

@@ -1,7 +1,7 @@
 """Members that are no stack after all are found out, and an error of one of them is its own."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from mlotool import EvolutionStrategies, Program, Schedule, Stream
 from mlotool.fusion.fused_ticks import FusedTicks
+from mlotool.fusion.verdict import Verdict
 from tests.fusion.members import NUM_CLASSES, NUM_FEATURES, Blobs, bilevel, compared, network, plain, plain_loss
 
 pytestmark = pytest.mark.usefixtures("no_clock")
@@ -213,6 +214,68 @@ def test_a_number_that_changes_between_two_ticks_is_seen_at_once(number: int | N
     assert verdict.at(5).is_fused and not verdict.at(6).is_fused
     assert not found.failures
     assert found.error < 1e-9
+
+
+class Bounded(nn.Module):
+    """A module with a list, of which nobody but a scheduler changes anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds = [1.0, 2.0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.clamp(-self.bounds[0], self.bounds[1])
+
+
+class Setting(torch.optim.lr_scheduler.StepLR):
+    """A scheduler that changes what it is told to."""
+
+    def __init__(self, optimizer: Any, change: Callable[[], None]) -> None:
+        self.change = change
+        super().__init__(optimizer, 100)
+
+    def step(self, epoch: int | None = None) -> None:
+        super().step(epoch)
+        if self.last_epoch == 6:
+            self.change()
+
+
+def tempered_loss(batch: Mapping[str, Tensor], *, model: Any, temperature: float) -> Tensor:
+    return functional.cross_entropy(model(batch["input"]) / temperature, batch["target"])
+
+
+@pytest.mark.parametrize("kind", ["list", "keyword"])
+def test_what_a_loss_is_bound_with_and_small_containers_are_looked_at_too(kind: str) -> None:
+    def make(k: int) -> Program:
+        loss, module = partial(tempered_loss, temperature=1.0 + k), Bounded()
+        changes = {
+            "list": partial(module.bounds.__setitem__, 0, 0.5),
+            "keyword": partial(loss.keywords.__setitem__, "temperature", 3.5),
+        }
+        change = changes[kind] if k == 1 else (lambda: None)
+        scheduler = partial(Setting, change=change)
+        return plain(k, lambda: network(module), loss=loss, scheduler=scheduler, scheduler_interval="step")
+
+    found = compared(make, ticks=14)
+    [verdict] = found.verdicts.values()
+    assert "has changed, which a trace has fixed" in verdict.reason and verdict.since_tick == 6
+    assert found.error < 1e-9
+
+
+def test_a_tensor_that_is_not_a_number_is_no_change() -> None:
+    def make(k: int) -> Program:
+        module = network()
+        module.best = torch.tensor(torch.nan)
+        return plain(k, lambda: module)
+
+    assert not compared(make).reasons
+
+
+def test_what_is_decided_at_an_older_tick_is_of_what_held_there() -> None:
+    first = Verdict(is_fused=True, since_tick=1)
+    last = first.changed(100, is_fused=False, reason="slower")
+    found = last.changed(50, at_once=2)
+    assert found.at(60).is_fused and found.at(60).at_once == 2 and found.at(20) == first
 
 
 calls = 0

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mlotool import Graph, LossOutput, Problem, Program, Stream, Unrolled
 from mlotool.problem.step_store import KeepEvery
+from mlotool.program.trace import MOST_TRACES
 from tests.fusion.members import Blobs, bilevel, compared, network, plain_loss
 from tests.fusion.test_exact_members import check, cosine, stepping
 
@@ -46,6 +47,11 @@ def unrolled(seed: int, **settings: Any) -> Program:
 @pytest.mark.parametrize("setting", UNROLLS)
 def test_recorded_steps_are_arguments(setting: str) -> None:
     check(compared(lambda k: unrolled(k, **UNROLLS[setting](k)), ticks=14))
+
+
+def test_rates_that_move_are_arguments_of_one_program() -> None:
+    # More unrolls than there may be programs.
+    check(compared(lambda k: unrolled(k, scheduler=stepping, scheduler_interval="step"), ticks=3 * MOST_TRACES + 6))
 
 
 class Rate(nn.Module):

@@ -113,10 +113,18 @@ def test_tasks(solver: AbstractSolver, names: tuple[str, ...]) -> None:
     check(solver, *[torch.stack(each) for each in zip(*found, strict=True)])
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-14, 1e14])
+def test_a_vector_out_of_range_is_left_to_the_plan(size: float) -> None:
+    matrix, vector = systems()["definite"]
+    with tracing(is_joint=True) as course:
+        solved(ConjugateGradient(5, 1e-2), matrix, size * vector)
+    assert not all(course.conditions)
+
+
 def test_a_replay_reports_how_it_ended() -> None:
-    memory, warned = Memory(ImplicitState(None)), []
-    solve = TracedSolve(memory, SolveResult([], Status.FIXED, 2), warned.append)
+    memory, other, warned = Memory(ImplicitState(None)), Memory(ImplicitState(None)), []
+    solve = TracedSolve(other, SolveResult([], Status.FIXED, 2), lambda *what: warned.append(what), {"of the traced"})
     code = [*Status].index(Status.DIVERGED)
-    solve.of(memory).reported(torch.tensor([math.nan, 2, code], dtype=torch.float64))
+    solve.of(memory, {"of this one"}).reported(torch.tensor([math.nan, 2, code], dtype=torch.float64))
     assert memory.value.last == SolveResult([], Status.DIVERGED, 2)
-    assert warned == [memory.value.last]
+    assert warned == [({"of this one"}, memory.value.last)]

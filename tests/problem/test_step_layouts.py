@@ -1,5 +1,8 @@
 """Gradients in any memory order make the same step."""
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -33,3 +36,20 @@ def test_a_step_does_not_depend_on_the_gradients_strides(
     reference.grad = gradient.contiguous()
     optimizer([reference]).step()
     assert torch.allclose(ends[0], reference.detach() - start, atol=1e-6)
+
+
+def test_a_parameter_whose_first_gradient_comes_later() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    theirs = copy.deepcopy(module)
+    problem = Problem(
+        "a", module, lambda batch, **roles: None, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    )
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, fused=False)
+    for number in range(4):
+        gradient = [None if number == 0 and place < 2 else torch.ones_like(x) for place, x in enumerate(problem.own)]
+        problem.step(gradient)
+        for parameter, slope in zip(theirs.parameters(), gradient, strict=True):
+            parameter.grad = slope
+        optimizer.step()
+    for own, other in zip(problem.own, theirs.parameters(), strict=True):
+        torch.testing.assert_close(own, other)

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
+from mlotool.core.tracing import assume, is_joint
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, tasks_of
 from mlotool.hypergradient.solvers.numbers import Number, holds_anywhere, holds_everywhere, negated
 from mlotool.hypergradient.vector import scaled
@@ -42,7 +44,12 @@ def solve_in_range(
         >>> solve_in_range(ConjugateGradient(), 2.0, matvec, [torch.ones(2)], None, None) is None
         True
     """
-    if not holds_anywhere((size < 1e-24) | negated(size < 1e24)):
+    is_out = (size < 1e-24) | negated(size < 1e24)
+    if is_joint() and isinstance(is_out, Tensor):
+        # The run of which this is so takes the step by its own plan.
+        assume(~is_out.any())
+        return None
+    if not holds_anywhere(is_out):
         return None
     factor = _powers_of_two(vector, tasks_of(view))
     if holds_everywhere(factor == 1):
