@@ -38,7 +38,7 @@ def run_sweep(
     workers = worker_environments(plan)
     folder, is_resumed = choose_folder(plan, resume)
     if resume == AUTO and not is_resumed:
-        _say("resume=auto: no sweep by these words that ran in processes of its own. A new one begins.")
+        _say("resume=auto: there is no sweep by these words that can be gone on with. A new one begins.")
     try:
         with locked(folder):
             _run_locked(plan, request, words, trusted, folder, workers, is_resumed=is_resumed)

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from mlotool.program.flat_graph import add_writes, simplified, with_direct_calls
 from mlotool.program.fusible import FUSIBLE
 from mlotool.program.graphed_run import GraphedRun, captured
+from mlotool.program.narrow_softmax import NARROW_SOFTMAX
 
 Run = Callable[..., Sequence[Tensor]]
 """`(parameters, optimizers' state, rates, buffers, tensors of the batches) -> outputs`."""
@@ -78,7 +79,7 @@ def _cuda_graph(graph: GraphModule, arguments: Sequence[Tensor], num_fixed: int)
 
 
 BACKENDS = {
-    "eager": Backend(_eager, has_fused_steps=True),
+    "eager": Backend(_eager, has_fused_steps=True, decompositions=NARROW_SOFTMAX),
     "inductor": Backend(_inductor, has_fused_steps=False, decompositions=FUSIBLE),
     "cuda_graph": Backend(_cuda_graph, has_fused_steps=True),
 }

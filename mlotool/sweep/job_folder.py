@@ -129,8 +129,13 @@ def read_outcome(folder: Path) -> JobOutcome:
 
 
 def note_failure(folder: Path, words: tuple[str, ...], error: str, status: str = "failed") -> None:
-    """Leave what a table of the sweep reads, for a job that was refused or died; what the run wrote stays."""
+    """Leave what a table of the sweep reads, for a job that was refused or died; what the run wrote stays.
+
+    A folder that somebody has removed meanwhile is made anew: the other jobs' table does not depend on it.
+    """
     summary, listing = folder / SUMMARY, folder / "overrides.txt"
+    with writing(summary):
+        folder.mkdir(exist_ok=True)
     if not summary.exists():
         content: dict[str, Any] = {"status": status, "objective": None, "metrics": {}, "best": None, "error": error}
         write_text(summary, json.dumps(content, indent=2) + "\n")

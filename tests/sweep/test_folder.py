@@ -8,6 +8,7 @@ from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError
 from mlotool.sweep.driver import run_jobs, worker_environments
 from mlotool.sweep.folder import choose_folder, locked
+from mlotool.sweep.job_folder import JobOutcome, note_failure, read_outcome
 from mlotool.sweep.points import GridPoints
 from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
@@ -116,3 +117,9 @@ def test_a_folder_with_files_is_no_jobs(tmp_path: Path, name: str, resume: str |
     with pytest.raises(ConfigError, match=r"found .*a/3, which holds files already, .* Name another one, or remove it"):
         choose_folder(make_plan(tmp_path / "a", SEED), resume)
     assert path.exists() and not (tmp_path / "a" / "sweep.json").exists()
+
+
+def test_a_job_whose_folder_was_removed_has_its_row(tmp_path: Path) -> None:
+    note_failure(tmp_path / "1", ("seed=1",), "Its folder is gone.")
+    assert read_outcome(tmp_path / "1") == JobOutcome("failed", None, "Its folder is gone.")
+    assert (tmp_path / "1" / "overrides.txt").read_text() == "seed=1\n"
