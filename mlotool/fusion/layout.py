@@ -12,7 +12,8 @@ class Layout:
     Args:
         shares: by problem, whether all members have the same samples.
         own_values: the keys of numbers and frozen parameters in which they differ.
-        courses: by round and kind of its batches, how solvers decided when it was traced.
+        courses: by round and kind of its batches, how solvers decided when it was traced; empty where nothing was to
+            be decided.
     """
 
     shares: dict[str, bool] = field(default_factory=dict)

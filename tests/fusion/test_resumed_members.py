@@ -15,16 +15,12 @@ from torch.nn import functional
 from mlotool import ConjugateGradient, Implicit, Program, Stream, Unrolled
 from tests.fusion.members import Blobs, bilevel, network, plain
 from tests.fusion.resumed import Trained, stopped, train
-from tests.fusion.test_unlike_members import Broken, Counted, Failing, Mislabelled, Scaled, Tempered
+from tests.fusion.test_unlike_members import Broken, Counted, Failing, Mislabelled, Scaled, Tempered, tempered_loss
 from tests.runner.test_resume import assert_equal
 
 pytestmark = pytest.mark.usefixtures("no_clock")
 
 LENGTHS = {0: 11, 1: 4, 2: 9, 3: 7, 4: 6}
-
-
-def tempered_loss(batch: Mapping[str, Tensor], *, model: Any, temperature: float) -> Tensor:
-    return functional.cross_entropy(model(batch["input"]) / temperature, batch["target"])
 
 
 def partly_frozen(number: int) -> nn.Module:

@@ -186,17 +186,17 @@ class Tempered:
         return functional.cross_entropy(model(batch["input"]) / self.temperature, batch["target"])
 
 
-class Cooling(torch.optim.lr_scheduler.StepLR):
-    """A scheduler that changes a number of a loss, by a little."""
+class Setting(torch.optim.lr_scheduler.StepLR):
+    """A scheduler that changes something after six steps."""
 
-    def __init__(self, optimizer: Any, loss: Tempered) -> None:
-        self.loss = loss
-        super().__init__(optimizer, 3)
+    def __init__(self, optimizer: Any, change: Callable[[], None]) -> None:
+        self.change = change
+        super().__init__(optimizer, 100)
 
     def step(self, epoch: int | None = None) -> None:
         super().step(epoch)
         if self.last_epoch == 6:
-            self.loss.temperature = 0.999
+            self.change()
 
 
 @pytest.mark.parametrize("number", [None, 0, 2])
@@ -204,7 +204,8 @@ def test_a_number_that_changes_between_two_ticks_is_seen_at_once(number: int | N
     def make(k: int) -> Program:
         loss = Tempered()
         other = loss if number in (None, k) else Tempered()
-        return plain(k, loss=loss, scheduler=partial(Cooling, loss=other), scheduler_interval="step")
+        scheduler = partial(Setting, change=partial(setattr, other, "temperature", 0.999))
+        return plain(k, loss=loss, scheduler=scheduler, scheduler_interval="step")
 
     found = compared(make, ticks=14)
     assert found.reasons == ["problems.classifier: Tempered.temperature has changed, which a trace has fixed"]
@@ -225,19 +226,6 @@ class Bounded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.clamp(-self.bounds[0], self.bounds[1])
-
-
-class Setting(torch.optim.lr_scheduler.StepLR):
-    """A scheduler that changes what it is told to."""
-
-    def __init__(self, optimizer: Any, change: Callable[[], None]) -> None:
-        self.change = change
-        super().__init__(optimizer, 100)
-
-    def step(self, epoch: int | None = None) -> None:
-        super().step(epoch)
-        if self.last_epoch == 6:
-            self.change()
 
 
 def tempered_loss(batch: Mapping[str, Tensor], *, model: Any, temperature: float) -> Tensor:
