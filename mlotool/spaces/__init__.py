@@ -1,0 +1,33 @@
+"""Spaces of models: a base, what may be changed in it, and decisions that make one model of it."""
+
+from mlotool.spaces.changes import Change
+from mlotool.spaces.decisions import Decision, Decisions, choose, deciding
+from mlotool.spaces.errors import InfeasibleModelError
+from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.mutators.input import Input
+from mlotool.spaces.mutators.insert import Insert
+from mlotool.spaces.mutators.mutator import AbstractMutator
+from mlotool.spaces.mutators.operator import Operator
+from mlotool.spaces.mutators.repeat import Repeat
+from mlotool.spaces.space import Space
+from mlotool.spaces.summary import NodeSummary
+from mlotool.spaces.targets import Place, Target
+
+__all__ = [
+    "AbstractMutator",
+    "Change",
+    "Decision",
+    "Decisions",
+    "InfeasibleModelError",
+    "Input",
+    "Insert",
+    "ModelGraph",
+    "NodeSummary",
+    "Operator",
+    "Place",
+    "Repeat",
+    "Space",
+    "Target",
+    "choose",
+    "deciding",
+]

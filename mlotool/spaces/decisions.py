@@ -1,0 +1,202 @@
+"""Decisions of a model space: each has a name and candidates, and is made when the model is built."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+
+Value = str | int
+"""What a candidate is called: a name, or a whole number."""
+
+Decide = Callable[[str, tuple[Value, ...]], Value]
+"""Makes a decision: its name and the names of its candidates in, one of these out."""
+
+_NAME = re.compile(r"[a-z0-9_]{1,100}")
+_MAX_CANDIDATES = 10_000
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision that was made.
+
+    Args:
+        name: its own.
+        candidates: among which, in their order.
+        value: the one that was taken.
+    """
+
+    name: str
+    candidates: tuple[Value, ...]
+    value: Value
+
+
+@dataclass
+class Decisions:
+    """The decisions of the models that are built together, in the order in which they were made.
+
+    Args:
+        decide: makes them.
+        made: those that were made, by name.
+    """
+
+    decide: Decide
+    made: dict[str, Decision] = field(default_factory=dict)
+
+    def take(self, name: str, candidates: Sequence[Value]) -> Value:
+        """Make a decision; see `choose`."""
+        found = tuple(candidates)
+        _check(name, found)
+        if name in self.made:
+            raise ConfigError(
+                f"decisions.{name}: found two decisions of this name; expected a name of its own for each, in all "
+                "problems of the program. Give a mutator or a choice another name."
+            )
+        value = self.decide(name, found)
+        if not any(value == each and type(value) is type(each) for each in found):
+            hint = did_you_mean(str(value), [str(each) for each in found])
+            raise ConfigError(
+                f"decisions.{name}: found {value!r}; expected one of {_listed(found)}.{hint} Correct it, or leave it "
+                "out for the first one."
+            )
+        self.made[name] = Decision(name, found, value)
+        return value
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """What was decided, by name."""
+        return {name: each.value for name, each in self.made.items()}
+
+
+_current: ContextVar[Decisions | None] = ContextVar("decisions", default=None)
+
+
+@contextmanager
+def deciding(decide: Decide | Mapping[str, Value] | None = None) -> Iterator[Decisions]:
+    """Make the decisions of the models that are built inside the block.
+
+    Args:
+        decide: makes each, or a mapping with some of them; what is not in it is the first candidate.
+
+    Yields:
+        The decisions, which fill up while models are built.
+
+    Raises:
+        ConfigError: at the end of the block, for a name of the mapping that no model has asked for.
+
+    Example:
+        >>> with deciding({"width": 64}) as decisions:
+        ...     choose("width", [32, 64]), choose("activation", ["relu", "tanh"])
+        (64, 'relu')
+        >>> decisions.values
+        {'width': 64, 'activation': 'relu'}
+    """
+    given = {} if decide is None else decide
+    decisions = Decisions(_given(given) if isinstance(given, Mapping) else given)
+    token = _current.set(decisions)
+    try:
+        yield decisions
+    finally:
+        _current.reset(token)
+    if isinstance(given, Mapping):
+        check_asked(given, decisions.made)
+
+
+@contextmanager
+def decisions_of(given: Mapping[str, Value] | None) -> Iterator[Decisions]:
+    """Make decisions by a mapping; where it is None by the block around this one, or else the first candidates."""
+    around = _current.get()
+    if given is None and around is not None:
+        yield around
+        return
+    with deciding(given) as decisions:
+        yield decisions
+
+
+def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> None:
+    """Refuse decisions that no model has asked for.
+
+    Raises:
+        ConfigError: with the names that were asked for.
+    """
+    for name in given:
+        if name not in made:
+            expected = f"one of {_listed(made)}" if made else "none, as no problem has a space"
+            raise ConfigError(
+                f"decisions.{name}: found {given[name]!r}, but no model asks for a decision of this name; expected "
+                f"{expected}.{did_you_mean(str(name), list(made))} Correct the name, or remove it."
+            )
+
+
+def choose(name: str, candidates: Sequence[Any] | Mapping[Value, Any]) -> Any:
+    """Make a decision where a model is built: in a constructor, or in a mutator.
+
+    Within a sweep that searches, the sweep's sampler decides; otherwise `decisions` of the recipe, and where it says
+    nothing the first candidate is taken. What is asked for may depend on what was decided before.
+
+    Args:
+        name: of the decision, of a-z, 0-9 and `_`; no other of the program has it.
+        candidates: names or whole numbers; or a mapping from such to what is to be returned.
+
+    Returns:
+        The candidate, or what the mapping has for it.
+
+    Raises:
+        ConfigError: the name was asked for before, a name has other characters, or there are no candidates.
+
+    Source: Zhang et al. 2020, Retiarii, section 3.2 (`choose`).
+
+    Example:
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         width = choose("width", [8, 16])
+        ...         self.activation = choose("activation", {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh})()
+        ...         self.layer = torch.nn.Linear(4, width)
+        >>> with deciding({"activation": "tanh"}):
+        ...     Net()
+        Net(
+          (activation): Tanh()
+          (layer): Linear(in_features=4, out_features=8, bias=True)
+        )
+    """
+    decisions = _current.get() or Decisions(_given({}))
+    value = decisions.take(name, tuple(candidates))
+    return candidates[value] if isinstance(candidates, Mapping) else value
+
+
+def _given(values: Mapping[str, Value]) -> Decide:
+    return lambda name, candidates: values.get(name, candidates[0])
+
+
+def is_name(text: Any) -> bool:
+    """Say whether a text may name a decision or a candidate."""
+    return isinstance(text, str) and _NAME.fullmatch(text) is not None
+
+
+def _check(name: str, candidates: tuple[Value, ...]) -> None:
+    if not is_name(name):
+        raise ConfigError(
+            f"decision {name!r}: expected a name of a-z, 0-9 and '_', of at most 100 characters. Correct the name of "
+            "the mutator or of the choice."
+        )
+    wrong = [each for each in candidates if type(each) is not int and not is_name(each)]
+    if wrong or not 0 < len(candidates) <= _MAX_CANDIDATES or len(set(candidates)) < len(candidates):
+        found = (
+            f"the candidate {wrong[0]!r}"
+            if wrong
+            else f"{len(candidates)} candidates, {len(set(candidates))} of them different"
+        )
+        raise ConfigError(
+            f"decision '{name}': found {found}; expected different names of a-z, 0-9 and '_', or whole numbers, "
+            f"from one to {_MAX_CANDIDATES}. Correct its candidates."
+        )
+
+
+def _listed(names: Any) -> str:
+    texts = [str(each) for each in names]
+    return ", ".join(texts) if len(texts) <= 12 else f"{', '.join(texts[:10])}, .. ({len(texts)} in all)"

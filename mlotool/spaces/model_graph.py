@@ -1,0 +1,337 @@
+"""A model as a graph that mutators change: create, delete, connect, replace, insert."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+from mlotool.spaces.building import Build, settings_of
+from mlotool.spaces.changes import Change
+from mlotool.spaces.errors import InfeasibleModelError
+from mlotool.spaces.new_modules import NewModules
+from mlotool.spaces.places import Places
+from mlotool.spaces.shapes import VALUE, Shapes, described, shape_of
+from mlotool.spaces.targets import Place, as_target, node_id
+from mlotool.spaces.tracing import ID, OWNER
+
+MAX_NODES = 20_000
+"""A model of more is refused, before it takes all memory."""
+
+
+class ModelGraph:
+    """A traced model, and what mutators do to it.
+
+    Args:
+        root: the model; its modules are changed in place.
+        graph: of its forward, with ids.
+        shapes: of its inputs; None: nothing is known of shapes.
+        seed: of new modules.
+        anew: makes the model anew, for modules that are to be had once more; None where nobody can.
+
+    Attributes:
+        changes: what mutators have done, in order.
+        is_rewired: whether more has been done than to put one module in the place of another.
+    """
+
+    def __init__(
+        self, root: nn.Module, graph: fx.Graph, shapes: Shapes | None, seed: int, anew: Callable[[], nn.Module] | None
+    ) -> None:
+        self.root, self.graph = root, graph
+        self._shapes, self._modules = shapes, NewModules(root, seed, anew)
+        self.changes: list[Change] = []
+        self.is_rewired = False
+        self._mutator = ""
+        self._places = Places(root, graph)
+        if shapes is not None:
+            shapes.infer(graph, root, is_base=True)
+        self._result = _shapes_of_result(graph)
+
+    def find(self, at: Any) -> list[Place]:
+        """Return the places that a target describes, in the order in which the model computes them.
+
+        Args:
+            at: a target, as in a recipe (see `Target`).
+
+        Raises:
+            ConfigError: there is none, or two of them share a node.
+        """
+        return self._places.find(as_target(at))
+
+    def node(self, name: str) -> fx.Node:
+        """Return a node by its id.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for node in self.graph.nodes:
+            if node_id(node) == name:
+                found: fx.Node = node
+                return found
+        ids = [node_id(each) for each in self.graph.nodes]
+        raise ConfigError(
+            f"found no node '{name}'; expected an id of the graph.{did_you_mean(name, ids)} "
+            "`mlotool show RECIPE --nodes PROBLEM` lists them."
+        )
+
+    def reader_of(self, place: Place) -> tuple[fx.Node, fx.Node]:
+        """Return the first node of a place that reads its one input, and that input."""
+        source = self._input_of(place)
+        return next(node for node in place.nodes if source in node.all_input_nodes), source
+
+    def fits(self, reader: fx.Node, now: fx.Node, source: fx.Node) -> bool:
+        """Say whether a node could read another one in the place of one that it reads."""
+        order = {each: number for number, each in enumerate(self.graph.nodes)}
+        return source is not now and order[source] < order[reader] and shape_of(source) == shape_of(now)
+
+    def create(self, name: str, build: Build, inputs: Sequence[fx.Node]) -> fx.Node:
+        """Add a node with a new module, which nobody reads yet.
+
+        Args:
+            name: its id, of letters, digits and `_`; the module is kept under it.
+            build: makes the module; it is given settings of a place that returns the shape that it reads.
+            inputs: what it is called with.
+
+        Returns:
+            the node.
+        """
+        shape = shape_of(inputs[0])
+        return self._create(name, build, inputs, settings_of(None, shape, shape))
+
+    def call(self, name: str, function: Callable[..., Any], inputs: Sequence[Any]) -> fx.Node:
+        """Add a node that calls a function of tensors, which nobody reads yet.
+
+        Args:
+            name: its id.
+            function: such as `torch.add`.
+            inputs: what it is called with: nodes, lists of nodes, numbers.
+
+        Returns:
+            the node.
+        """
+        self._check_name(name)
+        with self.graph.inserting_after(_last(self.graph, _nodes_in(inputs))):
+            node = self.graph.call_function(function, tuple(inputs))
+        return self._created(node, name)
+
+    def delete(self, place: Place) -> None:
+        """Take nodes out; who has read the last one reads what the first one has read.
+
+        Raises:
+            InfeasibleModelError: there is no one input that could take their place.
+        """
+        source = self._input_of(place)
+        place.nodes[-1].replace_all_uses_with(source)
+        self._erase(place)
+        self._note("delete", place.id, is_rewired=True)
+
+    def connect(self, node: fx.Node, source: fx.Node, position: int = 0) -> None:
+        """Let a node read another one.
+
+        Args:
+            node: that reads.
+            source: that is read, and stands before it.
+            position: which of its inputs.
+
+        Raises:
+            InfeasibleModelError: the source comes later, or there is no such input.
+        """
+        inputs = list(node.all_input_nodes)
+        order = {each: number for number, each in enumerate(self.graph.nodes)}
+        if not 0 <= position < len(inputs) or order[source] >= order[node]:
+            raise InfeasibleModelError(
+                f"cannot connect input {position} of '{node_id(node)}' to '{node_id(source)}'; expected "
+                f"one of its {len(inputs)} inputs, and a source that is computed before. Correct the candidates."
+            )
+        node.replace_input_with(inputs[position], source)
+        self._note("connect", node_id(node), is_rewired=True)
+
+    def replace(self, place: Place, build: Build, name: str) -> fx.Node:
+        """Put a new module in the place of nodes.
+
+        Args:
+            place: one node, or several with one input.
+            build: makes the module; it is given the settings of the one that stands there.
+            name: id of the new node where a function or several nodes are replaced; a module's node keeps its own.
+
+        Returns:
+            the node.
+        """
+        settings = settings_of(place.module, place.input_shape, place.output_shape)
+        last = place.nodes[-1]
+        if len(place.nodes) == 1 and last.op == "call_module":
+            path = str(last.target)
+            self._modules.put(path, build, settings)
+            self._note("replace", place.id)
+            self._infer_users_of(path)
+            return last
+        node = self._create(name, build, [self._input_of(place)], settings, before=last)
+        last.replace_all_uses_with(node)
+        self._erase(place)
+        self._note("replace", place.id, is_rewired=True)
+        return node
+
+    def insert(self, place: Place, build: Build, name: str) -> fx.Node:
+        """Put a new module behind a place: it reads it, and whoever has read it reads the new one.
+
+        Args:
+            place: behind which.
+            build: makes the module.
+            name: id of the new node.
+
+        Returns:
+            the node.
+        """
+        last = place.nodes[-1]
+        readers = list(last.users)
+        settings = settings_of(None, place.output_shape, place.output_shape)
+        node = self._create(name, build, [last], settings)
+        for reader in readers:
+            reader.replace_input_with(last, node)
+        self._note("insert", name, is_rewired=True)
+        return node
+
+    def repeat(self, place: Place, name: str) -> fx.Node:
+        """Put nodes once more behind themselves, with modules of their own.
+
+        Args:
+            place: one node, or several with one input.
+            name: begins the ids of the new nodes.
+
+        Returns:
+            the last new node.
+
+        Raises:
+            ConfigError: a module cannot be made once more.
+        """
+        last, source = place.nodes[-1], self._input_of(place)
+        readers = list(last.users)
+        copies: dict[fx.Node, fx.Node] = {source: last}
+        after = last
+        for node in place.nodes:
+            with self.graph.inserting_after(after):
+                copy = self.graph.node_copy(node, lambda each: copies.get(each, each))
+            if node.op == "call_module":
+                path = str(node.target)
+                copy.target = f"{name}.{path}"
+                if not self._modules.has(copy.target):
+                    self._modules.put_once_more(path, copy.target)
+            elif node.op == "get_attr" and not str(node.target).endswith("training"):
+                raise InfeasibleModelError(
+                    f"'{place.id}' holds '{node_id(node)}', which cannot be had once more; expected "
+                    "modules that hold their own parameters. Declare it as a leaf: "
+                    f"leaves: ['{place.id}']."
+                )
+            copy.meta = {ID: f"{name}.{node_id(node)}", OWNER: name}
+            copies[node] = after = copy
+        for reader in readers:
+            reader.replace_input_with(last, after)
+        self._note("create", name, is_rewired=True)
+        return after
+
+    @contextmanager
+    def by(self, mutator: str) -> Iterator[None]:
+        """Let a mutator work on the graph, and check what it leaves.
+
+        Raises:
+            InfeasibleModelError: shapes do not fit, or the model returns something else than before.
+        """
+        self._mutator = mutator
+        try:
+            yield
+            self._check()
+        except ConfigError as error:
+            raise type(error)(f"mutator '{mutator}': {error}") from error
+        finally:
+            self._mutator = ""
+
+    def _create(
+        self,
+        name: str,
+        build: Build,
+        inputs: Sequence[fx.Node],
+        settings: dict[str, Any],
+        before: fx.Node | None = None,
+    ) -> fx.Node:
+        self._check_name(name)
+        self._modules.put(name, build, settings)
+        last = _last(self.graph, inputs)
+        with self.graph.inserting_before(before) if before else self.graph.inserting_after(last):
+            node = self.graph.create_node("call_module", name, tuple(inputs))
+        return self._created(node, name)
+
+    def _created(self, node: fx.Node, name: str) -> fx.Node:
+        node.meta |= {ID: name, OWNER: ""}
+        self._note("create", name, is_rewired=True)
+        if self._shapes is not None:
+            self._shapes.infer_node(node, self.root)
+        return node
+
+    def _check_name(self, name: str) -> None:
+        if (
+            any(node_id(each) == name for each in self.graph.nodes)
+            or not name.isidentifier()
+            or self._modules.has(name)
+        ):
+            raise ConfigError(
+                f"found the id '{name}' of a new node; expected one that no node or module has, of "
+                "letters, digits and '_'. Give the mutator another name."
+            )
+        if len(self.graph.nodes) >= MAX_NODES:
+            raise InfeasibleModelError(f"found {MAX_NODES} nodes; expected less. Correct its candidates.")
+
+    def _erase(self, place: Place) -> None:
+        for node in reversed(place.nodes):
+            if not node.users:
+                self.graph.erase_node(node)
+
+    def _input_of(self, place: Place) -> fx.Node:
+        found = self._places.inputs(place)
+        if len(found) == 1:
+            return found[0]
+        raise InfeasibleModelError(
+            f"'{place.id}' reads {len(found)} nodes from outside; expected a place with one input. "
+            "Write another path, or a chain."
+        )
+
+    def _infer_users_of(self, path: str) -> None:
+        if self._shapes is not None:
+            for node in self.graph.nodes:
+                if node.op == "call_module" and node.target == path:
+                    self._shapes.infer_node(node, self.root)
+
+    def _check(self) -> None:
+        self.graph.lint()
+        if self._shapes is None:
+            return
+        self._shapes.infer(self.graph, self.root)
+        result = _shapes_of_result(self.graph)
+        if result != self._result:
+            raise InfeasibleModelError(
+                f"the model returns {result}, and without mutators {self._result}; expected the same. "
+                "Correct the candidates."
+            )
+
+    def _note(self, operation: str, name: str, *, is_rewired: bool = False) -> None:
+        self.changes.append(Change(self._mutator, operation, name))
+        self.is_rewired |= is_rewired
+
+
+def _last(graph: fx.Graph, nodes: Sequence[fx.Node]) -> fx.Node:
+    """Return the one of some nodes that is computed last."""
+    wanted = set(nodes)
+    return [node for node in graph.nodes if node in wanted][-1]
+
+
+def _nodes_in(arguments: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(arguments, found.append)
+    return found
+
+
+def _shapes_of_result(graph: fx.Graph) -> str:
+    [output] = (node for node in graph.nodes if node.op == "output")
+    return str(pytree.tree_map_only(Tensor, described, output.meta.get(VALUE)))

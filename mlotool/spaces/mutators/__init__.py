@@ -1,0 +1,1 @@
+"""Mutators, one a file."""

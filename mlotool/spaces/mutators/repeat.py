@@ -1,0 +1,47 @@
+"""A block several times."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from mlotool.core.errors import ConfigError
+from mlotool.spaces.decisions import choose
+from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.mutators.mutator import AbstractMutator
+
+
+class Repeat(AbstractMutator):
+    """Puts each place as often behind itself as is decided; 0 leaves it out.
+
+    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places. Each copy has parameters of its own.
+
+    Args:
+        name: of the decisions.
+        at: the places, which return the shape that they read; see `Target`.
+        counts: how often a place may stand there; its first one is where nothing is decided.
+
+    Source: Zhang et al. 2020, Retiarii, section 3.3; the depth of a stage in Tan et al. 2019 (MnasNet).
+
+    Example:
+        >>> def base():
+        ...     return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 4))
+        >>> depth = Repeat("depth", "1", [1, 2, 3])
+        >>> [each.id for each in Space(base, [depth], inputs=[2], decisions={"depth_0": 3}).nodes]
+        ['input', '0', '1', 'depth_0_1.1', 'depth_0_2.1', 'output']
+    """
+
+    def __init__(self, name: str, at: Any, counts: Sequence[int]) -> None:
+        if not counts or any(type(each) is not int or not 0 <= each <= 1000 for each in counts):
+            raise ConfigError(
+                f"Repeat: found counts={list(counts)!r}; expected whole numbers from 0 to 1000. Write "
+                "counts: [1, 2, 3]."
+            )
+        self.name, self.at, self.counts = name, at, list(counts)
+
+    def mutate(self, graph: ModelGraph) -> None:
+        """Choose, and repeat."""
+        for number, place in enumerate(graph.find(self.at)):
+            count = choose(f"{self.name}_{number}", self.counts)
+            for copy in range(count - 1, 0, -1):
+                graph.repeat(place, f"{self.name}_{number}_{copy}")
+            if count == 0:
+                graph.delete(place)

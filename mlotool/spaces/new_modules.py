@@ -1,0 +1,65 @@
+"""Modules that a graph gets beside those of its base."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.spaces.building import Build, built
+
+
+class NewModules:
+    """Makes modules and keeps them in a model.
+
+    Args:
+        root: the model.
+        seed: of their random numbers.
+        anew: makes the model anew, for its own modules once more; None where nobody can.
+    """
+
+    def __init__(self, root: nn.Module, seed: int, anew: Callable[[], nn.Module] | None) -> None:
+        self._root, self._seed, self._anew = root, seed, anew
+        self._makers: dict[str, tuple[Build, dict[str, Any]]] = {}
+
+    def has(self, path: str) -> bool:
+        """Say whether the model has something at a path."""
+        found: Any = self._root
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        return found is not None
+
+    def put(self, path: str, build: Build, settings: dict[str, Any]) -> None:
+        """Make a module and keep it at a path, which is its name for random numbers too.
+
+        Args:
+            path: where; the modules above it are made where there are none.
+            build: makes it.
+            settings: of its place.
+        """
+        self._makers[path] = (build, settings)
+        module = built(build, self._seed, path, settings).eval()
+        *above, last = path.split(".")
+        parent = self._root
+        for name in above:
+            if not hasattr(parent, name):
+                parent.add_module(name, nn.Module())
+            parent = getattr(parent, name)
+        parent.add_module(last, module)
+
+    def put_once_more(self, path: str, new: str) -> None:
+        """Make the module at a path again, with random numbers of its own, and keep it at another path.
+
+        Raises:
+            ConfigError: it is the base's, which nobody can make anew.
+        """
+        if path in self._makers:
+            self.put(new, *self._makers[path])
+            return
+        if self._anew is None:
+            raise ConfigError(
+                f"cannot make '{path}' once more, as the base was given as a module; expected a function that makes "
+                "it. Write Space(lambda: MyModel(..), ..)."
+            )
+        anew = self._anew
+        self.put(new, lambda: anew().get_submodule(path), {})

@@ -1,0 +1,122 @@
+"""The places of a graph: its nodes, and the modules whose forward they are."""
+
+from collections.abc import Iterator
+
+from torch import fx, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+from mlotool.spaces.shapes import shape_of
+from mlotool.spaces.targets import Place, Target, node_id
+from mlotool.spaces.tracing import OWNER
+
+
+class Places:
+    """Finds what targets describe.
+
+    Args:
+        root: the model.
+        graph: of its forward.
+    """
+
+    def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
+        self._root, self._graph = root, graph
+
+    def every(self) -> Iterator[Place]:
+        """Yield each node as a place, then each module whose forward is several nodes."""
+        for node in self._graph.nodes:
+            if node.op in ("call_module", "call_function", "call_method"):
+                yield self._of_node(node)
+        seen = {place.id for place in self._leaves()}
+        for path, module in self._root.named_modules():
+            if path and path not in seen and (nodes := self._inside(path)):
+                yield self._place(path, nodes, module)
+
+    def find(self, target: Target) -> list[Place]:
+        """Return the places that a target describes, in the order of their last nodes.
+
+        Raises:
+            ConfigError: there is none, or two of them share a node.
+        """
+        order = {node: number for number, node in enumerate(self._graph.nodes)}
+        fitting = self._chains(target.chain) if target.chain else (each for each in self.every() if target.fits(each))
+        places = sorted(fitting, key=lambda each: order[each.nodes[-1]])
+        if not places:
+            raise ConfigError(self._of_nothing(target))
+        taken: dict[fx.Node, str] = {}
+        for place in places:
+            for node in place.nodes:
+                if node in taken:
+                    raise ConfigError(
+                        f"at: found '{place.id}' and '{taken[node]}', which share nodes; expected places beside each "
+                        "other. Write a path that is for one of the two."
+                    )
+                taken[node] = place.id
+        return places
+
+    def inputs(self, place: Place) -> list[fx.Node]:
+        """Return the nodes outside of a place that it reads, each once."""
+        inside = set(place.nodes)
+        read = (each for node in place.nodes for each in node.all_input_nodes if each not in inside)
+        return list(dict.fromkeys(each for each in read if each.op != "get_attr"))
+
+    def _of_nothing(self, target: Target) -> str:
+        ids = [place.id for place in self.every()]
+        hint = did_you_mean(target.path, ids) if target.path else ""
+        if target.type is not None:
+            hint = did_you_mean(target.type, sorted({place.kind for place in self.every()}))
+        return (
+            f"at: found no place for {_written(target)}; expected one of the graph's nodes, or a module of them.{hint} "
+            "`mlotool show RECIPE --nodes PROBLEM` lists them."
+        )
+
+    def _leaves(self) -> Iterator[Place]:
+        return (self._of_node(node) for node in self._graph.nodes if node.op == "call_module")
+
+    def _chains(self, chain: tuple[Target, ...]) -> Iterator[Place]:
+        for node in self._graph.nodes:
+            nodes: list[fx.Node] = []
+            for target in chain:
+                node = node if not nodes else _only_reader(nodes[-1])
+                if (
+                    node is None
+                    or node.op in ("placeholder", "output", "get_attr")
+                    or not target.fits(self._of_node(node))
+                ):
+                    break
+                nodes.append(node)
+            if len(nodes) == len(chain):
+                yield self._place(node_id(nodes[-1]), tuple(nodes), None)
+
+    def _inside(self, path: str) -> tuple[fx.Node, ...]:
+        """Return the nodes of a module's forward, if nothing but the last of them is read outside."""
+        nodes = tuple(node for node in self._graph.nodes if _is_inside(node, path))
+        read = {node for node in nodes if any(user not in nodes for user in node.users)}
+        return nodes if nodes and read <= {nodes[-1]} else ()
+
+    def _of_node(self, node: fx.Node) -> Place:
+        module = self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return self._place(node_id(node), (node,), module)
+
+    def _place(self, name: str, nodes: tuple[fx.Node, ...], module: nn.Module | None) -> Place:
+        place = Place(name, nodes, module, None, shape_of(nodes[-1]))
+        sources = self.inputs(place)
+        return Place(name, nodes, module, shape_of(sources[0]) if sources else None, place.output_shape)
+
+
+def _is_inside(node: fx.Node, path: str) -> bool:
+    if node.op in ("placeholder", "output"):
+        return False
+    owner = str(node.target) if node.op == "call_module" else str(node.meta[OWNER])
+    return owner == path or owner.startswith(f"{path}.")
+
+
+def _only_reader(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _written(target: Target) -> str:
+    if target.chain:
+        return f"a chain of {', then '.join(_written(each) for each in target.chain)}"
+    given = {"path": target.path, "type": target.type, "where": target.where}
+    return ", ".join(f"{key} {value!r}" for key, value in given.items() if value is not None)

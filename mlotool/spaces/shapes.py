@@ -1,0 +1,162 @@
+"""The shapes in a graph, computed without data: each node on tensors that have a shape and nothing else."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Size, Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mlotool.core.errors import ConfigError
+from mlotool.spaces.errors import InfeasibleModelError
+from mlotool.spaces.targets import node_id
+
+BATCH_SIZE = 2
+VALUE, STRETCHED = "value", "stretched"
+"""What `node.meta` holds: a stand-in for its result; which operands it stretches, where the model has it so."""
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "bool": torch.bool}
+_BROADCASTING = {
+    *(operator.add, operator.iadd, operator.sub, operator.isub, operator.mul, operator.imul, operator.truediv),
+    *(torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum),
+    *("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_"),
+}
+
+
+class Shapes:
+    """Stands in for the values of a graph's nodes.
+
+    Args:
+        inputs: as in `Space`: one shape without the batch, or a list of shapes or of {shape, dtype}.
+
+    Raises:
+        ConfigError: they are none.
+
+    Attributes:
+        is_without_values: whether models are being built without values, in a FakeTensorMode.
+    """
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        every = [inputs] if all(type(each) is int for each in inputs) and inputs else list(inputs)
+        self._inputs = [_shape_and_type(each) for each in every]
+        ambient = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        self._mode = ambient or FakeTensorMode(allow_non_fake_inputs=True)
+
+        self.is_without_values = ambient is not None
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def random(self, device: torch.device) -> list[Tensor]:
+        """Return inputs with random values: normal ones, or zeros and ones."""
+        return [
+            torch.randn(shape, dtype=dtype, device=device)
+            if dtype.is_floating_point
+            else torch.randint(2, shape, device=device).to(dtype)
+            for shape, dtype in self._inputs
+        ]
+
+    def infer(self, graph: fx.Graph, root: torch.nn.Module, *, is_base: bool = False) -> None:
+        """Compute the shapes of all nodes of a graph.
+
+        Args:
+            graph: its nodes get a stand-in of their value each.
+            root: the model, in evaluation mode.
+            is_base: whether it is the model as it was given: what it stretches it may go on stretching.
+
+        Raises:
+            InfeasibleModelError: an operation does not take what it is given, or stretches it.
+        """
+        inputs = iter(self._inputs)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                shape, dtype = next(inputs)
+                with self._mode:
+                    node.meta[VALUE] = torch.empty(shape, dtype=dtype)
+            else:
+                self.infer_node(node, root, is_base=is_base)
+
+    def infer_node(self, node: fx.Node, root: torch.nn.Module, *, is_base: bool = False) -> None:
+        """Compute the shape of one node, whose inputs have theirs."""
+        args, kwargs = _values(node.args), _values(dict(node.kwargs))
+        if node.op == "output":
+            node.meta[VALUE] = args[0]
+            return
+        with self._mode, torch.no_grad():
+            try:
+                node.meta[VALUE] = _result(node, root, args, kwargs)
+            except Exception as error:
+                given = ", ".join(described(each) for each in [*args, *kwargs.values()] if isinstance(each, Tensor))
+                raise InfeasibleModelError(
+                    f"node '{node_id(node)}' does not take what it is given ({given}): {str(error).splitlines()[0]}; "
+                    "expected shapes that fit. Correct the candidate, or what stands before it."
+                ) from error
+        if is_base:
+            node.meta[STRETCHED] = _stretched(node, args)
+        _check_operands(node, args)
+
+
+def shape_of(node: fx.Node) -> Size | None:
+    """Return the shape of what a node returns, without the batch; None where that is no tensor or not known."""
+    value = node.meta.get(VALUE)
+    return value.shape[1:] if isinstance(value, Tensor) and value.dim() else None
+
+
+def described(value: Tensor) -> str:
+    """Return a shape with b for the batch."""
+    rest = "".join(f", {size}" for size in value.shape[1:])
+    return f"(b{rest})" if value.shape[:1] == (BATCH_SIZE,) else str(tuple(value.shape))
+
+
+def _check_operands(node: fx.Node, args: tuple[Any, ...]) -> None:
+    stretched = _stretched(node, args)
+    if any(stretched) and node.meta.get(STRETCHED) != stretched:
+        shapes = " and ".join(described(each) for each in args if isinstance(each, Tensor))
+        raise InfeasibleModelError(
+            f"node '{node_id(node)}' is given {shapes}, of which torch would stretch one to the size of the other; "
+            "expected equal shapes, as the model without mutators has them there. Correct the candidate whose result "
+            "this is."
+        )
+
+
+def _stretched(node: fx.Node, args: tuple[Any, ...]) -> tuple[bool, ...]:
+    """Return which operands of an elementwise operation are smaller than its result."""
+    operands = [each for each in args if isinstance(each, Tensor)]
+    if node.target not in _BROADCASTING or len(operands) < 2:
+        return ()
+    size = torch.broadcast_shapes(*(each.shape for each in operands))
+    return tuple(each.shape != size for each in operands)
+
+
+def _result(node: fx.Node, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if node.op == "call_module":
+        return root.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "get_attr":
+        found: Any = root
+        for name in str(node.target).split("."):
+            found = getattr(found, name)
+        return found
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def _values(arguments: Any) -> Any:
+    return fx.node.map_arg(arguments, lambda node: node.meta[VALUE])
+
+
+def _shape_and_type(described: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    given = described if isinstance(described, Mapping) else {"shape": described}
+    shape, dtype, batched = given.get("shape"), given.get("dtype", "float32"), given.get("batched", True)
+    is_shape = isinstance(shape, Sequence) and all(type(each) is int and 0 < each < 2**31 for each in shape)
+    is_known = dtype in _DTYPES and type(batched) is bool and set(given) <= {"shape", "dtype", "batched"}
+    if not (is_shape and is_known):
+        raise ConfigError(
+            f"inputs: found {described!r}; expected the shape of an input without the batch, such as [3, 32, 32], or "
+            f"{{shape: [64], dtype: int64}} with one of {', '.join(_DTYPES)}, and batched: false where the first size "
+            "is not the batch's. Write inputs: ${data.image_shape}."
+        )
+    assert shape is not None
+    return ((BATCH_SIZE, *shape) if batched else tuple(shape)), _DTYPES[dtype]

@@ -1,0 +1,186 @@
+"""A space of models as one module: a base, what may be changed in it, and the decisions that were made."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
+from typing import Any, ClassVar
+
+import torch
+from torch import fx, nn
+from torch.nn.parameter import is_lazy
+
+from mlotool.core.errors import ConfigError
+from mlotool.spaces.decisions import Value, decisions_of
+from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.mutators.mutator import AbstractMutator
+from mlotool.spaces.same_result import check_result, compiled
+from mlotool.spaces.shapes import Shapes
+from mlotool.spaces.summary import summaries
+from mlotool.spaces.tracing import WHOLE, traced, whole
+
+
+class LostMethodError(ConfigError, AttributeError):
+    """A method of the base that its graph does not have."""
+
+
+class Space(nn.Module):
+    """A model of a space of models: the base, changed as decisions say.
+
+    The base's forward is followed once (torch.fx), which makes a graph of its layers. Mutators change that graph, one
+    after the other; what they may choose between are decisions. The result has the base's parameters under their own
+    names, and new ones beside them. Modules that are new start from random numbers of their own, which depend on the
+    seed and on the node alone: two models that differ in one decision start alike in all else.
+
+    Args:
+        base: a function that makes a model, or a model; in a recipe, a node with `_target_`.
+        mutators: change its graph, in this order.
+        inputs: the shape, without the batch, of what the model is called with: [1, 8, 8], or a list with one for each
+            argument, as [[64], {shape: [64], dtype: int64}]. It is needed as soon as there is a mutator.
+        leaves: paths of modules that are one node each, and are not followed; `*` is any text within one name, and "."
+            is the whole model.
+        decisions: by name; the first candidate is taken where one is missing. None: those of `deciding`, which a run
+            makes from the recipe's `decisions`.
+        seed: of new modules; None: the number that torch was seeded with (`torch.initial_seed()`).
+
+    Attributes:
+        decisions: those that this space has asked for, by name.
+        changes: what mutators have done, in order.
+
+    Raises:
+        ConfigError: the base cannot be followed, or a mutator finds nothing to change.
+        InfeasibleModelError: decisions make no model.
+
+    Source: Zhang et al. 2020, Retiarii: A Deep Learning Exploratory-Training Framework, section 3.
+
+    Example:
+        >>> from functools import partial
+        >>> def base():
+        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})
+        >>> Space(base, [activation], inputs=[4], decisions={"activation_0": "tanh"})
+        Space(
+          (0): Linear(in_features=4, out_features=8, bias=True)
+          (1): Tanh()
+          (2): Linear(in_features=8, out_features=2, bias=True)
+        )
+    """
+
+    factories: ClassVar[tuple[str, ...]] = ("base",)
+    """Settings that are handed over as functions: what they describe is built here."""
+
+    def __init__(
+        self,
+        base: nn.Module | Callable[[], nn.Module],
+        mutators: Sequence[AbstractMutator] = (),
+        inputs: Sequence[Any] | None = None,
+        leaves: Sequence[str] = (),
+        decisions: Mapping[str, Value] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        _check_mutators(mutators, inputs)
+        root, anew = (base, None) if isinstance(base, nn.Module) else (base(), base)
+        _check_base(root)
+        self._own_type: type[nn.Module] = type(root)
+        shapes = None if inputs is None else Shapes(inputs)
+        root, graph = _graph(root, leaves, shapes)
+        self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
+        if shapes is not None:
+            check_result(root, graph, shapes)
+        modes, used = {module: module.training for module in root.modules()}, _used(graph)
+        model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
+        with decisions_of(decisions) as asked:
+            before = set(asked.made)
+            for mutator in mutators:
+                with model.by(mutator.name):
+                    mutator.mutate(model)
+            own = {name: each for name, each in asked.made.items() if name not in before}
+        for module in root.modules():
+            module.training = modes.get(module, modes[root])
+        for path in used - _used(graph):
+            _remove(root, path)
+        # Parameters, buffers, children and attributes keep their names and their order.
+        self.__dict__.update(vars(root))
+        self.decisions, self.changes, self.nodes = own, tuple(model.changes), summaries(graph, root, model.changes)
+        self._is_rewired = model.is_rewired
+        self._run: Callable[..., Any] = compiled(graph, self._own_type.__name__)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model makes of its inputs."""
+        if len(args) + len(kwargs) != self._num_inputs:
+            raise ConfigError(
+                f"inputs: the model was called with {len(args) + len(kwargs)} arguments; expected {self._num_inputs}, "
+                "as its space was made for: those for which inputs has a shape. Write a shape for each argument."
+            )
+        return self._run(self, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the base's class offers beside its forward, where the graph is still that of its code."""
+        own_type = self.__dict__.get("_own_type")
+        found = getattr(own_type, name, None)
+        if (
+            own_type is None
+            or found is None
+            or name in self._modules
+            or name in self._parameters
+            or name in self._buffers
+        ):
+            return super().__getattr__(name)
+        if self._is_rewired:
+            raise LostMethodError(
+                f"{own_type.__name__}.{name}: mutators have changed what is connected to what in forward, which "
+                f"'{name}' knows nothing of; expected mutators that put one module in the place of another, or a loss "
+                "that calls the model alone. Take one of the two."
+            )
+        if isinstance(self._modules.get("base"), own_type):
+            return getattr(self._modules["base"], name)
+        if isinstance(found, property):
+            assert found.fget is not None
+            return found.fget(self)
+        return MethodType(found, self) if callable(found) else found
+
+
+def _check_mutators(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] | None) -> None:
+    for mutator in mutators:
+        if not isinstance(mutator, AbstractMutator):
+            raise ConfigError(
+                f"mutators: found {type(mutator).__name__}; expected mutators, such as mlotool.spaces.Operator, or a "
+                "subclass of mlotool.spaces.AbstractMutator. Correct the list."
+            )
+    if mutators and inputs is None:
+        raise ConfigError(
+            "inputs: missing; expected the shape of what the model is called with, as mutators need it. Write "
+            "inputs: ${data.image_shape}."
+        )
+
+
+def _check_base(base: nn.Module) -> None:
+    if not isinstance(base, nn.Module):
+        raise ConfigError(
+            f"base: found {type(base).__name__}; expected a module, or a function that makes one. Correct it."
+        )
+    for path, module in base.named_modules():
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            raise ConfigError(
+                f"base: found the lazy module '{path}', whose parameters have no shape yet; expected shapes that are "
+                f"known. Write {type(module).__name__.removeprefix('Lazy')} with its sizes."
+            )
+
+
+def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes | None) -> tuple[nn.Module, fx.Graph]:
+    num_inputs = None if shapes is None else len(shapes)
+    if WHOLE in leaves:
+        return whole(base, num_inputs)
+    graph = traced(base, leaves, num_inputs)
+    return base, graph
+
+
+def _used(graph: fx.Graph) -> set[str]:
+    """Return the paths of modules and tensors that a graph uses."""
+    return {str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr")}
+
+
+def _remove(root: nn.Module, path: str) -> None:
+    above, _, name = path.rpartition(".")
+    parent = root.get_submodule(above)
+    for kept in (parent._modules, parent._parameters, parent._buffers):
+        kept.pop(name, None)

@@ -1,0 +1,48 @@
+"""What a graph consists of, for people: no tensors, no torch.fx."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from mlotool.spaces.changes import Change
+from mlotool.spaces.shapes import shape_of
+from mlotool.spaces.targets import kind_of, node_id
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """A node of a model's graph.
+
+    Args:
+        id: its id.
+        kind: class of its module, or name of its function.
+        inputs: ids of the nodes that it reads.
+        shape: of its result, without the batch; None where that is no tensor, or not known.
+        mutator: name of the last mutator that has made or changed it; None: it is the base's.
+    """
+
+    id: str
+    kind: str
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    mutator: str | None
+
+
+def summaries(graph: fx.Graph, root: nn.Module, changes: Sequence[Change]) -> tuple[NodeSummary, ...]:
+    """Return the nodes of a graph, in the order in which they are computed."""
+    changed = {each.node: each.mutator for each in changes}
+    found = []
+    for node in graph.nodes:
+        module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        shape, name = shape_of(node), node_id(node)
+        found.append(
+            NodeSummary(
+                name,
+                kind_of(node, module),
+                tuple(node_id(each) for each in node.all_input_nodes),
+                None if shape is None else tuple(shape),
+                changed.get(name, changed.get(name.partition(".")[0])),
+            )
+        )
+    return tuple(found)
