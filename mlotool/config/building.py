@@ -125,6 +125,7 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     """
     from mlotool.problem.same_batch import SameBatch
     from mlotool.program import Graph, Program
+    from mlotool.spaces.decisions import deciding
 
     graph = Graph(**values["graph"])
     streams: dict[str, Any] = {
@@ -133,7 +134,10 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     for name, node in values["problems"].items():
         if node["same_batch_as"] is not None:
             streams[name] = SameBatch(streams[node["same_batch_as"]])
-    problems = [_problem(name, values, streams[name], is_read=bool(graph.readers(name))) for name in values["problems"]]
+    with deciding(values["decisions"]):
+        problems = [
+            _problem(name, values, streams[name], is_read=bool(graph.readers(name))) for name in values["problems"]
+        ]
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
     program = Program(problems, graph, reduce, **_tracing(values["runner"]["trace"], problems))
     return Built(program, data, analyses, _metrics(values["evaluate"] or {}))
@@ -206,7 +210,11 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
 def build_module(config: Any, name: str) -> "nn.Module":
     """Build the module of a problem alone, on torch's current default device; the config is one that was checked."""
     node: Values = OmegaConf.to_container(config.problems[name].module, resolve=True)  # type: ignore[assignment]
-    return _module(name, node, config.seed, channels_last=False)
+    from mlotool.spaces.decisions import by_mapping, deciding
+
+    # Other problems' decisions are none of this module's.
+    with deciding(by_mapping(dict(config.decisions))):
+        return _module(name, node, config.seed, channels_last=False)
 
 
 def _module(name: str, node: Values, seed: int, *, channels_last: bool) -> "nn.Module":

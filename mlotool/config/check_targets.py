@@ -31,9 +31,15 @@ _INSIDE = {
     "scheduler": "scheduler",
     "hypergradient": "solver",
     "parallel": "module",
+    "mutator": "module",
 }
 # Where a node's kind follows from its key.
-_INSIDE_AT = {("hypergradient", "trajectory"): "trajectory"}
+_INSIDE_AT = {
+    ("hypergradient", "trajectory"): "trajectory",
+    ("module", "mutators"): "mutator",
+    ("mutator", "mutators"): "mutator",
+    ("mutator", "where"): "predicate",
+}
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,14 @@ class Place:
         node: what stands there.
         kind: what it has to be.
         given: parameters that come from the node around it.
+        is_filled: whether what it lacks comes from where it is put: a candidate of a mutator.
     """
 
     key: str
     node: Any
     kind: str
     given: tuple[str, ...] = ()
+    is_filled: bool = False
 
 
 def target_faults(values: Values, *, targets: bool) -> Iterator[str]:
@@ -116,6 +124,7 @@ def _place_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
         signature,
         given=given,
         takes_roles=bool(ours),
+        is_filled=place.is_filled,
         leftover=partial(leftover_advice, key, place.kind, name),
     )
     for index, group in enumerate(node.get(KEY, ()) if place.kind == "optimizer" else ()):
@@ -141,8 +150,10 @@ def _inner_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
     # Where roles are ours they only name problems; elsewhere they are built like anything else.
     ours = _OURS.get(place.kind, ())
     for key, node in _inner(place.key, {k: v for k, v in place.node.items() if k not in ours}):
-        kind = _INSIDE_AT.get((place.kind, key.rpartition(".")[2]), _INSIDE.get(place.kind, "nothing"))
-        yield from _place_faults(Place(key, node, kind, given), problems, targets=targets)
+        last = key.rpartition(".")[2].partition("[")[0]
+        kind = _INSIDE_AT.get((place.kind, last), _INSIDE.get(place.kind, "nothing"))
+        is_filled = kind == "module" and (place.is_filled or place.kind == "mutator")
+        yield from _place_faults(Place(key, node, kind, given, is_filled), problems, targets=targets)
 
 
 def _inner(key: str, node: Any) -> Iterator[tuple[str, Any]]:

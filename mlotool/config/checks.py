@@ -7,6 +7,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mlotool.config.check_choices import choice_faults
 from mlotool.config.check_counts import count_faults
+from mlotool.config.check_decisions import decision_faults
 from mlotool.config.check_effects import effect_warnings
 from mlotool.config.check_evaluation import evaluation_faults, evaluation_warnings
 from mlotool.config.check_graph import direction_faults, graph_faults
@@ -65,6 +66,7 @@ def checked(
         stream_faults,
         evaluation_faults,
         sweep_node_faults,
+        decision_faults,
         lambda values: target_faults(values, targets=targets),
     )
     faults += [fault for each in checks for fault in each(values)]

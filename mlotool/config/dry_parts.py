@@ -33,7 +33,7 @@ def part_faults(values: Values, known: Sequence[str]) -> list[str]:
     data, sizes = _data(values, known, faults), list[int | None]()
     for name, problem in values["problems"].items():
         key = f"problems.{name}"
-        module = _module(f"{key}.module", problem["module"], known, faults)
+        module = _module(f"{key}.module", problem["module"], values["decisions"], (known, faults))
         sizes.append(None if module is None else sum(each.numel() for each in module.parameters()))
         if module is not None and is_sound(f"{key}.optimizer", problem["optimizer"], [*known, *faults]):
             noted(faults, partial(module_optimizer, f"{key}.optimizer", problem["optimizer"], module))
@@ -100,19 +100,20 @@ def _is_node(node: Any) -> bool:
     return isinstance(node, Mapping)
 
 
-def _module(key: str, node: Any, known: Sequence[str], faults: list[str]) -> Any:
+def _module(key: str, node: Any, decisions: Values, found: tuple[Sequence[str], list[str]]) -> Any:
     """Return a module whose parameters take no memory, where it can be made so."""
     import torch
 
+    known, faults = found
     if not is_sound(key, node, known) or not _is_here(node):
         return None
     module = None
     if not any(name.endswith("_target_") and is_of_user(value) for name, value in leaves(node)):
         with torch.device("meta"):
             # What asks a tensor for its numbers is built with numbers, below.
-            module = noted([], lambda: _undisturbed(key, node))
+            module = noted([], lambda: _undisturbed(key, node, decisions))
     if module is None:
-        module = noted(faults, lambda: _undisturbed(key, node))
+        module = noted(faults, lambda: _undisturbed(key, node, decisions))
     if module is None or noted(faults, partial(_checked_module, key, node, module)) is None:
         return None
     return module
@@ -132,9 +133,11 @@ def _checked_module(key: str, node: Values, module: Any) -> Any:
     return module
 
 
-def _undisturbed(key: str, node: Values) -> Any:
+def _undisturbed(key: str, node: Values, decisions: Values | None = None) -> Any:
     """Build a node, with torch's random numbers as they were."""
     import torch
 
-    with torch.random.fork_rng(devices=[]):
+    from mlotool.spaces.decisions import by_mapping, deciding
+
+    with torch.random.fork_rng(devices=[]), deciding(by_mapping(decisions or {})):
         return instantiate(key, node)

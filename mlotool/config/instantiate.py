@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from mlotool.config.factories import as_factories
 from mlotool.config.parameter_groups import KEY, grouped
 from mlotool.config.signatures import SPECIAL
 from mlotool.config.torch_names import CONTAINERS
@@ -122,12 +123,18 @@ def require_kind(key: str, node: Node, value: Any, kind: type) -> None:
 def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, list[Any], dict[str, Any]]:
     target = resolve(key, node["_target_"])
     settings = {name: value for name, value in node.items() if name not in SPECIAL}
-    built = {name: _plain_or_built(f"{key}.{name}", value, context) for name, value in settings.items()}
+    lazy = getattr(target, "factories", ())
+    built = {
+        name: as_factories(f"{key}.{name}", value, instantiate)
+        if name in lazy
+        else _plain_or_built(f"{key}.{name}", value, context)
+        for name, value in settings.items()
+    }
     assert "_args_" not in node or node["_target_"] in CONTAINERS, f"{key}: _args_ is unchecked"
     arguments = [instantiate(f"{key}._args_[{i}]", value, **context) for i, value in enumerate(node.get("_args_", ()))]
     if context:
         accepted = inspect.signature(target).parameters
-        built.update((name, value) for name, value in context.items() if name in accepted)
+        built.update((name, value) for name, value in context.items() if name in accepted and name not in settings)
     return target, arguments, built
 
 

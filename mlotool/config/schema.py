@@ -197,6 +197,7 @@ class Config:
     problems: dict[str, ProblemConfig] = field(default_factory=dict)
     graph: GraphConfig = field(default_factory=GraphConfig)
     evaluate: EvaluateConfig | None = None
+    decisions: dict[str, Any] = field(default_factory=dict)
     analyses: dict[str, Any] = field(default_factory=dict)
     objective: str | None = None
     objective_mode: str | None = None

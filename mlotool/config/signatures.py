@@ -36,6 +36,7 @@ def keyword_faults(
     *,
     given: Sequence[str] = (),
     takes_roles: bool = False,
+    is_filled: bool = False,
     leftover: Callable[[str], str] = lambda name: "",
 ) -> Iterator[str]:
     """Yield what is wrong with the keywords of a node.
@@ -46,6 +47,7 @@ def keyword_faults(
         signature: of its target.
         given: parameters that mlotool fills in: the batch, the parameters, the roles.
         takes_roles: whether its keywords may be roles.
+        is_filled: whether what is missing comes from elsewhere.
         leftover: says where an unknown keyword comes from.
     """
     name = node["_target_"]
@@ -66,7 +68,7 @@ def keyword_faults(
                 f"{key}.{keyword}: unknown keyword '{keyword}' of {name}; expected one of {', '.join(known) or 'none'}."
                 f"{did_you_mean(keyword, known)} {leftover(keyword) or 'Correct it, or remove it.'}"
             )
-    for parameter in signature.parameters:
+    for parameter in () if is_filled else signature.parameters:
         if parameter.is_required and parameter.name not in (*settings, *filled):
             wanted = f" ({describe(parameter.annotation)})" if parameter.annotation else ""
             yield (

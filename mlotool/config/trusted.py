@@ -33,6 +33,8 @@ KINDS = (
     "scheduler",
     "parallel",
     "metric",
+    "mutator",
+    "predicate",
 )
 # By kind of node, the package whose public names all fit there.
 _HOMES = {"module": "mlotool.models", "loss": "mlotool.losses", "analysis": "mlotool.losses"}
@@ -55,6 +57,8 @@ _DATA = (
 )
 _PARALLEL: tuple[str, ...] = ("Auxiliary", "Multigrid")
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
+_MUTATORS = ("Operator", "Insert", "Input", "Repeat")
+_PREDICATES = ("KeepsShape", "HasSetting")
 # What these packages offer beside is no data, no solver.
 _NAMES = {
     "data": tuple(f"mlotool.data.{name}" for name in _DATA),
@@ -64,7 +68,9 @@ _NAMES = {
     "parallel": tuple(f"mlotool.layerparallel.{name}" for name in _PARALLEL),
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
-    "module": tuple(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),
+    "module": ("mlotool.spaces.Space", *(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES))),
+    "mutator": tuple(f"mlotool.spaces.{name}" for name in _MUTATORS),
+    "predicate": tuple(f"mlotool.spaces.{name}" for name in _PREDICATES),
 }
 _NEVER = {"mlotool", "torch", "torchvision", "numpy", "hydra", "omegaconf", "yaml", "builtins"}
 # The packages that this process trusts, each with the folder in which it was found; None: in memory alone.

@@ -9,6 +9,7 @@ from mlotool.spaces.mutators.insert import Insert
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.mutators.operator import Operator
 from mlotool.spaces.mutators.repeat import Repeat
+from mlotool.spaces.predicates import HasSetting, KeepsShape
 from mlotool.spaces.space import Space
 from mlotool.spaces.summary import NodeSummary
 from mlotool.spaces.targets import Place, Target
@@ -18,9 +19,11 @@ __all__ = [
     "Change",
     "Decision",
     "Decisions",
+    "HasSetting",
     "InfeasibleModelError",
     "Input",
     "Insert",
+    "KeepsShape",
     "ModelGraph",
     "NodeSummary",
     "Operator",

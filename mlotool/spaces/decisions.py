@@ -96,7 +96,7 @@ def deciding(decide: Decide | Mapping[str, Value] | None = None) -> Iterator[Dec
         {'width': 64, 'activation': 'relu'}
     """
     given = {} if decide is None else decide
-    decisions = Decisions(_given(given) if isinstance(given, Mapping) else given)
+    decisions = Decisions(by_mapping(given) if isinstance(given, Mapping) else given)
     token = _current.set(decisions)
     try:
         yield decisions
@@ -164,12 +164,13 @@ def choose(name: str, candidates: Sequence[Any] | Mapping[Value, Any]) -> Any:
           (layer): Linear(in_features=4, out_features=8, bias=True)
         )
     """
-    decisions = _current.get() or Decisions(_given({}))
+    decisions = _current.get() or Decisions(by_mapping({}))
     value = decisions.take(name, tuple(candidates))
     return candidates[value] if isinstance(candidates, Mapping) else value
 
 
-def _given(values: Mapping[str, Value]) -> Decide:
+def by_mapping(values: Mapping[str, Value]) -> Decide:
+    """Return what decides by a mapping, and takes the first candidate where a name is not in it."""
     return lambda name, candidates: values.get(name, candidates[0])
 
 

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -34,16 +35,16 @@ class Shapes:
         ConfigError: they are none.
 
     Attributes:
-        is_without_values: whether models are being built without values, in a FakeTensorMode.
+        is_without_values: whether models are being built without values: on `meta`, or in a FakeTensorMode.
     """
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         every = [inputs] if all(type(each) is int for each in inputs) and inputs else list(inputs)
         self._inputs = [_shape_and_type(each) for each in every]
         ambient = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        self._mode = ambient or FakeTensorMode(allow_non_fake_inputs=True)
-
-        self.is_without_values = ambient is not None
+        is_meta = torch.empty(0).device.type == "meta"
+        self.is_without_values = is_meta or ambient is not None
+        self._mode: Any = nullcontext() if self.is_without_values else FakeTensorMode(allow_non_fake_inputs=True)
 
     def __len__(self) -> int:
         return len(self._inputs)

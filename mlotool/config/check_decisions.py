@@ -1,0 +1,25 @@
+"""The `decisions` of a config: names, and names or whole numbers."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mlotool.config.resolve import is_known
+
+# As in mlotool/spaces/decisions.py, which knows torch.
+_NAME = re.compile(r"[a-z0-9_]{1,100}")
+
+
+def decision_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with `decisions`; whether a model asks for them shows when it is built."""
+    for name, value in values["decisions"].items():
+        if not _NAME.fullmatch(str(name)):
+            yield (
+                f"decisions: found the name {name!r}; expected a-z, 0-9 and '_', at most 100 of them. "
+                "`mlotool show RECIPE --nodes PROBLEM` lists the names."
+            )
+        elif is_known(value) and type(value) is not int and not (isinstance(value, str) and _NAME.fullmatch(value)):
+            yield (
+                f"decisions.{name}: found {value!r}; expected the name of a candidate, of a-z, 0-9 and '_', or a whole "
+                "number. `mlotool show RECIPE --nodes PROBLEM` lists the candidates."
+            )
