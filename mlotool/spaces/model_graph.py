@@ -47,7 +47,10 @@ class ModelGraph:
         self._mutator = ""
         self._places = Places(root, graph)
         if shapes is not None:
-            shapes.infer(graph, root, is_base=True)
+            try:
+                shapes.infer(graph, root, is_base=True)
+            except InfeasibleModelError as error:
+                raise ConfigError(f"inputs: {error}") from error
         self._result = _shapes_of_result(graph)
 
     def find(self, at: Any) -> list[Place]:

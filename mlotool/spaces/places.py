@@ -118,5 +118,6 @@ def _only_reader(node: fx.Node) -> fx.Node | None:
 def _written(target: Target) -> str:
     if target.chain:
         return f"a chain of {', then '.join(_written(each) for each in target.chain)}"
-    given = {"path": target.path, "type": target.type, "where": target.where}
+    where = None if target.where is None else type(target.where).__name__
+    given = {"path": target.path, "type": target.type, "where": where}
     return ", ".join(f"{key} {value!r}" for key, value in given.items() if value is not None)

@@ -84,10 +84,10 @@ class Space(nn.Module):
         shapes = None if inputs is None else Shapes(inputs)
         root, graph = _graph(root, leaves, shapes)
         self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
-        if shapes is not None:
-            check_result(root, graph, shapes)
         modes, used = {module: module.training for module in root.modules()}, _used(graph)
         model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
+        if shapes is not None:
+            check_result(root, graph, shapes)
         with decisions_of(decisions) as asked:
             before = set(asked.made)
             for mutator in mutators:
