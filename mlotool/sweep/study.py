@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mlotool.config.schema import OWN_SAMPLERS
 from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
 from mlotool.sweep.folder import STUDY_FILE
@@ -102,8 +103,10 @@ class StudyPoints(AbstractPoints):
         self._group_size = plan.group_size
         with reading():
             self._begun, self._waiting = self._take_up(folder, record)
-        # The first points of a seed are not to be drawn again; a sequence (qmc) is kept in the study, with its seed.
-        past = len(self._study.get_trials(deepcopy=False)) if settings["sampler"] != "qmc" else 0
+        # The first points of a seed are not to be drawn again; a sequence (qmc) is kept in the study, with its seed, and
+        # our own samplers draw by the trial's number.
+        is_numbered = settings["sampler"] in ("qmc", *OWN_SAMPLERS)
+        past = 0 if is_numbered else len(self._study.get_trials(deepcopy=False))
         self._study.sampler = make_sampler(settings["sampler"], self._options(settings), settings["seed"] + past)
         self._num_given = self.num_ended
 
