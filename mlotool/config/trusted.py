@@ -57,7 +57,7 @@ _DATA = (
 )
 _PARALLEL: tuple[str, ...] = ("Auxiliary", "Multigrid")
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
-_MUTATORS = ("Operator", "Insert", "Input", "Repeat")
+_MUTATORS = ("Operator", "Insert", "Input", "Repeat", "Cell", "Grow", "Branch", "Split", "Link")
 _PREDICATES = ("KeepsShape", "HasSetting")
 # What these packages offer beside is no data, no solver.
 _NAMES = {
