@@ -8,14 +8,14 @@ from torch import fx
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.building import Build
-from mlotool.spaces.decisions import Value, choose
+from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.joins import check_join, joined
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.targets import Place
 
-Reads = list[tuple[int, Value]]
-"""What a node reads: numbers of earlier nodes, each with the name of an operation."""
+Reads = list[tuple[int, Build | None]]
+"""What a node reads: numbers of earlier nodes, each with what makes an operation."""
 
 
 class Cell(AbstractMutator):
@@ -60,7 +60,7 @@ class Cell(AbstractMutator):
         self,
         name: str,
         at: Any,
-        candidates: Mapping[str, Build | None],
+        candidates: Mapping[Any, Build | None],
         num_nodes: int,
         num_inputs: int = 2,
         join: str = "sum",
@@ -104,17 +104,17 @@ class Cell(AbstractMutator):
             for node in range(self.num_nodes)
         ]
 
-    def _read(self, name: str, read: int, count: int) -> tuple[int, Value]:
+    def _read(self, name: str, read: int, count: int) -> tuple[int, Build | None]:
         letter, first = ascii_lowercase[read], read % count
         source: int = choose(f"{name}_input_{letter}", [*range(first, count), *range(first)])
-        return source, choose(f"{name}_operation_{letter}", list(self.candidates))
+        return source, choose(f"{name}_operation_{letter}", self.candidates)
 
     def _cell(self, graph: ModelGraph, place: Place, name: str, cell: list[Reads]) -> fx.Node:
         nodes = place.inputs
         for number, reads in enumerate(cell):
             parts = []
-            for letter, (source, operation) in zip(ascii_lowercase, reads, strict=False):
-                build, part = self.candidates[str(operation)], nodes[source]
+            for letter, (source, build) in zip(ascii_lowercase, reads, strict=False):
+                part = nodes[source]
                 if build is not None:
                     part = graph.create(f"{name}_{number}_{letter}", build, [part], place.output_shape)
                 parts.append(part)
