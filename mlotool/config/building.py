@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlotool.problem.parallel import AbstractParallel
     from mlotool.problem.rank_mean import Reduce
     from mlotool.program import Problem, Program, Stream
+    from mlotool.spaces.decisions import Decide, Decisions
 
 Values = Mapping[str, Any]
 SETTINGS = (
@@ -215,6 +216,27 @@ def build_module(config: Any, name: str) -> "nn.Module":
     # Other problems' decisions are none of this module's.
     with deciding(by_mapping(dict(config.decisions))):
         return _module(name, node, config.seed, channels_last=False)
+
+
+def build_modules(values: Values, decide: "Decide") -> "Decisions":
+    """Build the modules of a checked config alone, with decisions of the caller's.
+
+    Args:
+        values: the config, as plain values.
+        decide: makes each decision.
+
+    Returns:
+        Those that were made.
+
+    Raises:
+        ConfigError: a target does not accept its settings.
+    """
+    from mlotool.spaces.decisions import deciding
+
+    with deciding(decide) as decisions:
+        for name, node in values["problems"].items():
+            _module(name, node["module"], values["seed"], channels_last=False)
+    return decisions
 
 
 def _module(name: str, node: Values, seed: int, *, channels_last: bool) -> "nn.Module":
