@@ -69,6 +69,7 @@ _NAMES = {
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
     "module": ("mlotool.spaces.Space", *(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES))),
+    "metric": ("mlotool.losses.shared_weight_accuracy",),
     "mutator": tuple(f"mlotool.spaces.{name}" for name in _MUTATORS),
     "predicate": tuple(f"mlotool.spaces.{name}" for name in _PREDICATES),
 }

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.building import Build
 from mlotool.spaces.decisions import choose
-from mlotool.spaces.errors import InfeasibleModelError
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.joins import check_join, joined
 from mlotool.spaces.mutators.mutator import AbstractMutator

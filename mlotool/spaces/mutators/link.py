@@ -16,7 +16,8 @@ class Link(AbstractMutator):
     Args:
         name: of the decisions.
         at: the places: modules that take any number of tensors of one shape; see `Target`.
-        sources: the nodes that may be read; those behind a place, and of another shape than it reads, are none.
+        sources: the nodes that may be read; None: all. Those behind a place, and of another shape than it reads, are
+            none.
         most: how many are candidates at most, the nearest ones.
 
     Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3 (add connection).
@@ -30,12 +31,13 @@ class Link(AbstractMutator):
         [('hidden.0', 'hidden.1')]
     """
 
-    def __init__(self, name: str, at: Any, sources: Any, most: int = 1000) -> None:
+    def __init__(self, name: str, at: Any, sources: Any = None, most: int = 1000) -> None:
         self.name, self.at, self.sources, self.most = name, at, sources, most
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and connect."""
-        sources = [each.nodes[-1] for each in graph.find(self.sources)]
+        every = list(graph.graph.nodes)
+        sources = every if self.sources is None else [each.nodes[-1] for each in graph.find(self.sources)]
         for number, place in enumerate(graph.find(self.at)):
             reader = place.nodes[0]
             read = reader.all_input_nodes
