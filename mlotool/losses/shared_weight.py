@@ -14,7 +14,7 @@ from mlotool.losses.cross_entropy import accuracy
 def shared_weight_accuracy(
     model: BoundModule,
     batch: Mapping[str, Tensor],
-    weights: Sequence[float] = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0),
+    constants: Sequence[float] = (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0),
 ) -> dict[str, Tensor]:
     """Accuracy with one number for all parameters, on average over several numbers.
 
@@ -23,7 +23,7 @@ def shared_weight_accuracy(
     Args:
         model: gives logits (b, k).
         batch: `input` (b, ...) and `target` (b,).
-        weights: the numbers.
+        constants: the numbers.
 
     Returns:
         `shared_weight_accuracy`, the mean; and the accuracy at each number, as `accuracy_at_-0.5`.
@@ -37,7 +37,7 @@ def shared_weight_accuracy(
         {'shared_weight_accuracy': tensor(1.), 'accuracy_at_-1': tensor(1.), 'accuracy_at_1': tensor(1.)}
     """
     found = {}
-    for weight in weights:
-        constant = model.at({name: torch.full_like(each, weight) for name, each in model.named_parameters()})
-        found[f"accuracy_at_{weight:g}"] = accuracy(constant(batch["input"]), batch["target"])
+    for constant in constants:
+        shared = model.at({name: torch.full_like(each, constant) for name, each in model.named_parameters()})
+        found[f"accuracy_at_{constant:g}"] = accuracy(shared(batch["input"]), batch["target"])
     return {"shared_weight_accuracy": torch.stack(list(found.values())).mean(), **found}
