@@ -103,8 +103,8 @@ class StudyPoints(AbstractPoints):
         self._group_size = plan.group_size
         with reading():
             self._begun, self._waiting = self._take_up(folder, record)
-        # The first points of a seed are not to be drawn again; a sequence (qmc) is kept in the study, with its seed, and
-        # our own samplers draw by the trial's number.
+        # The first points of a seed are not to be drawn again. A sequence (qmc) is kept in the study, with its seed;
+        # our own samplers draw by a trial's number.
         is_numbered = settings["sampler"] in ("qmc", *OWN_SAMPLERS)
         past = 0 if is_numbered else len(self._study.get_trials(deepcopy=False))
         self._study.sampler = make_sampler(settings["sampler"], self._options(settings), settings["seed"] + past)
