@@ -1,8 +1,9 @@
 """The shapes in a graph, computed without data: each node on tensors that have a shape and nothing else."""
 
+import logging
 import operator
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class Shapes:
         if node.op == "output":
             node.meta[VALUE] = args[0]
             return
-        with self._mode, torch.no_grad():
+        with _without_log(), self._mode, torch.no_grad():
             try:
                 node.meta[VALUE] = _result(node, root, args, kwargs)
             except Exception as error:
@@ -96,6 +97,17 @@ class Shapes:
         if is_base:
             node.meta[STRETCHED] = _stretched(node, args)
         _check_operands(node, args)
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep torch from printing the traceback of an operation that does not fit: there is an error that says so."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    is_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = is_disabled
 
 
 def shape_of(node: fx.Node) -> Size | None:
