@@ -8,7 +8,16 @@ from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
 
-_OF_OPTUNA = ("num_trials", "seed", "sampler", "sampler_options", "pruner", "pruner_options", "storage")
+_OF_OPTUNA = (
+    "num_trials",
+    "second_objective",
+    "seed",
+    "sampler",
+    "sampler_options",
+    "pruner",
+    "pruner_options",
+    "storage",
+)
 
 
 def check_settings(words: Sequence[str], *, is_sweep: bool) -> None:

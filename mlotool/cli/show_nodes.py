@@ -1,6 +1,7 @@
 """What `mlotool show RECIPE --nodes PROBLEM` prints: the graph of a problem's model, and its decisions."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -64,13 +65,7 @@ def show_nodes(config: Any, name: str, words: Sequence[str]) -> None:
         console.print("decisions: none; this model is the only one.")
         return
     console.print(decisions_table(list(decisions.made.values())))
-    first = next(iter(decisions.made.values()))
-    recipe = escape(" ".join(words))
-    console.print(
-        f"\n{len(decisions.made)} decisions; one of them by hand: mlotool run {recipe} "
-        f"+decisions.{first.name}={first.candidates[-1]}",
-        soft_wrap=True,
-    )
+    console.print(escape(f"\n{len(decisions.made)} decisions{_by_hand(config, decisions, words)}"), soft_wrap=True)
     console.print(escape(f"size: {_size(config, name, decisions.made)}"), soft_wrap=True)
     strange = [each for each in config.decisions if each not in decisions.made]
     if strange:
@@ -86,7 +81,7 @@ def nodes_table(nodes: "Sequence[NodeSummary]") -> Table:
         FittedColumn("id", [each.id for each in shown]),
         FittedColumn("kind", [each.kind for each in shown]),
         FittedColumn("shape", [_shape(each.shape) for each in shown], is_needed=True),
-        FittedColumn("reads", [_listed([numbers.get(one, "?") for one in each.inputs], 8) for each in shown]),
+        FittedColumn("inputs", [_listed([numbers.get(one, "?") for one in each.inputs], 8) for each in shown]),
         FittedColumn("changed by", [each.mutator or "" for each in shown]),
     ]
     return fitted_table(columns, WIDTH, drop_first=())[0]
@@ -106,6 +101,14 @@ def decisions_table(decisions: "Sequence[Decision]") -> Table:
     return table
 
 
+def _by_hand(config: Any, decisions: "Decisions", words: Sequence[str]) -> str:
+    """Say how one of them is taken by hand."""
+    free = [each for each in decisions.made.values() if each.name not in config.decisions and len(each.candidates) > 1]
+    if not free:
+        return ""
+    return f"; by hand: {shlex.join(['mlotool', 'run', *words, f'+decisions.{free[0].name}={free[0].candidates[-1]}'])}"
+
+
 def _family(name: str) -> str:
     """Return what a name begins with: `kernel` of `kernel_0`."""
     begin, _, number = name.rpartition("_")
@@ -119,7 +122,7 @@ def _title(module: "nn.Module") -> str:
 
 def _traced(config: Any, name: str, module: "nn.Module") -> "tuple[NodeSummary, ...]":
     """Return the nodes of a module that is no space; their shapes where the data says what it is called with."""
-    from mlotool.spaces.errors import InfeasibleModelError
+    from mlotool.core.errors import InfeasibleModelError
     from mlotool.spaces.shapes import VALUE, Shapes
     from mlotool.spaces.summary import summaries
     from mlotool.spaces.tracing import traced

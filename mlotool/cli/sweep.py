@@ -17,7 +17,7 @@ from mlotool.sweep.driver import Sweep, run_jobs, worker_environments
 from mlotool.sweep.folder import AUTO, choose_folder, discard, locked, write_plan
 from mlotool.sweep.group_record import GroupRecord
 from mlotool.sweep.groups import Point
-from mlotool.sweep.job_folder import JobOutcome, JobSpec, note_alone
+from mlotool.sweep.job_folder import INFEASIBLE, JobOutcome, JobSpec, note_alone
 from mlotool.sweep.launchers import make_launcher
 from mlotool.sweep.points import AbstractPoints, GridPoints
 
@@ -118,7 +118,7 @@ def exit_code(folder: Path) -> int:
     from mlotool.report import sweep_rows
 
     rows = sweep_rows(folder)
-    failed = [row for row in rows if row.status not in ("finished", "pruned")]
+    failed = [row for row in rows if row.status not in ("finished", "pruned", INFEASIBLE)]
     if failed:
         names = ", ".join(row.job for row in failed)
         # One that was interrupted, and then refused to go on, has no error of its own.

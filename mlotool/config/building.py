@@ -230,6 +230,27 @@ def decided_module(config: Any, name: str, decide: "Decide") -> "tuple[nn.Module
         return _module(name, node, config.seed, channels_last=False), decisions
 
 
+def build_modules(values: Values, decide: "Decide") -> "Decisions":
+    """Build the modules of a checked config alone, with decisions of the caller's.
+
+    Args:
+        values: the config, as plain values.
+        decide: makes each decision.
+
+    Returns:
+        Those that were made.
+
+    Raises:
+        ConfigError: a target does not accept its settings.
+    """
+    from mlotool.spaces.decisions import deciding
+
+    with deciding(decide) as decisions:
+        for name, node in values["problems"].items():
+            _module(name, node["module"], values["seed"], channels_last=False)
+    return decisions
+
+
 def _module(name: str, node: Values, seed: int, *, channels_last: bool) -> "nn.Module":
     import torch
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlotool.config.resolve import is_known
-from mlotool.config.schema import PRUNERS, SAMPLERS, SWEEP_LAUNCHERS, SWEEP_METHODS
+from mlotool.config.schema import OBJECTIVE_MODES, PRUNERS, SAMPLERS, SWEEP_LAUNCHERS, SWEEP_METHODS
 from mlotool.core.suggest import did_you_mean
 
 AUTO = "auto"
@@ -21,7 +21,7 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
                 f"sweep.{key}: found '{sweep[key]}'; expected one of {', '.join(options)}."
                 f"{did_you_mean(sweep[key], options)} Correct sweep.{key}."
             )
-    for key in ("workers", "jobs_per_device", "num_trials"):
+    for key in ("workers", "jobs_per_device", "num_trials", "repeats"):
         if is_known(sweep[key]) and sweep[key] < 1:
             yield f"sweep.{key}: found {sweep[key]}; expected a whole number of at least 1. Correct sweep.{key}."
     fuse = sweep["fuse"]
@@ -44,6 +44,17 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"sweep.launcher_options: found {options} with sweep.launcher=local, which has none; expected "
             "sweep.launcher=slurm or ray. Choose one, or leave the options out."
+        )
+    if sweep["method"] == "grid" and is_known(sweep["repeats"]) and sweep["repeats"] > 1:
+        yield (
+            f"sweep.repeats: found {sweep['repeats']} in a grid; expected 1, as there each seed is a value. Write "
+            f"'seed=range(0,{sweep['repeats']})'."
+        )
+    second, mode = sweep["second_objective"], sweep["second_objective_mode"]
+    if second is not None and mode not in OBJECTIVE_MODES:
+        yield (
+            f"sweep.second_objective_mode: found {mode} beside sweep.second_objective={second}; expected "
+            f"{' or '.join(OBJECTIVE_MODES)}. Write sweep.second_objective_mode=min."
         )
     if is_known(sweep["seed"]) and sweep["seed"] < 0:
         yield f"sweep.seed: found {sweep['seed']}; expected a whole number of at least 0. Correct sweep.seed."

@@ -2,7 +2,7 @@
 
 from mlotool.config.checks import check
 from mlotool.config.composition import compose
-from mlotool.config.sweep_plan import Dimension, SweepPlan
+from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ def check_first_point(plan: SweepPlan) -> None:
     Raises:
         ConfigError: with what is wrong.
     """
-    words = [f"{each.key}={_first(each)}" for each in plan.dimensions]
+    words = [f"{each.key}={each.first}" for each in plan.dimensions]
     config = compose(None, [*(word for word in plan.fixed if not word.startswith("hydra.")), *words])
     try:
         check(config)
@@ -23,10 +23,3 @@ def check_first_point(plan: SweepPlan) -> None:
         faults = [line for line in str(error).splitlines() if line.startswith(of_all)]
         if faults:
             raise ConfigError("\n".join(faults)) from None
-
-
-def _first(dimension: Dimension) -> str:
-    if dimension.choices:
-        return dimension.choices[0]
-    assert dimension.low is not None
-    return str(int(dimension.low)) if dimension.whole else str(dimension.low)

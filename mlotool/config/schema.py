@@ -177,6 +177,9 @@ class SweepConfig:
     launcher: str = "local"
     launcher_options: Any = None
     num_trials: int = 20
+    repeats: int = 1
+    second_objective: str | None = None
+    second_objective_mode: str | None = None
     seed: int = 0
     sampler: str = "tpe"
     sampler_options: Any = None

@@ -38,6 +38,9 @@ TAGS = ("log", "int")
 _LENGTH = ("runner", "runner.max_ticks", "debug", "debug.limit_ticks", "recipe")
 """Of what the last tick of a job depends on."""
 
+_OF_NEW_STUDIES: dict[str, Any] = {"repeats": 1, "second_objective": None}
+"""What a sweep's identity names where it is not as here: older ones have no such keys."""
+
 _DIRECTION = ("objective", "objective_mode", "evaluate", "recipe")
 """Of what it depends on whether a larger objective is better."""
 
@@ -64,6 +67,14 @@ class Dimension:
     log: bool = False
     whole: bool = False
 
+    @property
+    def first(self) -> str:
+        """Its first value, as it stands behind the `=`."""
+        if self.choices:
+            return self.choices[0]
+        assert self.low is not None
+        return str(int(self.low)) if self.whole else str(self.low)
+
 
 @dataclass(frozen=True)
 class SweepPlan:
@@ -79,6 +90,7 @@ class SweepPlan:
         mode: "min" or "max"; None where there is no objective, or it is a part of the sweep.
         accelerator: `runner.accelerator`.
         devices_per_job: `runner.devices`.
+        seed: of the jobs.
         last_tick: of each job; None where it is a part of the sweep.
     """
 
@@ -91,6 +103,7 @@ class SweepPlan:
     mode: str | None
     accelerator: str
     devices_per_job: int
+    seed: int = 0
     last_tick: int | None = None
 
     @property
@@ -116,15 +129,20 @@ class SweepPlan:
     def num_jobs(self) -> int:
         """How many jobs it has."""
         if self.settings["method"] == "optuna":
-            return int(self.settings["num_trials"])
+            return int(self.settings["num_trials"]) * int(self.settings["repeats"])
         return math.prod(len(each.choices) for each in self.dimensions)
 
     def identity(self) -> dict[str, Any]:
         """Return what a sweep that is gone on with must have in common with this one, as JSON has it."""
         dimensions = [{**asdict(each), "choices": list(each.choices)} for each in self.dimensions]
-        keys = ("method", "seed", "sampler", "pruner") if self.settings["method"] == "optuna" else ("method",)
+        keys = (
+            ("method", "seed", "sampler", "pruner", *_OF_NEW_STUDIES)
+            if self.settings["method"] == "optuna"
+            else ("method",)
+        )
         fixed = sorted(word for word in self.fixed if not word.startswith("hydra.") and not self._may_differ(word))
-        return {"fixed": fixed, "dimensions": dimensions, **{key: self.settings[key] for key in keys}}
+        named = {key: self.settings[key] for key in keys if self.settings[key] != _OF_NEW_STUDIES.get(key, "")}
+        return {"fixed": fixed, "dimensions": dimensions, **named}
 
     def _may_differ(self, word: str) -> bool:
         # A study compares jobs of one length.
@@ -171,6 +189,7 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
             mode=_mode(config, dimensions),
             accelerator=config.runner.accelerator,
             devices_per_job=config.runner.devices,
+            seed=config.seed,
             last_tick=None if any(each.key in _LENGTH for each in dimensions) else max_ticks(config),
         )
 

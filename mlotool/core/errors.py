@@ -16,6 +16,10 @@ class ConfigError(MlotoolError, ValueError):
     exit_code = 2
 
 
+class InfeasibleModelError(ConfigError):
+    """Decisions of a model space that make no model: shapes do not fit. A sweep takes the next ones; a run ends."""
+
+
 class RunError(MlotoolError, RuntimeError):
     """A run has failed; what it had written stays (exit code 1).
 

@@ -1,8 +1,8 @@
 """Spaces of models: a base, what may be changed in it, and decisions that make one model of it."""
 
+from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.changes import Change
 from mlotool.spaces.decisions import Decision, Decisions, choose, deciding
-from mlotool.spaces.errors import InfeasibleModelError
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.input import Input
 from mlotool.spaces.mutators.insert import Insert

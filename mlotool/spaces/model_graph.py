@@ -7,11 +7,10 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import Build, settings_of
 from mlotool.spaces.changes import Change
-from mlotool.spaces.errors import InfeasibleModelError
 from mlotool.spaces.new_modules import NewModules
 from mlotool.spaces.places import Places
 from mlotool.spaces.shapes import VALUE, Shapes, described, shape_of

@@ -10,8 +10,7 @@ import torch
 from torch import Size, Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mlotool.core.errors import ConfigError
-from mlotool.spaces.errors import InfeasibleModelError
+from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.spaces.targets import node_id
 
 BATCH_SIZE = 2

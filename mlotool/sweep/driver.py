@@ -11,6 +11,7 @@ from mlotool.sweep.devices import VARIABLE, visible_devices, worker_devices
 from mlotool.sweep.groups import Group, Point
 from mlotool.sweep.job_folder import (
     ENDED,
+    INFEASIBLE,
     INTERRUPTED,
     SUMMARY,
     JobOutcome,
@@ -132,14 +133,34 @@ class _Running:
 
 
 def _begin(group: Group, launcher: AbstractLauncher, environment: dict[str, str], sweep: Sweep) -> _Running:
-    if sweep.when_begins is not None:
-        sweep.when_begins(group)
+    trained = replace(group, points=tuple(point for point in group.points if point.refused is None))
+    if sweep.when_begins is not None and trained.points:
+        sweep.when_begins(trained)
     folders = {point.number: sweep.folder / str(point.number) for point in group.points}
     words = {point.number: (*sweep.spec.words, *point.words) for point in group.points}
     for point in group.points:
         prepare = write_job if point.number in group.ended else begin_job
         prepare(folders[point.number], replace(sweep.spec, words=words[point.number], study=point.study))
-    return _Running(group, folders, words, launcher.start(list(folders.values()), environment))
+        if point.refused is not None:
+            note_failure(folders[point.number], words[point.number], point.refused, INFEASIBLE)
+    begun = [folders[point.number] for point in trained.points]
+    return _Running(group, folders, words, launcher.start(begun, environment) if begun else _Nothing())
+
+
+class _Nothing(AbstractHandle):
+    """Of jobs none of which is to run."""
+
+    def is_done(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        pass
+
+    def ending(self) -> str:
+        return "it was not run"
+
+    def was_killed(self) -> bool:
+        return False
 
 
 def worker_environments(plan: SweepPlan, environment: Mapping[str, str] = os.environ) -> list[dict[str, str]]:

@@ -34,11 +34,13 @@ class Point:
         number: the name of its folder.
         words: what it overrides beside what all jobs share.
         study: what `Watcher` takes; None where no study watches the job.
+        refused: why it is not run: its decisions make no model; None where it is.
     """
 
     number: int
     words: tuple[str, ...]
     study: dict[str, Any] | None = None
+    refused: str | None = None
 
 
 @dataclass(frozen=True)

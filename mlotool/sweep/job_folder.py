@@ -20,7 +20,10 @@ GROUPS = "fusion"
 MAX_ERROR = 5_000
 """Characters of an error that are shown."""
 
-ENDED = ("finished", "pruned", "failed")
+INFEASIBLE = "infeasible"
+"""How a job ends whose decisions make no model: it is not trained."""
+
+ENDED = ("finished", "pruned", "failed", INFEASIBLE)
 INTERRUPTED = "interrupted"
 """How a job has ended that goes on when its sweep does."""
 
@@ -51,7 +54,8 @@ class JobOutcome:
     """How a job ended.
 
     Args:
-        status: finished, pruned, failed or interrupted; unfinished where its process died, and nobody has seen it yet.
+        status: finished, pruned, failed, infeasible or interrupted; unfinished where its process died, and nobody has
+            seen it yet.
         value: of the objective; None where there is none.
         error: the error's text; empty where there is none.
     """
@@ -126,6 +130,18 @@ def read_outcome(folder: Path) -> JobOutcome:
         value if is_number else None,
         str(summary.get("error") or "")[:MAX_ERROR],
     )
+
+
+def read_number(folder: Path, key: str) -> float | None:
+    """Return a number of a job's summary.json: a metric by its key, or `<problem>/num_parameters`; None without one."""
+    try:
+        summary = read_json(folder, SUMMARY) or {}
+    except RunFileError:
+        summary = {}
+    problem, _, name = key.rpartition("/")
+    kept = summary.get("num_parameters" if name == "num_parameters" else "metrics")
+    value = kept.get(problem if name == "num_parameters" else key) if isinstance(kept, dict) else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def note_failure(folder: Path, words: tuple[str, ...], error: str, status: str = "failed") -> None:

@@ -1,24 +1,33 @@
 """Optuna chooses the points: one trial a job, kept in a database in the sweep's folder."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mlotool.config.drawing import Drawer
 from mlotool.config.sweep_plan import Dimension, SweepPlan
-from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
 from mlotool.sweep.folder import STUDY_FILE
 from mlotool.sweep.group_record import GroupRecord
 from mlotool.sweep.groups import Group, Point
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 from mlotool.sweep.points import AbstractPoints
+from mlotool.sweep.study_decisions import (
+    checked_decisions,
+    is_drawn,
+    is_infeasible,
+    note_drawn,
+    note_infeasible,
+    suggest,
+    words_of,
+)
 from mlotool.sweep.study_file import check_study_file
 from mlotool.sweep.study_options import make_pruner, make_sampler
 from mlotool.sweep.study_storage import import_optuna, open_storage, storing
-
-DIRECTIONS = {"max": "maximize", "min": "minimize"}
+from mlotool.sweep.study_values import StudyValues
 
 
 class StudyPoints(AbstractPoints):
@@ -50,11 +59,14 @@ class StudyPoints(AbstractPoints):
                 "objective and one objective_mode for all jobs. Take objective, objective_mode, evaluate and recipe "
                 "out of what is searched."
             )
-        if not plan.dimensions:
+        self._drawer = Drawer(plan)
+        if not plan.dimensions and not self._drawer.is_needed:
             raise ConfigError(
                 "sweep.params: found nothing to search; expected choices or ranges. Write "
-                "'problems.<name>.optimizer.lr=tag(log, interval(1e-3, 1e-1))' on the command line."
+                "'problems.<name>.optimizer.lr=tag(log, interval(1e-3, 1e-1))' on the command line, or give a problem "
+                "a module of _target_: mlotool.spaces.Space."
             )
+        self._values = StudyValues(plan)
         self._distributions = {each.key: _distribution(optuna, each) for each in plan.dimensions}
         if settings["sampler"] == "brute_force":
             _check_countable(plan)
@@ -66,6 +78,7 @@ class StudyPoints(AbstractPoints):
             "pruner": settings["pruner"],
             "pruner_options": dict(settings["pruner_options"]),
         }
+        self._fixed_seed = plan.seed
         self._optuna, self._states = optuna, optuna.trial.TrialState
         self._folder, pruner = folder, make_pruner(settings["pruner"], settings["pruner_options"])
         is_found = not settings["storage"] and (folder / STUDY_FILE).exists()
@@ -74,82 +87,128 @@ class StudyPoints(AbstractPoints):
             self._study = optuna.create_study(
                 storage=open_storage(self._watched["url"]),
                 study_name=self._watched["name"],
-                direction=DIRECTIONS[plan.mode],
+                directions=self._values.directions,
                 pruner=pruner,
                 load_if_exists=True,
             )
-        if self._study.direction.name.lower() != DIRECTIONS[plan.mode]:
+        found = [each.name.lower() for each in self._study.directions]
+        if found != self._values.directions:
             raise ConfigError(
-                f"resume: found a study in {folder} that is to {self._study.direction.name.lower()} {plan.objective}; "
-                f"expected one that is to {DIRECTIONS[plan.mode]} it. Leave resume out for a new sweep."
+                f"resume: found a study in {folder} that is to {' and '.join(found)} its objectives; expected one that "
+                f"is to {' and '.join(self._values.directions)} them. Leave resume out for a new sweep."
             )
-        self.total, self.num_ended, self._group_size = settings["num_trials"], 0, plan.group_size
+        self.total, self.num_ended, self._group_size = plan.num_jobs, 0, plan.group_size
         with reading():
             self._begun, self._waiting = self._take_up(folder, record)
         # The first points of a seed are not to be drawn again; a sequence (qmc) is kept in the study, with its seed.
         past = len(self._study.get_trials(deepcopy=False)) if settings["sampler"] != "qmc" else 0
-        options = settings["sampler_options"]
-        if settings["sampler"] == "tpe" and self._group_size > 1:
-            # The jobs of a group are drawn before one of them has ended: a draw takes those before it for bad ones.
-            options = {"constant_liar": True, **options}
-        self._study.sampler = make_sampler(settings["sampler"], options, settings["seed"] + past)
+        self._study.sampler = make_sampler(settings["sampler"], self._options(settings), settings["seed"] + past)
         self._num_given = self.num_ended
 
+    def _options(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of the sampler, with those of ours where the user has none."""
+        own: dict[str, Any] = {}
+        if settings["sampler"] == "tpe" and self._group_size > 1:
+            # The jobs of a group are drawn before one of them has ended: a draw takes those before it for bad ones.
+            own["constant_liar"] = True
+        if settings["sampler"] == "tpe" and self._drawer.is_needed:
+            # Decisions depend on one another; some there are only in some models.
+            own |= {"multivariate": True, "group": True}
+        return own | dict(settings["sampler_options"])
+
     def next(self) -> Group | None:
-        """Return trials that died, or else new ones."""
+        """Return jobs that died, or else new ones."""
         if self._begun and self._num_given < self.total:
             group = self._begun.pop(0)
             self._num_given += len(group.waiting)
             return group
-        points = [self._draw() for _ in range(min(self._group_size, self.total - self._num_given))]
-        self._num_given += len(points)
+        points: list[Point] = []
+        while len(points) < self._group_size and self._num_given < self.total:
+            if not self._waiting:
+                self._waiting += self._draw()
+            points.append(self._waiting.pop(0))
+            self._num_given += 1
         return Group(tuple(points)) if points else None
 
-    def _draw(self) -> Point:
-        if self._waiting:
-            return self._waiting.pop(0)
+    def _draw(self) -> list[Point]:
+        """Return the jobs of a new trial."""
         with warnings.catch_warnings():
             # Samplers that are experimental in Optuna say so each time.
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             with storing(self._watched["url"]):
                 trial = self._study.ask(self._distributions)
-        return self._point(trial)
+            if not self._drawer.is_needed:
+                return self._points(trial)
+            decided: dict[str, Any] = {}
+            try:
+                self._drawer.draw(self._own_words(trial), partial(suggest, trial, decided))
+            except InfeasibleModelError as error:
+                with storing(self._watched["url"]):
+                    note_infeasible(trial, str(error))
+                    self._study.tell(trial.number, state=self._states.FAIL)
+                return self._points(trial, refused=str(error))
+            except ConfigError:
+                # Values that are drawn may be wrong: the job fails, and says so.
+                pass
+            with storing(self._watched["url"]):
+                note_drawn(trial)
+        return self._points(trial)
 
     def finish(self, point: Point, outcome: JobOutcome) -> None:
-        """Tell the study; a trial that was interrupted stays as it is, to go on."""
+        """Tell the study, once all jobs of a trial have ended; one that was interrupted stays as it is, to go on."""
         if outcome.status not in ENDED:
             return
         self.num_ended += 1
-        with storing(self._watched["url"]):
-            if outcome.status == "finished" and outcome.value is not None:
-                self._study.tell(point.number, outcome.value)
-            elif outcome.status == "pruned":
-                self._study.tell(point.number, state=self._states.PRUNED)
+        if point.refused is not None:
+            return
+        number = point.number // self._values.repeats
+        told = self._values.add(number, point.number, outcome, self._folder / str(point.number))
+        if told is None:
+            return
+        with storing(self._watched["url"]), self._until_all_are_tried():
+            if told.values is not None:
+                self._study.tell(number, told.values)
             else:
-                self._study.tell(point.number, state=self._states.FAIL)
+                self._study.tell(number, state=self._states.PRUNED if told.is_pruned else self._states.FAIL)
+
+    @contextmanager
+    def _until_all_are_tried(self) -> Iterator[None]:
+        """Take no more trials once every value has been tried, which Optuna says by an error after it took note."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "stop" not in str(error):
+                raise
+            self.total = self._num_given
 
     def _take_up(self, folder: Path, record: GroupRecord) -> tuple[list[Group], list[Point]]:
-        """Count the trials of an earlier process; return the groups that it left unfinished, and single trials."""
-        trials: dict[int, Any] = {}
+        """Count the jobs of an earlier process; return the groups that it left unfinished, and single jobs."""
         points: dict[int, Point] = {}
         waiting: dict[int, Point] = {}
+        trials: dict[int, Any] = {}
         for trial in self._study.get_trials():
-            if trial.params.keys() >= self._distributions.keys():
-                trials[trial.number], points[trial.number] = trial, self._point(trial)
-            if trial.state.is_finished():
-                # Without all of its values a trial never was a job: its process died while it was drawn.
-                self.num_ended += trial.params.keys() >= self._distributions.keys()
-            elif trial.params.keys() < self._distributions.keys():
+            # Without all of its values a trial never was a job: its process died while it was drawn.
+            is_whole = trial.params.keys() >= self._distributions.keys() and is_drawn(trial, self._drawer.is_needed)
+            if not is_whole:
                 if trial.state == self._states.RUNNING:
                     self._study.tell(trial.number, state=self._states.FAIL)
-            else:
-                self._check_values(trial)
-                point, outcome = points[trial.number], read_outcome(folder / str(trial.number))
+                elif trial.state == self._states.FAIL and is_infeasible(trial):
+                    self.num_ended += self._values.repeats
+                continue
+            jobs = self._points(trial)
+            trials |= {point.number: trial for point in jobs}
+            points |= {point.number: point for point in jobs}
+            if trial.state.is_finished():
+                self.num_ended += len(jobs)
+                continue
+            self._check_values(trial)
+            for point in jobs:
+                outcome = read_outcome(folder / str(point.number))
                 if outcome.status in ENDED:
                     # The job ended, and the sweep died before it took note.
                     self.finish(point, outcome)
                 else:
-                    waiting[trial.number] = point
+                    waiting[point.number] = point
         groups = record.groups(points, waiting)
         for number in frozenset().union(*(group.ended for group in groups)):
             self._check_values(trials[number])
@@ -164,6 +223,7 @@ class StudyPoints(AbstractPoints):
             value = distribution.to_internal_repr(trial.params[key])
             if not distribution._contains(value) or trial.params[key] != distribution.to_external_repr(value):
                 raise ValueError(f"its trial {trial.number} has {key}={trial.params[key]!r}"[:300])
+        checked_decisions(trial)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -180,9 +240,18 @@ class StudyPoints(AbstractPoints):
                 f"{reason}); expected the one that the same command has begun. Leave resume out for a new sweep."
             ) from error
 
-    def _point(self, trial: Any) -> Point:
-        words = (f"{key}={trial.params[key]}" for key in self._distributions)
-        return Point(trial.number, tuple(words), {**self._watched, "trial": trial.number})
+    def _points(self, trial: Any, refused: str | None = None) -> list[Point]:
+        """Return the jobs of a trial."""
+        words, repeats = (*self._own_words(trial), *words_of(trial)), self._values.repeats
+        first = trial.number * repeats
+        if repeats == 1:
+            study = {**self._watched, "trial": trial.number} if self._values.can_be_pruned else None
+            return [Point(first, words, study, refused)]
+        seeds = [f"seed={self._fixed_seed + number}" for number in range(repeats)]
+        return [Point(first + number, (*words, seed), None, refused) for number, seed in enumerate(seeds)]
+
+    def _own_words(self, trial: Any) -> tuple[str, ...]:
+        return tuple(f"{key}={trial.params[key]}" for key in self._distributions)
 
 
 def _check_own_study(folder: Path, sampler: str) -> None:

@@ -1,0 +1,100 @@
+"""Decisions of the models of a sweep's job, made without training: its modules are built, without their values."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from mlotool.config.checks import checked
+from mlotool.config.composition import compose
+from mlotool.config.reading import leaves
+from mlotool.config.sweep_plan import SweepPlan
+from mlotool.config.trusted import is_of_user
+from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
+
+if TYPE_CHECKING:
+    from mlotool.spaces.decisions import Decide, Value
+
+SPACE = "mlotool.spaces.Space"
+
+
+class Drawer:
+    """Draws the decisions of jobs.
+
+    Args:
+        plan: the sweep.
+
+    Attributes:
+        is_needed: whether modules ask for decisions: one is a space, or code of the user's calls `choose`.
+
+    Raises:
+        ConfigError: a module cannot be built.
+    """
+
+    def __init__(self, plan: SweepPlan) -> None:
+        self._fixed = [word for word in plan.fixed if not word.startswith("hydra.")]
+        self._composed: tuple[tuple[str, ...], Mapping[str, Any]] | None = None
+        first = [f"{each.key}={each.first}" for each in plan.dimensions]
+        modules = [problem["module"] for problem in self._values(first)["problems"].values()]
+        self.is_needed = any(_targets(each) & {SPACE} for each in modules)
+        if self.is_needed or any(map(is_of_user, set().union(*map(_targets, modules)))):
+            with suppress(InfeasibleModelError):
+                self.is_needed |= bool(self.draw(first, lambda name, candidates: candidates[0]))
+
+    def draw(self, words: Sequence[str], decide: "Decide") -> "dict[str, Value]":
+        """Make the decisions of a job that its recipe does not make.
+
+        Args:
+            words: what the job overrides.
+            decide: makes one; asked again for a name, it gives the same answer.
+
+        Returns:
+            Those that were asked of `decide`, by name.
+
+        Raises:
+            InfeasibleModelError: decisions make no model.
+            ConfigError: the config is wrong, or a module cannot be built.
+        """
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        values = self._values(words)
+        try:
+            with FakeTensorMode():
+                return _decisions(values, decide)
+        except InfeasibleModelError:
+            raise
+        except ConfigError as error:
+            if isinstance(error.__cause__, MlotoolError | None):
+                raise
+            # Code of the user's may need values.
+            return _decisions(values, decide)
+
+    def _values(self, words: Sequence[str]) -> Mapping[str, Any]:
+        key = tuple(words)
+        if self._composed is None or self._composed[0] != key:
+            self._composed = key, checked(compose(None, [*self._fixed, *words]), targets=False)[0]
+        return self._composed[1]
+
+
+def _targets(node: Any) -> set[Any]:
+    return {value for key, value in leaves(node) if key.rpartition(".")[2] == "_target_"}
+
+
+def _decisions(values: Mapping[str, Any], decide: "Decide") -> "dict[str, Value]":
+    from mlotool.config.building import build_modules
+    from mlotool.spaces.decisions import check_asked
+
+    given: Mapping[str, Any] = values["decisions"]
+    asked: dict[str, Value] = {}
+
+    def made(name: str, candidates: "tuple[Value, ...]") -> "Value":
+        if name in given:
+            found: Value = given[name]
+            return found
+        # There is nothing to decide between one.
+        value = candidates[0] if len(candidates) == 1 else decide(name, candidates)
+        if len(candidates) > 1:
+            asked[name] = value
+        return value
+
+    check_asked(given, build_modules(values, made).made)
+    return asked

@@ -1,0 +1,85 @@
+"""Decisions of models in a study: asked of its sampler one by one, kept under `decisions.<name>`."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from mlotool.config.check_decisions import decision_faults
+from mlotool.core.errors import ConfigError
+
+PREFIX = "decisions."
+_DRAWN, _INFEASIBLE = "drawn", "infeasible"
+_MAX_REASON = 2_000
+
+
+def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[Any, ...]) -> Any:
+    """Ask a trial for a decision; asked again, it answers the same.
+
+    Args:
+        trial: of Optuna.
+        decided: what it has answered.
+        name: of the decision.
+        candidates: names, or whole numbers; those of a range are drawn as numbers, so that their count may change.
+
+    Raises:
+        ConfigError: the decision had other names to choose from in an earlier trial.
+    """
+    if name not in decided:
+        whole = all(type(each) is int for each in candidates)
+        try:
+            if whole and candidates == tuple(range(candidates[0], candidates[-1] + 1)):
+                decided[name] = trial.suggest_int(f"{PREFIX}{name}", candidates[0], candidates[-1])
+            else:
+                decided[name] = trial.suggest_categorical(f"{PREFIX}{name}", candidates)
+        except ValueError as error:
+            raise ConfigError(
+                f"decisions.{name}: found the candidates {', '.join(map(str, candidates))[:300]}, others than in an "
+                f"earlier trial of the sweep ({error}); expected the same names each time. Where they change, let it "
+                "decide by a whole number: choose(name, range(n))."
+            ) from error
+    return decided[name]
+
+
+def words_of(trial: Any) -> tuple[str, ...]:
+    """Return the decisions of a trial as overrides."""
+    return tuple(f"+{key}={_word(value)}" for key, value in _decisions(trial))
+
+
+def checked_decisions(trial: Any) -> None:
+    """Refuse decisions that are none: a study may be anybody's, and they become words of a job's command line.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    faults = list(decision_faults({"decisions": {key.removeprefix(PREFIX): value for key, value in _decisions(trial)}}))
+    if faults:
+        raise ValueError(f"its trial {trial.number}: {faults[0]}"[:300])
+
+
+def note_drawn(trial: Any) -> None:
+    """Note that a trial has all of its decisions."""
+    trial.set_user_attr(_DRAWN, True)
+
+
+def note_infeasible(trial: Any, reason: str) -> None:
+    """Note that a trial's decisions make no model."""
+    trial.set_user_attr(_INFEASIBLE, reason[:_MAX_REASON])
+
+
+def is_drawn(trial: Any, has_decisions: bool) -> bool:
+    """Say whether a trial has all of its decisions."""
+    return not has_decisions or trial.user_attrs.get(_DRAWN) is True
+
+
+def is_infeasible(trial: Any) -> bool:
+    """Say whether a trial's decisions make no model."""
+    return _INFEASIBLE in trial.user_attrs
+
+
+def _decisions(trial: Any) -> Iterator[tuple[str, Any]]:
+    return ((key, value) for key, value in trial.params.items() if key.startswith(PREFIX))
+
+
+def _word(value: Any) -> str:
+    """Return a name as a word of Hydra's that is this text and nothing else."""
+    return str(value) if type(value) is int or str(value)[:1].isalpha() else json.dumps(value)
