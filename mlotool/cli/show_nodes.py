@@ -4,7 +4,6 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -14,6 +13,7 @@ from mlotool.cli.show_result import plain_console
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
 from mlotool.core.suggest import did_you_mean
+from mlotool.report.model_nodes import alike
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,11 +93,9 @@ def decisions_table(decisions: "Sequence[Decision]") -> Table:
     table.add_column("decision", overflow="fold")
     table.add_column("taken", overflow="fold")
     table.add_column("candidates", overflow="fold")
-    for _, each in groupby(decisions, key=lambda decision: (_family(decision.name), decision.candidates, decision.value)):
-        alike = list(each)
-        names = alike[0].name if len(alike) == 1 else f"{alike[0].name} .. {alike[-1].name} ({len(alike)})"
-        candidates = _listed([str(one) for one in alike[0].candidates], MAX_CANDIDATES)
-        table.add_row(*(escape(text) for text in (names, str(alike[0].value), candidates)))
+    for name, found in alike(decisions):
+        candidates = _listed([str(one) for one in found[0].candidates], MAX_CANDIDATES)
+        table.add_row(*(escape(text) for text in (name, str(found[0].value), candidates)))
     return table
 
 
@@ -107,12 +105,6 @@ def _by_hand(config: Any, decisions: "Decisions", words: Sequence[str]) -> str:
     if not free:
         return ""
     return f"; by hand: {shlex.join(['mlotool', 'run', *words, f'+decisions.{free[0].name}={free[0].candidates[-1]}'])}"
-
-
-def _family(name: str) -> str:
-    """Return what a name begins with: `kernel` of `kernel_0`."""
-    begin, _, number = name.rpartition("_")
-    return begin if number.isdigit() and begin else name
 
 
 def _title(module: "nn.Module") -> str:
@@ -172,7 +164,7 @@ def _size(config: Any, name: str, taken: "Mapping[str, Decision]") -> str:
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:
-    return "" if shape is None else "×".join(map(str, shape)) or "scalar"
+    return "" if shape is None else " x ".join(map(str, shape)) or "scalar"
 
 
 def _listed(texts: Sequence[str], most: int) -> str:

@@ -87,8 +87,8 @@ def space_size(
     that. Where some do, what they decide is walked through, and the rest multiplied.
 
     Args:
-        build: builds the model of a function that decides, and returns what was asked for; an InfeasibleModelError is
-            for decisions that make none. Tensors without values do (FakeTensorMode).
+        build: builds the model of a function that decides, and returns what was asked for; a ConfigError is for
+            decisions that make none. Tensors without values do (FakeTensorMode).
         taken: the decisions of a model that can be built.
         most: how many builds there may be.
         seconds: how long they may take.
