@@ -103,9 +103,11 @@ def _at_a_time(plan: SweepPlan, num_workers: int) -> str:
 def _points(plan: SweepPlan, folder: Path, record: GroupRecord) -> AbstractPoints:
     if plan.settings["method"] == "grid":
         return GridPoints(plan, folder, record)
+    from mlotool.config.drawing import Drawer
     from mlotool.sweep.study import StudyPoints
 
-    return StudyPoints(plan, folder, record)
+    drawer = Drawer(plan)
+    return StudyPoints(plan, folder, record, drawer.draw if drawer.is_needed else None)
 
 
 def _show(folder: Path) -> None:

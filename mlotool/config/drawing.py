@@ -63,7 +63,7 @@ class Drawer:
         except InfeasibleModelError:
             raise
         except ConfigError as error:
-            if isinstance(error.__cause__, MlotoolError | None):
+            if isinstance(_first_cause(error), MlotoolError):
                 raise
             # Code of the user's may need values.
             return _decisions(values, decide)
@@ -73,6 +73,12 @@ class Drawer:
         if self._composed is None or self._composed[0] != key:
             self._composed = key, checked(compose(None, [*self._fixed, *words]), targets=False)[0]
         return self._composed[1]
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _targets(node: Any) -> set[Any]:

@@ -31,7 +31,12 @@ SAMPLERS = {
     "nsga2": "NSGAIISampler",
     "qmc": "QMCSampler",
     "brute_force": "BruteForceSampler",
+    "evolution": "EvolutionSampler",
+    "reinforce": "ReinforceSampler",
+    "predictor": "PredictorSampler",
 }
+OWN_SAMPLERS = ("evolution", "reinforce", "predictor")
+"""Those that are ours, each in a file of its name in sweep/samplers/; the others are Optuna's."""
 PRUNERS = {
     "none": "NopPruner",
     "median": "MedianPruner",
@@ -40,7 +45,7 @@ PRUNERS = {
     "hyperband": "HyperbandPruner",
     "threshold": "ThresholdPruner",
 }
-"""What `sweep.sampler` and `sweep.pruner` may name, with Optuna's class: a name and plain options call nothing else."""
+"""What `sweep.sampler` and `sweep.pruner` may name, with its class: a name and plain options call nothing else."""
 
 METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
     "accuracy": "max",

@@ -8,12 +8,19 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.spaces.targets import node_id
 
 BATCH_SIZE = 2
+NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 VALUE, STRETCHED = "value", "stretched"
 """What `node.meta` holds: a stand-in for its result; which operands it stretches, where the model has it so."""
 
@@ -51,12 +58,7 @@ class Shapes:
 
     def random(self, device: torch.device) -> list[Tensor]:
         """Return inputs with random values: normal ones, or zeros and ones."""
-        return [
-            torch.randn(shape, dtype=dtype, device=device)
-            if dtype.is_floating_point
-            else torch.randint(2, shape, device=device).to(dtype)
-            for shape, dtype in self._inputs
-        ]
+        return [_random_like(torch.empty(shape, dtype=dtype, device=device)) for shape, dtype in self._inputs]
 
     def infer(self, graph: fx.Graph, root: torch.nn.Module, *, is_base: bool = False) -> None:
         """Compute the shapes of all nodes of a graph.
@@ -86,7 +88,12 @@ class Shapes:
             return
         with _without_log(), self._mode, torch.no_grad():
             try:
-                node.meta[VALUE] = _result(node, root, args, kwargs)
+                node.meta[VALUE] = self._result(node, root, args, kwargs)
+            except NEED_VALUES as error:
+                raise ConfigError(
+                    f"node '{node_id(node)}' takes steps that depend on values of tensors, while shapes alone are "
+                    "computed; expected a model that is built with its values."
+                ) from error
             except Exception as error:
                 given = ", ".join(described(each) for each in [*args, *kwargs.values()] if isinstance(each, Tensor))
                 raise InfeasibleModelError(
@@ -96,6 +103,18 @@ class Shapes:
         if is_base:
             node.meta[STRETCHED] = _stretched(node, args)
         _check_operands(node, args)
+
+    def _result(self, node: fx.Node, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return a stand-in of what a node returns."""
+        try:
+            return _result(node, root, args, kwargs)
+        except NEED_VALUES:
+            if self.is_without_values:
+                raise
+        with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
+            given = pytree.tree_map_only(Tensor, _random_like, (args, kwargs))
+            result = _result(node, root, *given)
+        return pytree.tree_map_only(Tensor, self._mode.from_tensor, result)
 
 
 @contextmanager
@@ -153,6 +172,12 @@ def _result(node: fx.Node, root: torch.nn.Module, args: tuple[Any, ...], kwargs:
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     assert callable(node.target)
     return node.target(*args, **kwargs)
+
+
+def _random_like(value: Tensor) -> Tensor:
+    if value.dtype.is_floating_point:
+        return torch.randn(value.shape, dtype=value.dtype, device=value.device)
+    return torch.randint(2, value.shape, device=value.device).to(value.dtype)
 
 
 def _values(arguments: Any) -> Any:

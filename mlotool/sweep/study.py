@@ -1,13 +1,13 @@
 """Optuna chooses the points: one trial a job, kept in a database in the sweep's folder."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.drawing import Drawer
+from mlotool.config.schema import OWN_SAMPLERS
 from mlotool.config.sweep_plan import Dimension, SweepPlan
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
 from mlotool.sweep.folder import STUDY_FILE
@@ -29,6 +29,8 @@ from mlotool.sweep.study_options import make_pruner, make_sampler
 from mlotool.sweep.study_storage import import_optuna, open_storage, storing
 from mlotool.sweep.study_values import StudyValues
 
+Draw = Callable[[Sequence[str], Callable[[str, tuple[Any, ...]], Any]], Any]
+
 
 class StudyPoints(AbstractPoints):
     """The trials of an Optuna study.
@@ -40,12 +42,13 @@ class StudyPoints(AbstractPoints):
         plan: the sweep.
         folder: its folder; the study of an earlier process there is gone on with.
         record: the groups that had begun there.
+        draw: makes the decisions of a job's models, of its words and of what decides; None where models ask for none.
 
     Raises:
         ConfigError: Optuna is missing or refuses the settings, or there is nothing to search or to look at.
     """
 
-    def __init__(self, plan: SweepPlan, folder: Path, record: GroupRecord) -> None:
+    def __init__(self, plan: SweepPlan, folder: Path, record: GroupRecord, draw: Draw | None = None) -> None:
         optuna = import_optuna()
         settings = plan.settings
         if plan.objective is None:
@@ -59,14 +62,13 @@ class StudyPoints(AbstractPoints):
                 "objective and one objective_mode for all jobs. Take objective, objective_mode, evaluate and recipe "
                 "out of what is searched."
             )
-        self._drawer = Drawer(plan)
-        if not plan.dimensions and not self._drawer.is_needed:
+        if not plan.dimensions and draw is None:
             raise ConfigError(
                 "sweep.params: found nothing to search; expected choices or ranges. Write "
                 "'problems.<name>.optimizer.lr=tag(log, interval(1e-3, 1e-1))' on the command line, or give a problem "
                 "a module of _target_: mlotool.spaces.Space."
             )
-        self._values = StudyValues(plan)
+        self._draw_decisions, self._values = draw, StudyValues(plan)
         self._distributions = {each.key: _distribution(optuna, each) for each in plan.dimensions}
         if settings["sampler"] == "brute_force":
             _check_countable(plan)
@@ -94,14 +96,17 @@ class StudyPoints(AbstractPoints):
         found = [each.name.lower() for each in self._study.directions]
         if found != self._values.directions:
             raise ConfigError(
-                f"resume: found a study in {folder} that is to {' and '.join(found)} its objectives; expected one that "
-                f"is to {' and '.join(self._values.directions)} them. Leave resume out for a new sweep."
+                f"resume: found a study in {folder} that is to {' and '.join(found)} {plan.objective}; expected one "
+                f"that is to {' and '.join(self._values.directions)} it. Leave resume out for a new sweep."
             )
-        self.total, self.num_ended, self._group_size = plan.num_jobs, 0, plan.group_size
+        self.total, self.num_ended = settings["num_trials"] * self._values.repeats, 0
+        self._group_size = plan.group_size
         with reading():
             self._begun, self._waiting = self._take_up(folder, record)
-        # The first points of a seed are not to be drawn again; a sequence (qmc) is kept in the study, with its seed.
-        past = len(self._study.get_trials(deepcopy=False)) if settings["sampler"] != "qmc" else 0
+        # The first points of a seed are not to be drawn again. A sequence (qmc) is kept in the study, with its seed;
+        # our own samplers draw by a trial's number.
+        is_numbered = settings["sampler"] in ("qmc", *OWN_SAMPLERS)
+        past = 0 if is_numbered else len(self._study.get_trials(deepcopy=False))
         self._study.sampler = make_sampler(settings["sampler"], self._options(settings), settings["seed"] + past)
         self._num_given = self.num_ended
 
@@ -111,7 +116,7 @@ class StudyPoints(AbstractPoints):
         if settings["sampler"] == "tpe" and self._group_size > 1:
             # The jobs of a group are drawn before one of them has ended: a draw takes those before it for bad ones.
             own["constant_liar"] = True
-        if settings["sampler"] == "tpe" and self._drawer.is_needed:
+        if settings["sampler"] == "tpe" and self._draw_decisions is not None:
             # Decisions depend on one another; some there are only in some models.
             own |= {"multivariate": True, "group": True}
         return own | dict(settings["sampler_options"])
@@ -137,11 +142,11 @@ class StudyPoints(AbstractPoints):
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             with storing(self._watched["url"]):
                 trial = self._study.ask(self._distributions)
-            if not self._drawer.is_needed:
+            if self._draw_decisions is None:
                 return self._points(trial)
             decided: dict[str, Any] = {}
             try:
-                self._drawer.draw(self._own_words(trial), partial(suggest, trial, decided))
+                self._draw_decisions(self._own_words(trial), partial(suggest, trial, decided))
             except InfeasibleModelError as error:
                 with storing(self._watched["url"]):
                     note_infeasible(trial, str(error))
@@ -188,7 +193,9 @@ class StudyPoints(AbstractPoints):
         trials: dict[int, Any] = {}
         for trial in self._study.get_trials():
             # Without all of its values a trial never was a job: its process died while it was drawn.
-            is_whole = trial.params.keys() >= self._distributions.keys() and is_drawn(trial, self._drawer.is_needed)
+            is_whole = trial.params.keys() >= self._distributions.keys() and is_drawn(
+                trial, self._draw_decisions is not None
+            )
             if not is_whole:
                 if trial.state == self._states.RUNNING:
                     self._study.tell(trial.number, state=self._states.FAIL)

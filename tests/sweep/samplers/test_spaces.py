@@ -1,0 +1,153 @@
+"""Spaces, directions, and trials that did not complete."""
+
+import math
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+import pytest
+
+optuna = pytest.importorskip("optuna")
+
+from mlotool.core.errors import ConfigError  # noqa: E402
+from mlotool.sweep.samplers.evolution import EvolutionSampler  # noqa: E402
+from mlotool.sweep.samplers.predictor import PredictorSampler  # noqa: E402
+from mlotool.sweep.samplers.reinforce import ReinforceSampler  # noqa: E402
+from tests.sweep.samplers.spaces import conditional  # noqa: E402
+
+Make = Callable[[int], Any]
+MAKERS: dict[str, Make] = {
+    "evolution": lambda seed: EvolutionSampler(population_size=10, sample_size=5, seed=seed),
+    "reinforce": lambda seed: ReinforceSampler(seed=seed),
+    "predictor": lambda seed: PredictorSampler(seed=seed),
+}
+CHOICES = tuple("abcde")
+
+
+@pytest.fixture(params=MAKERS)
+def make(request: pytest.FixtureRequest) -> Make:
+    return MAKERS[request.param]
+
+
+def best(sampler: Any, num_trials: int) -> float:
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(conditional, n_trials=num_trials)
+    return float(study.best_value)
+
+
+def test_parameters_that_only_some_trials_have(make: Make) -> None:
+    random = mean(best(optuna.samplers.RandomSampler(seed=seed), 60) for seed in range(8))
+    assert mean(best(make(seed), 60) for seed in range(8)) < random
+
+
+def test_distributions_that_are_given_at_once(make: Make) -> None:
+    kinds = optuna.distributions
+    space = {
+        "kind": kinds.CategoricalDistribution(("a", 1, None, True)),
+        "one": kinds.CategoricalDistribution(("only",)),
+        "rate": kinds.FloatDistribution(1e-5, 1.0, log=True),
+        "share": kinds.FloatDistribution(0.1, 0.7, step=0.2),
+        "width": kinds.IntDistribution(1, 1000, log=True),
+        "depth": kinds.IntDistribution(2, 38, step=4),
+    }
+    study = optuna.create_study(sampler=make(0))
+    for _ in range(30):
+        trial = study.ask(space)
+        assert trial.params.keys() == space.keys()
+        for name, distribution in space.items():
+            assert distribution._contains(distribution.to_internal_repr(trial.params[name]))
+        study.tell(trial, trial.params["rate"])
+
+
+def separable(trial: Any) -> float:
+    return float(sum(CHOICES.index(trial.suggest_categorical(str(each), CHOICES)) for each in range(4)))
+
+
+def late_mean(make: Make, direction: str, objective: Callable[[Any], float]) -> float:
+    """Return the mean of the late trials' values, over some seeds."""
+    found = []
+    for seed in range(4):
+        study = optuna.create_study(sampler=make(seed), direction=direction)
+        study.optimize(objective, n_trials=80, catch=(ArithmeticError,))
+        found += [separable(trial) for trial in study.trials[40:]]
+    return mean(found)
+
+
+@pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
+def test_both_directions(direction: str, sign: int, make: Make) -> None:
+    # A random point is worth 8.
+    assert sign * (late_mean(make, direction, separable) - 8.0) < -1.5
+
+
+def test_one_does_as_well_upwards_as_downwards(make: Make) -> None:
+    down, up = (optuna.create_study(sampler=make(0), direction=each) for each in ("minimize", "maximize"))
+    down.optimize(separable, n_trials=30)
+    up.optimize(lambda trial: -separable(trial), n_trials=30)
+    assert [trial.params for trial in down.trials] == [trial.params for trial in up.trials]
+
+
+def test_trials_that_fail_are_avoided_or_left_out(make: Make) -> None:
+    def failing(trial: Any) -> float:
+        value = separable(trial)
+        if trial.params["0"] == "a":
+            raise ArithmeticError
+        return value
+
+    # The best that does not fail is worth 1.
+    assert late_mean(make, "minimize", failing) < 6.5
+
+
+def test_all_trials_may_fail(make: Make) -> None:
+    study = optuna.create_study(sampler=make(0))
+    for _ in range(40):
+        trial = study.ask({"kind": optuna.distributions.CategoricalDistribution(CHOICES)})
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    assert {trial.params["kind"] for trial in study.trials} == set(CHOICES)
+
+
+def test_infinite_losses_are_failures(make: Make) -> None:
+    assert late_mean(make, "minimize", lambda trial: math.inf if separable(trial) > 10 else separable(trial)) < 6.5
+
+
+def test_pruned_trials_count_with_their_last_value(make: Make) -> None:
+    def pruned(trial: Any) -> float:
+        value = separable(trial)
+        trial.report(value + 10.0, 1)
+        trial.report(value, 2)
+        if trial.number % 4:
+            raise optuna.TrialPruned
+        return value
+
+    assert late_mean(make, "minimize", pruned) < 6.5
+
+
+def test_values_that_another_process_fixed_are_learned_from(make: Make) -> None:
+    study = optuna.create_study(sampler=make(0))
+    for _ in range(12):
+        study.enqueue_trial({"0": "c"})
+    study.optimize(separable, n_trials=30)
+    assert {trial.params["0"] for trial in study.trials[:12]} == {"c"}
+    assert len({trial.params["0"] for trial in study.trials[12:]}) > 1
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_hyperband_shows_a_sampler_the_trials_of_its_bracket(make: Make) -> None:
+    def objective(trial: Any) -> float:
+        value = separable(trial)
+        for step in range(1, 10):
+            trial.report(value + 1 / step, step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return value
+
+    pruner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=9, reduction_factor=3)
+    study = optuna.create_study(study_name="one", sampler=make(0), pruner=pruner)
+    study.optimize(objective, n_trials=60)
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE", "PRUNED"}
+    assert study.best_value < 4
+
+
+def test_two_objectives_are_refused(make: Make) -> None:
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=make(0))
+    with pytest.raises(ConfigError, match=r"sweep\.sampler: found '\w+' with 2 objectives; expected one.*=nsga2"):
+        study.ask().suggest_float("rate", 0.0, 1.0)
