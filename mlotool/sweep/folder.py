@@ -19,11 +19,11 @@ PLAN_FILE = "plan.json"
 STUDY_FILE = "study.db"
 AUTO = "auto"
 
-_RANDOM = ("n_startup_trials", "population_size")
+_RANDOM = ("n_startup_trials", "num_startup_trials", "population_size")
 """Options of samplers that say how many trials they draw at random at first."""
 
-_NUM_RANDOM = {"tpe": 10, "gp": 10, "cmaes": 1, "nsga2": 50}
-"""The same where no option says it; of Optuna."""
+_NUM_RANDOM = {"tpe": 10, "gp": 10, "cmaes": 1, "nsga2": 50, "evolution": 20, "predictor": 10}
+"""The same where no option says it."""
 
 
 def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[Path, bool]:
