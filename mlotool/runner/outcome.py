@@ -14,6 +14,7 @@ class Outcome:
 
     Args:
         objective: the run's objective.
+        num_parameters: of each problem's module.
 
     Attributes:
         status: "finished", "pruned", "failed" or "interrupted".
@@ -25,8 +26,8 @@ class Outcome:
         training_s: wall-clock seconds of training, with its evaluations and checkpoints.
     """
 
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
+    def __init__(self, objective: Objective, num_parameters: Mapping[str, int]) -> None:
+        self._objective, self._num_parameters = objective, dict(num_parameters)
         self.status = "failed"
         self.error: str | None = None
         self.is_disk_at_fault = False
@@ -71,4 +72,5 @@ class Outcome:
             "error": self.error,
             "num_ticks": self.num_ticks,
             "training_s": self.training_s,
+            "num_parameters": self._num_parameters,
         }

@@ -46,6 +46,7 @@ from mlotool.runner.evaluation import find_split
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.loading import make_evaluator
 from mlotool.runner.logging import MetricLog, open_loggers
+from mlotool.runner.model_record import num_parameters
 from mlotool.runner.objective import Objective, Watch, make_plan
 from mlotool.runner.outcome import Outcome
 from mlotool.runner.process_settings import Interrupt, alone_in_process
@@ -89,7 +90,7 @@ class Session:
         place(built.program, device)
         self._schedule = Schedule(built.program, with_norms=True)
         self._evaluator = make_evaluator(config, built, device)
-        self._objective = Objective.from_config(config)
+        self._objective, self._num_parameters = Objective.from_config(config), num_parameters(built.program)
         self._plan = make_plan(config, self._objective)
         self._splits: dict[str, Any] = {} if config.evaluate is None else dict(config.evaluate.splits)
         for split in self._splits:
@@ -113,7 +114,7 @@ class Session:
             folder: takes the files.
             resume_from: a checkpoint of the same folder to go on from.
         """
-        outcome, is_first = Outcome(self._objective), self._ranks.is_first
+        outcome, is_first = Outcome(self._objective, self._num_parameters), self._ranks.is_first
         checkpoint = None if resume_from is None else read_whole_checkpoint(resume_from)
         state = None if checkpoint is None else checkpoint[STATE_KEY]
         position = None if state is None or not is_first else state["metrics_position"]
