@@ -274,8 +274,7 @@ class Session:
         """Evaluate the `end` splits and run the analyses, with the best checkpoint where there is one."""
         program, tick = self._built.program, self._schedule.num_ticks
         if folder.checkpoint("best").is_file():
-            state = load_program(program, folder.checkpoint("best"))
-            outcome.note_best(state)
+            outcome.note_best(state := load_program(program, folder.checkpoint("best")))
             tick = state["tick"]
         for problem in program.problems.values():
             # Lightning leaves the modules on the CPU.
