@@ -104,7 +104,7 @@ def _by_hand(config: Any, decisions: "Decisions", words: Sequence[str]) -> str:
     free = [each for each in decisions.made.values() if each.name not in config.decisions and len(each.candidates) > 1]
     if not free:
         return ""
-    return f"; by hand: {shlex.join(['mlotool', 'run', *words, f'+decisions.{free[0].name}={free[0].candidates[-1]}'])}"
+    return f"; by hand: {shlex.join(['mlotool', 'run', *words, f'decisions.{free[0].name}={free[0].candidates[-1]}'])}"
 
 
 def _title(module: "nn.Module") -> str:
