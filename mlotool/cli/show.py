@@ -11,11 +11,13 @@ from mlotool.cli.request import Request
 from mlotool.core.escape import escape
 
 DESCRIPTION = """What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides:
-YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called.
+YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called, but with
+--nodes, which builds a problem's module as a run does.
 
   mlotool show mwn hypergradient=cg
   mlotool show mwn --all                        every key, defaults included: the config of a run
   mlotool show mwn --graph                      the mermaid text alone
+  mlotool show mwn --nodes classifier           the nodes of a problem's model, its decisions, the size of its space
 """
 _WIDTH = 100
 
@@ -25,12 +27,18 @@ def main(words: Sequence[str]) -> int:
     parser = recipe_parser("show", DESCRIPTION)
     parser.add_argument("--all", action="store_true", help="every key, defaults included")
     parser.add_argument("--graph", action="store_true", help="print the graph alone")
+    parser.add_argument("--nodes", metavar="PROBLEM", help="the nodes and decisions of a problem's model; builds it")
     arguments = parser.parse(words)
     from mlotool.cli.recipes import compose_request
     from mlotool.config.resolve import limit_expansion
 
     request, config = compose_request(arguments.words, "show", arguments.trust)
     limit_expansion(config)
+    if arguments.nodes is not None:
+        from mlotool.cli.show_nodes import show_nodes
+
+        show_nodes(config, arguments.nodes, arguments.words)
+        return 0
     graph = mermaid(config)
     if arguments.graph:
         print(graph)

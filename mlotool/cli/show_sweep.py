@@ -69,7 +69,14 @@ def _write(console: Console, sweep_dir: Path, name: str, writer: Callable[[], Pa
 
 
 def _print_errors(console: Console, comparison: "Comparison") -> None:
-    failed = [row for row in comparison.rows if row.error]
+    from mlotool.report.sweep import INFEASIBLE
+
+    infeasible = [row for row in comparison.rows if row.status == INFEASIBLE]
+    if infeasible:
+        first, num = infeasible[0], len(infeasible)
+        text = f"{num} draw{'s make' if num > 1 else ' makes'} no model (infeasible), untrained"
+        _print_lines(console, [f"{text}: job {first.job}: {first.error}"])
+    failed = [row for row in comparison.rows if row.error and row.status != INFEASIBLE]
     lines = [f"job {row.job} failed: {row.error}" for row in failed[:MAX_ERRORS]]
     if len(failed) > MAX_ERRORS:
         lines.append(f"{len(failed) - MAX_ERRORS} more jobs failed: see sweep.csv.")

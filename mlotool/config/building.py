@@ -1,7 +1,7 @@
 """From a config to a program."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlotool.problem.parallel import AbstractParallel
     from mlotool.problem.rank_mean import Reduce
     from mlotool.program import Problem, Program, Stream
-    from mlotool.spaces.decisions import Decide, Decisions
+    from mlotool.spaces.decisions import Decide, Decision, Decisions
 
 Values = Mapping[str, Any]
 SETTINGS = (
@@ -68,12 +68,14 @@ class Built:
         data: the data object, cut down by `debug.limit_samples`.
         analyses: by name.
         metrics: functions of the user's that `evaluate.metrics` names, by the key where it does.
+        decisions: that a problem's module has asked for, by the problem's name; those without any are left out.
     """
 
     program: "Program"
     data: Any
     analyses: Mapping[str, Analysis] = field(default_factory=dict)
     metrics: "Mapping[str, Callable[..., Any]]" = field(default_factory=dict)
+    decisions: "Mapping[str, Sequence[Decision]]" = field(default_factory=dict)
 
 
 TRACE_FROM = 2_000
@@ -135,13 +137,16 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     for name, node in values["problems"].items():
         if node["same_batch_as"] is not None:
             streams[name] = SameBatch(streams[node["same_batch_as"]])
-    with deciding(values["decisions"]):
-        problems = [
-            _problem(name, values, streams[name], is_read=bool(graph.readers(name))) for name in values["problems"]
-        ]
+    problems, decisions = [], {}
+    with deciding(values["decisions"]) as asked:
+        for name in values["problems"]:
+            before = len(asked.made)
+            problems.append(_problem(name, values, streams[name], is_read=bool(graph.readers(name))))
+            decisions[name] = list(asked.made.values())[before:]
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
     program = Program(problems, graph, reduce, **_tracing(values["runner"]["trace"], problems))
-    return Built(program, data, analyses, _metrics(values["evaluate"] or {}))
+    own = {name: made for name, made in decisions.items() if made}
+    return Built(program, data, analyses, _metrics(values["evaluate"] or {}), own)
 
 
 def hypergradient_options(config: Any) -> dict[str, Callable[[], Any]]:
@@ -210,12 +215,19 @@ def _problem(name: str, values: Values, stream: Any, *, is_read: bool) -> "Probl
 
 def build_module(config: Any, name: str) -> "nn.Module":
     """Build the module of a problem alone, on torch's current default device; the config is one that was checked."""
-    node: Values = OmegaConf.to_container(config.problems[name].module, resolve=True)  # type: ignore[assignment]
-    from mlotool.spaces.decisions import by_mapping, deciding
+    from mlotool.spaces.decisions import by_mapping
 
     # Other problems' decisions are none of this module's.
-    with deciding(by_mapping(dict(config.decisions))):
-        return _module(name, node, config.seed, channels_last=False)
+    return decided_module(config, name, by_mapping(dict(config.decisions)))[0]
+
+
+def decided_module(config: Any, name: str, decide: "Decide") -> "tuple[nn.Module, Decisions]":
+    """Build the module of a problem alone, as `build_module` does, with decisions by a function; return both."""
+    from mlotool.spaces.decisions import deciding
+
+    node: Values = OmegaConf.to_container(config.problems[name].module, resolve=True)  # type: ignore[assignment]
+    with deciding(decide) as decisions:
+        return _module(name, node, config.seed, channels_last=False), decisions
 
 
 def build_modules(values: Values, decide: "Decide") -> "Decisions":

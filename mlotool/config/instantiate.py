@@ -13,7 +13,7 @@ from mlotool.config.torch_names import CONTAINERS
 from mlotool.config.trusted import resolve
 from mlotool.core.advice import MORE_MEMORY, is_out_of_memory
 from mlotool.core.described import kind_of
-from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
 from mlotool.core.user_code import Call, explained, is_of_user, note, user_frame
 
 Node = Mapping[str, Any]
@@ -150,7 +150,9 @@ def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any])
         # mlotool's own messages name the key where they know it.
         if key.partition(".")[0] in str(error).partition(":")[0]:
             raise
-        raise ConfigError(f"{key}: {error}") from error
+        # A draw of a sweep that makes no model is no fault of the recipe's.
+        kind = InfeasibleModelError if isinstance(error, InfeasibleModelError) else ConfigError
+        raise kind(f"{key}: {error}") from error
     except (MlotoolError, KeyboardInterrupt):
         raise
     # SystemExit and asyncio.CancelledError, which code of the user's may raise, are no Exceptions.

@@ -9,9 +9,18 @@ Pair = tuple[str, str]
 BOX_HEIGHT = 78.0
 TAB_HEIGHT = 22.0
 LAYER_GAP = 62.0
-BOX_GAP = 44.0
 MARGIN = 14.0
-LANE_WIDTH = 30.0
+
+
+@dataclass(frozen=True)
+class Spacing:
+    """The room between the boxes of a layer, and the width of a lane, in pixels."""
+
+    gap: float
+    lane: float
+
+
+PROBLEMS = Spacing(44.0, 30.0)
 
 
 @dataclass
@@ -55,7 +64,11 @@ class Grid:
 
 
 def layered(
-    names: Sequence[str], pairs: Sequence[Pair], widths: Mapping[str, float], tabs: Mapping[str, float]
+    names: Sequence[str],
+    pairs: Sequence[Pair],
+    widths: Mapping[str, float],
+    tabs: Mapping[str, float],
+    spacing: Spacing = PROBLEMS,
 ) -> Grid:
     """Return the boxes of all problems in their places; the layers hold lanes for the wires that pass them."""
     levels = _levels(names, pairs)
@@ -66,9 +79,9 @@ def layered(
     for upper, lower in pairs:
         # An edge that does not go down belongs to a graph that validation refuses; the page shows the rest.
         if levels[upper] > levels[lower]:
-            grid.chains[upper, lower] = _chain(grid, boxes[upper], boxes[lower])
+            grid.chains[upper, lower] = _chain(grid, boxes[upper], boxes[lower], spacing.lane)
     _order(grid)
-    _place(grid)
+    _place(grid, spacing.gap)
     _stack(grid)
     return grid
 
@@ -83,10 +96,10 @@ def _levels(names: Sequence[str], pairs: Sequence[Pair]) -> dict[str, int]:
     return {name: ranks[level] for name, level in levels.items()}
 
 
-def _chain(grid: Grid, upper: Box, lower: Box) -> list[Box]:
+def _chain(grid: Grid, upper: Box, lower: Box, width: float) -> list[Box]:
     lanes = []
     for layer in range(upper.layer - 1, lower.layer, -1):
-        lane = Box(f"{upper.name}/{lower.name}", layer, LANE_WIDTH, is_lane=True)
+        lane = Box(f"{upper.name}/{lower.name}", layer, width, is_lane=True)
         grid.layers[layer].append(lane)
         lanes.append(lane)
     return [upper, *lanes, lower]
@@ -127,10 +140,10 @@ def _num_crossings(grid: Grid) -> int:
     )
 
 
-def _place(grid: Grid) -> None:
+def _place(grid: Grid, gap: float) -> None:
     """Give every box its x: near the mean of its neighbours, without overlaps, in the layer's order."""
     for layer in grid.layers:
-        _spread(layer, [0.0] * len(layer))
+        _spread(layer, [0.0] * len(layer), gap)
     for sweep in range(12):
         step = -1 if sweep % 2 else 1
         for layer in grid.layers[::step]:
@@ -138,18 +151,18 @@ def _place(grid: Grid) -> None:
             for box in layer:
                 near = grid.neighbours(box, -step) or grid.neighbours(box, step)
                 wanted.append(sum(other.x for other in near) / len(near) if near else box.x)
-            _spread(layer, wanted)
+            _spread(layer, wanted, gap)
     left = min((box.x - box.width / 2 for layer in grid.layers for box in layer), default=0.0)
     for layer in grid.layers:
         for box in layer:
             box.x += MARGIN - left
 
 
-def _spread(layer: list[Box], wanted: list[float]) -> None:
+def _spread(layer: list[Box], wanted: list[float], gap: float) -> None:
     right = float("-inf")
     for box, x in zip(layer, wanted, strict=True):
         box.x = max(x, right + box.width / 2)
-        right = box.x + box.width / 2 + BOX_GAP
+        right = box.x + box.width / 2 + gap
     excess = sum(box.x - x for box, x in zip(layer, wanted, strict=True)) / max(1, len(layer))
     for box in layer:
         box.x -= excess

@@ -24,9 +24,9 @@ def graph_picture(config: Mapping[str, Any], colours: Mapping[str, str]) -> Mark
     solutions = [(b, a) for a, b in _edges(graph.get("lower_to_upper")) if {a, b} <= {*problems} and a != b]
     lines = {name: _lines(name, problem) for name, problem in problems.items()}
     tabs = {lower: _hypergradient(problems[lower], config) for _, lower in solutions}
-    tab_widths = {name: _text_width(text, 11.5) + 22 for name, text in tabs.items()}
+    tab_widths = {name: text_width(text, 11.5) + 22 for name, text in tabs.items()}
     widths = {
-        name: max(170.0, _text_width(text[0], 16) + 60, *(_text_width(line, 12.5) + 44 for line in text[1:]))
+        name: max(170.0, text_width(text[0], 16) + 60, *(text_width(line, 12.5) + 44 for line in text[1:]))
         for name, text in lines.items()
     }
     # All of one width, so that the wires between a problem and the one below it run straight.
@@ -78,7 +78,8 @@ def _hypergradient(problem: Mapping[str, Any], config: Mapping[str, Any]) -> str
     return shortened(" · ".join(words(part) for part in parts), 48)
 
 
-def _text_width(text: str, size: float) -> float:
+def text_width(text: str, size: float) -> float:
+    """Return about how wide a text is, in pixels."""
     # No font to measure: a sans-serif letter is a little over half as wide as its size.
     return 0.56 * size * len(text)
 
@@ -96,7 +97,7 @@ def _box(box: Box, lines: list[str], tab: str | None, colour: str) -> Markup:
                 fill=paint,
             )
         )
-        parts.append(_text(middle, box.y - 7, tab, "graph-tab"))
+        parts.append(centred_text(middle, box.y - 7, tab, "graph-tab"))
     parts.append(
         element(
             "rect",
@@ -111,11 +112,12 @@ def _box(box: Box, lines: list[str], tab: str | None, colour: str) -> Markup:
         )
     )
     for line, height, style in zip(lines, (27, 47, 65), ("graph-name", "graph-fact", "graph-fact"), strict=True):
-        parts.append(_text(middle, box.y + height, line, style))
+        parts.append(centred_text(middle, box.y + height, line, style))
     return element("g", *parts)
 
 
-def _text(x: float, y: float, text: str, style: str) -> Markup:
+def centred_text(x: float, y: float, text: str, style: str) -> Markup:
+    """Return a line of text around x."""
     return element("text", text, x=f"{x:.1f}", y=f"{y:.1f}", class_=style, text_anchor="middle")
 
 
@@ -130,7 +132,7 @@ def _wire(wire: Wire, colours: Mapping[str, str]) -> Markup:
         element("title", title),
         element(
             "path",
-            d=_curve([*before, neck]),
+            d=curve([*before, neck]),
             fill="none",
             stroke=paint,
             stroke_width=2,
@@ -144,7 +146,7 @@ def _wire(wire: Wire, colours: Mapping[str, str]) -> Markup:
     )
 
 
-def _curve(points: list[Point]) -> str:
+def curve(points: list[Point]) -> str:
     """Return an SVG path that leaves and reaches every layer vertically."""
     path = f"M{points[0][0]:.1f},{points[0][1]:.1f}"
     for (x0, y0), (x1, y1) in pairwise(points):

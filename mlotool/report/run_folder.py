@@ -51,9 +51,9 @@ class RunFolder:
 
     @property
     def status(self) -> str:
-        """finished, pruned, failed, interrupted, or unknown where there is no summary."""
+        """finished, pruned, failed, infeasible, interrupted, or unknown where there is no summary."""
         status = self.summary.get("status")
-        return status if status in ("finished", "pruned", "failed", "interrupted") else "unknown"
+        return status if status in ("finished", "pruned", "failed", "infeasible", "interrupted") else "unknown"
 
     @property
     def objective(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ BADGES = {
     "finished": ("✓", "finished"),
     "pruned": ("✂", "pruned: stopped early, as other jobs of the sweep did better"),
     "failed": ("✕", "failed"),
+    "infeasible": ("∅", "infeasible: its decisions make no model, which was not trained"),
     "interrupted": ("❙❙", "interrupted"),
     "unknown": ("?", "no summary: still running, or killed"),
 }
@@ -25,9 +26,16 @@ def header(run: RunFolder) -> Markup:
     badge = element("span", element("span", sign, aria_hidden="true"), text, class_=f"badge {run.status}")
     parts = [element("div", element("h1", run.name), badge, class_="head"), _tiles(run)]
     if run.summary.get("error"):
-        tone = "card error soft" if run.status == "interrupted" else "card error"
+        tone = "card error soft" if run.status in ("interrupted", "infeasible") else "card error"
         error = element("pre", str(run.summary["error"]), class_="wrap")
-        parts.append(element("div", element("h3", "Why it stopped"), error, class_=tone))
+        parts.append(
+            element(
+                "div",
+                element("h3", "Why it stopped" if run.status != "infeasible" else "Why it makes no model"),
+                error,
+                class_=tone,
+            )
+        )
     if run.notes:
         notes = [element("p", note, class_="muted") for note in run.notes]
         parts.append(element("div", element("h3", "Notes on this folder"), *notes, class_="card error soft"))

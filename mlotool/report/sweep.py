@@ -13,8 +13,11 @@ from mlotool.report.formats import shortened
 from mlotool.report.run_folder import as_dict, is_run_folder
 
 # No run writes longer texts.
-MAX_ERROR, MAX_NAME, MAX_STATUS = 5_000, 200, 40
-ENDED = ("finished", "pruned", "failed")
+MAX_ERROR, MAX_NAME, MAX_STATUS, MAX_PROBLEMS = 5_000, 200, 40, 100
+INFEASIBLE = "infeasible"
+"""The status of a job whose decisions make no model: it was not trained, and is no failure."""
+
+ENDED = ("finished", "pruned", "failed", INFEASIBLE)
 
 
 @dataclass(frozen=True)
@@ -24,15 +27,16 @@ class SweepRow:
     Args:
         job: the name of its folder.
         parameters: its overrides, each value as it was written.
-        status: finished, pruned, failed, interrupted, running, or unfinished where it left no summary and no process
-            holds its folder.
+        status: finished, pruned, failed, infeasible, interrupted, running, or unfinished where it left no summary and
+            no process holds its folder.
         objective: the key; empty where it is not known.
         value: of the objective at the best checkpoint, else the last one; None where there is none.
         metrics: the last value of each key.
         seconds: from its start to its end; None where it has not ended.
         num_ticks: that it has done; None where it left no summary.
         folder: of the job.
-        error: why it failed; empty where it did not.
+        error: why it failed, or makes no model; empty where neither is so.
+        num_parameters: of its problems.
     """
 
     job: str
@@ -45,6 +49,12 @@ class SweepRow:
     num_ticks: int | None
     folder: Path
     error: str = ""
+    num_parameters: Mapping[str, int] = field(default_factory=dict)
+
+    def number(self, key: str) -> float | None:
+        """Return the last value of a metric, or of `<problem>/num_parameters`; None without one."""
+        problem, _, name = key.rpartition("/")
+        return self.num_parameters.get(problem) if name == "num_parameters" else self.metrics.get(key)
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,11 @@ class SweepPlan:
         num_jobs: how many it is to have; None where that is not known.
         num_values: how many values the sweep lists for a key; a key that is drawn from a range has none.
         log_keys: those that were drawn by their logarithm.
+        repeats: jobs of a trial, with a seed each.
+        second_objective: the key of a second objective; empty where there is none.
+        second_mode: "min" or "max" for it.
+        sampler: that draws the trials; empty in a grid.
+        num_random: trials that it draws at random before it looks at results; 0 where that is not known.
     """
 
     objective: str = ""
@@ -64,6 +79,11 @@ class SweepPlan:
     num_jobs: int | None = None
     num_values: Mapping[str, int] = field(default_factory=dict)
     log_keys: frozenset[str] = frozenset()
+    repeats: int = 1
+    second_objective: str = ""
+    second_mode: str = ""
+    sampler: str = ""
+    num_random: int = 0
 
 
 PLAN_FILE = "plan.json"
@@ -91,7 +111,17 @@ def read_plan(sweep_dir: Path) -> SweepPlan:
     """Return what a sweep was asked for, as far as its folder says."""
     found = _json(sweep_dir, PLAN_FILE)
     keys = {str(key): as_dict(value) for key, value in as_dict(found.get("keys")).items()}
+    search = as_dict(found.get("search"))
+    second, second_mode = (
+        shortened(_text_of(search.get("second_objective")), MAX_NAME),
+        _mode(search.get("second_mode")),
+    )
     return SweepPlan(
+        repeats=_whole(search.get("repeats")) or 1,
+        second_objective=second if second_mode else "",
+        second_mode=second_mode,
+        sampler=shortened(_text_of(search.get("sampler")), MAX_STATUS),
+        num_random=_whole(search.get("num_random")) or 0,
         objective=_text_of(found.get("objective")),
         mode=_mode(found.get("mode")),
         num_jobs=_whole(found.get("num_jobs")),
@@ -130,7 +160,12 @@ def _row(path: Path, *, is_alive: bool) -> SweepRow:
         num_ticks=_whole(summary.get("num_ticks")),
         folder=path,
         error=shortened(_text_of(summary.get("error")), MAX_ERROR),
+        num_parameters={str(key): count for key, value in _few(summary) if (count := _whole(value)) is not None},
     )
+
+
+def _few(summary: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    return list(as_dict(summary.get("num_parameters")).items())[:MAX_PROBLEMS]
 
 
 def _status(path: Path, summary: Mapping[str, Any], *, is_alive: bool) -> str:

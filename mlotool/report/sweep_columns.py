@@ -8,6 +8,9 @@ from mlotool.report.series import LARGEST, SMALLEST
 
 # From this ratio of the largest to the smallest value on, a column is drawn on a log scale.
 LOG_RATIO = 20
+DECISION = "decisions."
+"""Begins the keys of decisions."""
+
 MAX_KEYS = 200
 """Overrides that are looked at; no command line has as many."""
 
@@ -80,12 +83,17 @@ def shown(text: str | None) -> str:
 def split_keys(parameters: Sequence[Mapping[str, str]]) -> tuple[list[str], dict[str, str]]:
     """Return the keys that differ between jobs, in the order of the command line, and those with one value for all.
 
-    A job that does not say (it has only begun, or died while it started) makes nothing differ.
+    A job that does not say (it has only begun, or died while it started) makes nothing differ. But of jobs with
+    decisions those differ that have one which others were not asked for.
     """
     keys = list(dict.fromkeys(key for each in parameters for key in each))[:MAX_KEYS]
-    values = {key: {each[key] for each in parameters if key in each} for key in keys}
+    values: dict[str, set[str | None]] = {key: {each[key] for each in parameters if key in each} for key in keys}
+    decided = [each for each in parameters if any(key.startswith(DECISION) for key in each)]
+    for key in keys:
+        if key.startswith(DECISION) and any(key not in each for each in decided):
+            values[key].add(None)
     return [key for key in keys if len(values[key]) > 1], {
-        key: values[key].pop() for key in keys if len(values[key]) == 1
+        key: str(values[key].pop()) for key in keys if len(values[key]) == 1
     }
 
 
@@ -97,6 +105,9 @@ def labels(keys: Sequence[str]) -> dict[str, str]:
 def _label(key: str, keys: Sequence[str]) -> str:
     """Return the shortest end of a dotted key that is its alone, of two parts where there are as many."""
     parts = key.split(".")
+    # `decisions.` says no more than the table does.
+    if key.startswith(DECISION) and sum(f".{other}".endswith(f".{parts[-1]}") for other in keys) == 1:
+        return parts[-1]
     for count in range(min(2, len(parts)), len(parts)):
         end = ".".join(parts[-count:])
         if sum(f".{other}".endswith(f".{end}") for other in keys) == 1:

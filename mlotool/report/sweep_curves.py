@@ -10,8 +10,9 @@ from matplotlib.lines import Line2D
 from mlotool.report.figure import WIDE_INCHES, Card, Sketchbook, legend_above, whole_ticks
 from mlotool.report.formats import shortened
 from mlotool.report.palette import light
-from mlotool.report.series import LARGEST, Series, read_series
+from mlotool.report.series import Series, read_series
 from mlotool.report.sweep import SweepRow
+from mlotool.report.sweep_history import history_cards
 from mlotool.report.sweep_settings import Comparison, Setting, counts
 from mlotool.report.visible_range import VisibleRange, visible_range
 
@@ -100,10 +101,11 @@ def _furthest(series: Series, low: float, high: float) -> float:
 
 
 def objective_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    """Draw the objective of each setting with its seeds, or that of the jobs in their order."""
-    if comparison.has_seeds:
-        return _setting_card(book, comparison)
-    return _history_card(book, comparison)
+    """Draw the objective of each setting with its seeds; that of the jobs, or of a search's trials, in their order."""
+    if not comparison.has_seeds:
+        return history_cards(book, comparison)
+    is_search = comparison.plan.repeats > 1
+    return [*_setting_card(book, comparison), *(history_cards(book, comparison) if is_search else [])]
 
 
 def _setting_card(book: Sketchbook, comparison: Comparison) -> list[Card]:
@@ -159,37 +161,3 @@ def _name_settings(axes: Axes, ranked: Sequence[Setting]) -> None:
 
 def _jobs_with_values(setting: Setting, objective: str) -> list[str]:
     return [row.job for row in setting.rows if counts(row, objective)]
-
-
-def _history_card(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    rows = [row for row in comparison.rows if row.value is not None and row.objective == comparison.objective]
-    rows = [row for row in rows if abs(row.value or 0.0) < LARGEST]
-    if len(rows) < 2:
-        return []
-    figure, axes = book.new()
-    places, values = np.arange(len(rows)), np.array([row.value for row in rows], dtype=np.float64)
-    seen = visible_range(values.tolist())
-    drawn = seen.clip(values)
-    handles, labels = [], []
-    for status in dict.fromkeys(row.status for row in rows):
-        own = np.array([row.status == status for row in rows])
-        colour = light(STYLES.get(status, OTHER_STYLE)[1])
-        face = colour if status == "finished" else "none"
-        handles.append(Line2D([], [], marker="o", linestyle="none", color=colour, markerfacecolor=face, markersize=4))
-        labels.append(status)
-        for place, value, at in zip(places[own], values[own], drawn[own], strict=True):
-            axes.plot([place], [at], _marker(value, seen), color=colour, markerfacecolor=face, markersize=4)
-    done = np.array([counts(row, comparison.objective) for row in rows])
-    if done.any():
-        best = np.minimum if comparison.mode == "min" else np.maximum
-        handles += axes.step(places[done], best.accumulate(drawn[done]), where="post", color=light("problem-1"))
-        labels.append("best so far")
-    seen.apply(axes)
-    # Jobs are named by whole numbers, unless their folders were renamed.
-    step = max(1, -(-len(places) // 8))
-    axes.set_xticks(places[::step], [shortened(row.job, 8) for row in rows[::step]])
-    axes.set_xlabel("job")
-    axes.set_ylabel(shortened(comparison.objective, 40))
-    legend_above(axes, handles, labels)
-    note = seen.note([row.job for row in rows], values.tolist())
-    return [book.finish(figure, "objective", "Objective over the jobs", note)]

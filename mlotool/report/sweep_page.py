@@ -9,17 +9,23 @@ from mlotool.core.run_files import write_text
 from mlotool.report.figure import Card, Sketchbook, report_style
 from mlotool.report.formats import NONE, number
 from mlotool.report.markup import Markup, details, element
-from mlotool.report.sweep import ENDED
+from mlotool.report.model_nodes import read_models
+from mlotool.report.model_picture import model_section
+from mlotool.report.pareto import front_cards, pareto_front
+from mlotool.report.sweep import ENDED, INFEASIBLE
 from mlotool.report.sweep_curves import curve_cards, objective_cards, read_curves
 from mlotool.report.sweep_figures import importance_cards, parallel_cards
 from mlotool.report.sweep_fusion import fusion_lines
-from mlotool.report.sweep_settings import Comparison, Setting, compare, seeds
-from mlotool.report.sweep_tables import SIGNS, jobs_table, settings_table
+from mlotool.report.sweep_settings import Comparison, Setting, compare, override, seeds
+from mlotool.report.sweep_tables import SIGNS, front_table, jobs_table, settings_table
 from mlotool.report.write import grid, page, section
 
 FILE = "sweep.html"
 PAGE = "report.html"
 MAX_ERRORS = 50
+MAX_LINES = 10
+"""Overrides that stand in lines of their own; more of them are written one behind the other."""
+
 # Selected by the very data that it is measured on, which a reader of the curves would not expect.
 WHICH_VALUE = "The value of a job is that of its best checkpoint, or its last one where no best checkpoint is kept."
 
@@ -47,12 +53,24 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
         curves = curve_cards(book, comparison, read_curves(comparison))
         own = [*objective_cards(book, comparison), *importance_cards(book, comparison)]
         parallel = parallel_cards(book, comparison)
+        two = front_cards(book, comparison)
     parts += _figures("Hyperparameters", parallel)
-    parts += _figures("Objective", [*curves, *own])
+    parts += _figures("Objective", [*curves, *own, *two])
+    if two:
+        parts.append(section("Pareto front", front_table(comparison, pareto_front(comparison))))
+    parts += _best_model(comparison)
     if comparison.has_seeds and len(comparison.settings) > 1:
         parts.append(section("Settings", settings_table(comparison)))
     if comparison.rows:
-        parts.append(section("Jobs", jobs_table(comparison), *_on_demand(comparison), *_constants(comparison)))
+        parts.append(
+            section(
+                "Jobs",
+                jobs_table(comparison),
+                *_on_demand(comparison),
+                *_infeasible(comparison),
+                *_constants(comparison),
+            )
+        )
     together = fusion_lines(sweep_dir)
     if together:
         parts.append(section("What ran as one program", element("ul", *(element("li", line) for line in together))))
@@ -60,6 +78,18 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
     script = files("mlotool.report").joinpath("sort_table.js").read_text(encoding="utf-8")
     text = page(title, parts, script, has_figures=bool(book.files))
     return write_text(sweep_dir, FILE, text)
+
+
+def _best_model(comparison: Comparison) -> list[Markup]:
+    """Show the model of the best job, where it has one of a space."""
+    setting = comparison.best or comparison.only
+    rows = () if setting is None else [row for row in setting.rows if row.status == "finished"]
+    for row in rows:
+        models, _ = read_models(row.folder)
+        cards = [card for each in models for card in model_section(each)]
+        if cards:
+            return [section("Best model" if comparison.best else "Model", *cards)]
+    return []
 
 
 def _figures(title: str, cards: list[Card]) -> list[Markup]:
@@ -74,7 +104,9 @@ def _header(title: str, comparison: Comparison) -> Markup:
     parts = [head, element("dl", *tiles, class_="tiles")]
     best = comparison.best
     if best is not None and best.parameters:
-        lines = "\n".join(f"{key}={value}" for key, value in best.parameters.items())
+        lines = ("\n" if len(best.parameters) <= MAX_LINES else " ").join(
+            override(*each) for each in best.parameters.items()
+        )
         parts.append(element("p", "The best setting's own overrides; one click selects them.", class_="muted"))
         parts.append(element("pre", lines, class_="command"))
     if comparison.num_ended:
@@ -161,8 +193,20 @@ def _on_demand(comparison: Comparison) -> list[Markup]:
     return [element("p", text, class_="muted"), command]
 
 
+def _infeasible(comparison: Comparison) -> list[Markup]:
+    """Say which draws make no model, which is no failure."""
+    found = [row for row in comparison.rows if row.status == INFEASIBLE]
+    if not found:
+        return []
+    lines = [element("li", element("b", f"job {row.job}: "), row.error) for row in found[:MAX_ERRORS]]
+    more = [element("p", f"{len(found) - MAX_ERRORS} more are in sweep.csv.")] if len(found) > MAX_ERRORS else []
+    one = len(found) == 1
+    few = f"{len(found)} draw{' makes' if one else 's make'} no model, and {'was' if one else 'were'} not trained"
+    return [details(few, element("ul", *lines, class_="muted"), *more)]
+
+
 def _errors(comparison: Comparison) -> list[Markup]:
-    failed = [row for row in comparison.rows if row.error][:MAX_ERRORS]
+    failed = [row for row in comparison.rows if row.error and row.status != INFEASIBLE][:MAX_ERRORS]
     if not failed:
         return []
     cards = [

@@ -11,7 +11,7 @@ import numpy as np
 from mlotool.report.run_folder import is_run_folder, read_run_folder
 from mlotool.report.series import LARGEST
 from mlotool.report.sweep import ENDED, SweepPlan, SweepRow, read_plan, sweep_rows
-from mlotool.report.sweep_columns import Column, labels, split_keys
+from mlotool.report.sweep_columns import DECISION, Column, labels, split_keys
 
 MAX_NAMED = 5
 """Jobs that a note names."""
@@ -168,7 +168,12 @@ class Comparison:
 
     def describe(self, setting: Setting) -> str:
         """Return a setting as the words of a command line."""
-        return " ".join(f"{key}={value}" for key, value in setting.parameters.items())
+        return " ".join(override(*each) for each in setting.parameters.items())
+
+
+def override(key: str, value: str) -> str:
+    """Return a key and its value as a word of a command line; a decision is a key that no recipe has by itself."""
+    return f"{'+' if key.startswith(DECISION) else ''}{key}={value}"
 
 
 def is_seed(key: str) -> bool:
@@ -196,7 +201,7 @@ def compare(sweep_dir: Path) -> Comparison:
     seed_keys = tuple(key for key in differing if is_seed(key))
     own = [key for key in differing if not is_seed(key)]
     objective, mode = _objective(rows, plan)
-    planned = math.prod(plan.num_values.get(key, 1) for key in plan.num_values if is_seed(key))
+    planned = max(plan.repeats, math.prod(plan.num_values.get(key, 1) for key in plan.num_values if is_seed(key)))
     settings = _settings(rows, own, objective, planned)
     shortest = labels(own)
     columns = (

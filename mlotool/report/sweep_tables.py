@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from mlotool.report.formats import NONE, duration, number, shortened
 from mlotool.report.markup import Markup, element
+from mlotool.report.pareto import Point
 from mlotool.report.series import SPLIT_NAMES
 from mlotool.report.sweep import SweepRow
 from mlotool.report.sweep_columns import as_number, labels, shown
@@ -14,8 +15,12 @@ from mlotool.report.sweep_settings import Comparison, Setting
 
 MAX_METRICS = 8
 MAX_COLUMNS = 40
+MAX_FRONT = 100
 MAX_TEXT = 60
-SIGNS = {"finished": "✓", "pruned": "✂", "failed": "✕", "interrupted": "❙❙", "running": "●", "unfinished": "?"}
+SIGNS = {
+    "finished": "✓", "pruned": "✂", "failed": "✕", "infeasible": "∅", "interrupted": "❙❙", "running": "●",
+    "unfinished": "?",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,29 @@ def settings_table(comparison: Comparison) -> Markup:
     heads.append(Head("jobs"))
     rows = [_setting_cells(comparison, each, rank) for rank, each in enumerate(ordered, 1)]
     return _table(heads, rows, [each is comparison.best for each in ordered])
+
+
+def front_table(comparison: Comparison, front: Sequence[Point]) -> Markup:
+    """The settings on the front of two objectives, the best by the first one first."""
+    plan = comparison.plan
+    directions = ["descending" if mode == "max" else "ascending" for mode in (comparison.mode, plan.second_mode)]
+    columns = comparison.columns[:MAX_COLUMNS]
+    heads = [
+        Head("jobs"),
+        Head(comparison.objective, is_number=True, first=directions[0]),
+        Head(plan.second_objective, is_number=True, first=directions[1]),
+        *(Head(column.label, column.key, column.numbers is not None) for column in columns),
+    ]
+    rows = [
+        [
+            Cell(each.setting.jobs, each.setting.jobs),
+            _value(each.first),
+            _value(each.second),
+            *(_parameter(each.setting.parameters.get(column.key)) for column in columns),
+        ]
+        for each in front[:MAX_FRONT]
+    ]
+    return _table(heads, rows, [each.setting is comparison.best for each in front[:MAX_FRONT]])
 
 
 def _setting_cells(comparison: Comparison, setting: Setting, rank: int) -> list[Cell]:

@@ -14,6 +14,8 @@ from mlotool.report.figure import Card, Sketchbook, report_style
 from mlotool.report.graph_picture import graph_picture
 from mlotool.report.learned_figures import learned_cards, split_learned
 from mlotool.report.markup import Markup, element, join
+from mlotool.report.model_nodes import read_models
+from mlotool.report.model_picture import model_section
 from mlotool.report.palette import css_variables, problem_colours
 from mlotool.report.parallel_figures import (
     speedup_card,
@@ -64,7 +66,8 @@ def write_report(run_dir: Path) -> Path:
 def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     series, notes = read_series(run.path)
     weightings, more = read_weightings(run.path)
-    run.notes += [*more, *notes]
+    models, unread = read_models(run.path)
+    run.notes += [*more, *notes, *unread]
     parallel_series, series = split_series(series)
     values, series = split_learned(series)
     if len(series) > MAX_SERIES:
@@ -91,6 +94,7 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     ]
     parallel = _parallel(run, book, [each for each in parallel_series if each.owner in colours])
     parts = [header(run), *_graph(run, colours), section("Curves", *_curves(curves, rates))]
+    parts += [section("Model", *model_section(each)) for each in models]
     if parallel:
         parts.append(section("Layer-parallel training", grid(parallel)))
     if learned:

@@ -14,6 +14,7 @@ class Outcome:
 
     Args:
         objective: the run's objective.
+        num_parameters: of each problem's module.
 
     Attributes:
         status: "finished", "pruned", "failed" or "interrupted".
@@ -25,8 +26,8 @@ class Outcome:
         training_s: wall-clock seconds of training, with its evaluations and checkpoints.
     """
 
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
+    def __init__(self, objective: Objective, num_parameters: Mapping[str, int]) -> None:
+        self._objective, self._num_parameters = objective, dict(num_parameters)
         self.status = "failed"
         self.error: str | None = None
         self.is_disk_at_fault = False
@@ -41,13 +42,16 @@ class Outcome:
         text = str(exception)
         self.error = text if isinstance(exception, MlotoolError) else f"{type(exception).__name__}: {text}"
 
+    def note_best(self, state: Mapping[str, Any]) -> None:
+        """Note what the best checkpoint says, once it has been read."""
+        self.best = {"tick": state["tick"], "metrics": state["metrics"]}
+
     def complete(self, metrics: Mapping[str, float], num_ticks: int, best_checkpoint: Path) -> None:
         """Note what the run has reached."""
         self.metrics = dict(metrics)
         self.num_ticks = num_ticks
-        if best_checkpoint.is_file():
-            state = read_checkpoint(best_checkpoint)
-            self.best = {"tick": state["tick"], "metrics": state["metrics"]}
+        if self.best is None and best_checkpoint.is_file():
+            self.note_best(read_checkpoint(best_checkpoint))
 
     @property
     def objective(self) -> float | None:
@@ -68,4 +72,5 @@ class Outcome:
             "error": self.error,
             "num_ticks": self.num_ticks,
             "training_s": self.training_s,
+            "num_parameters": self._num_parameters,
         }

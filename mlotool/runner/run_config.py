@@ -23,6 +23,7 @@ from mlotool.program import Program
 from mlotool.runner.device import count_devices, find_device
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.launcher import launch
+from mlotool.runner.model_record import write_nodes
 from mlotool.runner.objective import Watch
 from mlotool.runner.process_group import joined
 from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings
@@ -165,15 +166,21 @@ def _begin(
     if found is None:
         folder = RunFolder.create(config, output_dir, origin.sweep)
         stack.enter_context(run_lock(folder.path))
-        folder.write_inputs(config, origin, built.program.graph)
+        _write_inputs(folder, config, origin, built)
         return folder, None
     folder = RunFolder(found.folder.path, origin.sweep)
     _lock(folder, stack)
     if not (folder.path / "provenance.json").exists():
         # It was killed while it wrote them; provenance.json is the last.
-        folder.write_inputs(config, origin, built.program.graph)
+        _write_inputs(folder, config, origin, built)
     # Shards are put together by all ranks, and this is the first one's alone.
     return folder, _go_on(found, config, origin, built.program if is_alone else None)
+
+
+def _write_inputs(folder: RunFolder, config: Any, origin: Origin, built: Any) -> None:
+    # provenance.json is the last: a folder that has it is complete.
+    write_nodes(folder.path, built)
+    folder.write_inputs(config, origin, built.program.graph)
 
 
 def _run(session: Session, folder: RunFolder, checkpoint: Path | None, ranks: Ranks) -> RunResult:

@@ -46,6 +46,7 @@ from mlotool.runner.evaluation import find_split
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.loading import make_evaluator
 from mlotool.runner.logging import MetricLog, open_loggers
+from mlotool.runner.model_record import num_parameters
 from mlotool.runner.objective import Objective, Watch, make_plan
 from mlotool.runner.outcome import Outcome
 from mlotool.runner.process_settings import Interrupt, alone_in_process
@@ -89,7 +90,7 @@ class Session:
         place(built.program, device)
         self._schedule = Schedule(built.program, with_norms=True)
         self._evaluator = make_evaluator(config, built, device)
-        self._objective = Objective.from_config(config)
+        self._objective, self._num_parameters = Objective.from_config(config), num_parameters(built.program)
         self._plan = make_plan(config, self._objective)
         self._splits: dict[str, Any] = {} if config.evaluate is None else dict(config.evaluate.splits)
         for split in self._splits:
@@ -113,7 +114,7 @@ class Session:
             folder: takes the files.
             resume_from: a checkpoint of the same folder to go on from.
         """
-        outcome, is_first = Outcome(self._objective), self._ranks.is_first
+        outcome, is_first = Outcome(self._objective, self._num_parameters), self._ranks.is_first
         checkpoint = None if resume_from is None else read_whole_checkpoint(resume_from)
         state = None if checkpoint is None else checkpoint[STATE_KEY]
         position = None if state is None or not is_first else state["metrics_position"]
@@ -128,7 +129,7 @@ class Session:
                     self._fit(folder, log, outcome, checkpoint, resume_from)
                     self._write_timelines(folder)
                     if is_first:
-                        self._finish(folder, log)
+                        self._finish(folder, log, outcome)
             finally:
                 with _after_failure(outcome):
                     log.close()
@@ -269,11 +270,12 @@ class Session:
             if timeline is not None and self._ranks.is_first:
                 write_text(folder.artifacts / f"parallel_{name}.json", json.dumps(timeline))
 
-    def _finish(self, folder: RunFolder, log: MetricLog) -> None:
+    def _finish(self, folder: RunFolder, log: MetricLog, outcome: Outcome) -> None:
         """Evaluate the `end` splits and run the analyses, with the best checkpoint where there is one."""
         program, tick = self._built.program, self._schedule.num_ticks
         if folder.checkpoint("best").is_file():
-            tick = load_program(program, folder.checkpoint("best"))["tick"]
+            outcome.note_best(state := load_program(program, folder.checkpoint("best")))
+            tick = state["tick"]
         for problem in program.problems.values():
             # Lightning leaves the modules on the CPU.
             problem.module.to(self._device)

@@ -1,8 +1,9 @@
 """The shapes in a graph, computed without data: each node on tensors that have a shape and nothing else."""
 
+import logging
 import operator
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ class Shapes:
         if node.meta.get(GIVEN) == given_now:
             # Mutators change a few nodes, and each operation on stand-ins takes milliseconds.
             return
-        with self._mode, torch.no_grad():
+        with _without_log(), self._mode, torch.no_grad():
             try:
                 node.meta[VALUE] = self._result(node, root, args, kwargs)
             except NEED_VALUES as error:
@@ -120,6 +121,17 @@ class Shapes:
             given = pytree.tree_map_only(Tensor, _random_like, (args, kwargs))
             result = _result(node, root, *given)
         return pytree.tree_map_only(Tensor, self._mode.from_tensor, result)
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep torch from printing the traceback of an operation that does not fit: there is an error that says so."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    is_disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = is_disabled
 
 
 def shape_of(node: fx.Node) -> Size | None:

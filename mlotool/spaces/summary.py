@@ -1,7 +1,7 @@
 """What a graph consists of, for people: no tensors, no torch.fx."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from torch import fx, nn
 
@@ -46,3 +46,26 @@ def summaries(graph: fx.Graph, root: nn.Module, changes: Sequence[Change]) -> tu
             )
         )
     return tuple(found)
+
+
+def nodes_of_spaces(module: nn.Module) -> tuple[NodeSummary, ...]:
+    """Return the nodes of a module that is a space, or of the spaces in it, whose ids then begin with their paths.
+
+    Example:
+        >>> nodes_of_spaces(nn.Linear(2, 2))
+        ()
+    """
+    found: list[NodeSummary] = []
+    for path, nodes in _spaces(module, ""):
+        names = {each.id: f"{path}.{each.id}" if path else each.id for each in nodes}
+        found += [replace(each, id=names[each.id], inputs=tuple(names[one] for one in each.inputs)) for each in nodes]
+    return tuple(found)
+
+
+def _spaces(module: nn.Module, path: str) -> Iterator[tuple[str, tuple[NodeSummary, ...]]]:
+    nodes = vars(module).get("nodes")
+    if isinstance(nodes, tuple) and all(isinstance(each, NodeSummary) for each in nodes):
+        yield path, nodes
+        return
+    for name, child in module.named_children():
+        yield from _spaces(child, f"{path}.{name}" if path else name)

@@ -19,6 +19,12 @@ PLAN_FILE = "plan.json"
 STUDY_FILE = "study.db"
 AUTO = "auto"
 
+_RANDOM = ("n_startup_trials", "num_startup_trials", "population_size")
+"""Options of samplers that say how many trials they draw at random at first."""
+
+_NUM_RANDOM = {"tpe": 10, "gp": 10, "cmaes": 1, "nsga2": 50, "evolution": 20, "predictor": 10}
+"""The same where no option says it."""
+
 
 def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[Path, bool]:
     """Return the folder of a sweep, and whether it is gone on with.
@@ -67,7 +73,21 @@ def write_plan(folder: Path, plan: "SweepPlan") -> None:
         for each in plan.dimensions
     }
     content = {"objective": plan.objective, "mode": plan.mode, "num_jobs": plan.num_jobs, "keys": keys}
+    if not is_grid:
+        content["search"] = _search(plan.settings)
     write_text(folder / PLAN_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def _search(settings: Mapping[str, Any]) -> dict[str, Any]:
+    options = settings["sampler_options"] or {}
+    num_random = next((options[key] for key in _RANDOM if key in options), _NUM_RANDOM.get(settings["sampler"], 0))
+    return {
+        "sampler": settings["sampler"],
+        "num_random": num_random,
+        "repeats": settings["repeats"],
+        "second_objective": settings["second_objective"],
+        "second_mode": settings["second_objective_mode"],
+    }
 
 
 def discard(folder: Path) -> None:

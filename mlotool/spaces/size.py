@@ -1,0 +1,245 @@
+"""How many models a space has, found by building some of them without values."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from mlotool.core.errors import ConfigError
+from mlotool.spaces.decisions import Decide, Decision, Decisions, Value
+
+Made = Mapping[str, tuple[Value, ...]]
+"""The candidates of the decisions that a build has asked for, by name."""
+
+FEW = 50
+"""Of so many models each is built, and those that fit are counted."""
+
+
+@dataclass(frozen=True)
+class SpaceSize:
+    """How many models a space has.
+
+    Args:
+        number: of models.
+        bound: "" where it is the number; "at least" or "at most" where it is a bound.
+        reason: how it was found.
+    """
+
+    number: int
+    bound: str
+    reason: str
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        bound = f"{self.bound} " if self.bound else ""
+        return f"{bound}{_readable(self.number)} model{'' if self.number == 1 else 's'}: {self.reason}"
+
+
+class _SpentError(Exception):
+    """No more builds are to be made."""
+
+
+@dataclass
+class _Builds:
+    """Builds models, and says what was asked for.
+
+    Args:
+        build: builds the model of a function that decides.
+        most: how many builds there may be.
+        seconds: how long all of them may take.
+    """
+
+    build: Callable[[Decide], Decisions]
+    most: int
+    seconds: float
+    num: int = 0
+    num_infeasible: int = 0
+    refused: Mapping[str, Value] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
+
+    def ask(self, values: Mapping[str, Value]) -> Made | None:
+        """Return the decisions of the model of some values; None where it is none."""
+        found = self.by(lambda name, candidates: _taken(values, name, candidates))
+        if found is None:
+            self.refused = self.refused or values
+        return found
+
+    def by(self, decide: Decide) -> Made | None:
+        """Return the decisions of a model; None where it is none."""
+        if self.num >= self.most or time.monotonic() - self._began > self.seconds:
+            raise _SpentError
+        self.num += 1
+        try:
+            return _candidates(self.build(decide).made)
+        except ConfigError:
+            self.num_infeasible += 1
+            return None
+
+
+def space_size(
+    build: Callable[[Decide], Decisions], taken: Mapping[str, Decision], most: int = 200, seconds: float = 20.0
+) -> SpaceSize:
+    """Count the models of a space.
+
+    Where there are few, each is built. Else the numbers of candidates are multiplied, if no decision changes which
+    others there are; models in which all decisions are other ones, and then models that differ in one, are built to see
+    that. Where some do, what they decide is walked through, and the rest multiplied.
+
+    Args:
+        build: builds the model of a function that decides, and returns what was asked for; a ConfigError is for
+            decisions that make none. Tensors without values do (FakeTensorMode).
+        taken: the decisions of a model that can be built.
+        most: how many builds there may be.
+        seconds: how long they may take.
+
+    Returns:
+        the number, and whether it is a bound.
+
+    Example:
+        >>> def build(decide):
+        ...     with deciding(decide) as decisions:
+        ...         [choose(f"kernel_{i}", [1, 3, 5]) for i in range(choose("depth", [1, 2, 3]))]
+        ...     return decisions
+        >>> space_size(build, build(by_mapping({})).made).number
+        39
+    """
+    first, start = _candidates(taken), {name: each.value for name, each in taken.items()}
+    if not first:
+        return SpaceSize(1, "", "nothing is decided")
+    if _product(first) <= FEW:
+        few = _Builds(build, 2 * FEW, seconds / 2)
+        try:
+            number = sum(1 for _ in _every(few))
+        except _SpentError:
+            pass
+        else:
+            left = f"; {few.num_infeasible} other choices make no model" if few.num_infeasible else ""
+            return SpaceSize(number, "", f"each was built once, without values{left}")
+    builds = _Builds(build, most, seconds)
+    try:
+        if _is_same_diagonally(builds, first, start):
+            return SpaceSize(_product(first), "", f"{len(first)} decisions, none of which changes the others")
+    except _SpentError:
+        pass
+    return _Walk(builds, start).size(first)
+
+
+class _Walk:
+    """Goes through what decides which decisions there are, and multiplies the rest."""
+
+    def __init__(self, builds: _Builds, start: Mapping[str, Value]) -> None:
+        self._builds, self._start = builds, start
+        self._seen: set[str] = set()
+        self._deciding: dict[str, None] = {}
+
+    def size(self, first: Made) -> SpaceSize:
+        """Return the number of models, or a bound of it."""
+        number = 0
+        builds = self._builds
+        try:
+            # Each is a part of the space that no other has models of.
+            for count in self._counts({}, first):
+                number += count
+        except _SpentError:
+            known = {name: each for name, each in first.items() if name in self._seen - set(self._deciding)}
+            # Where some make no model, those that were built are all that is certain.
+            feasible = builds.num - builds.num_infeasible
+            number = feasible if builds.num_infeasible else max(number, _product(known), feasible)
+            return SpaceSize(number, "at least", f"the count ended after {builds.num} builds of models without values")
+        few = ", ".join([*self._deciding][:3]) + (", .." if len(self._deciding) > 3 else "")
+        if builds.num_infeasible:
+            example = ", ".join(f"{name}={value}" for name, value in _changed(builds.refused, self._start)[:3])
+            how = f"so many choices; {builds.num_infeasible} of {builds.num} that were built make no model"
+            return SpaceSize(number, "at most", f"{how}, such as {example}" if example else how)
+        if not self._deciding:
+            return SpaceSize(number, "", f"{len(first)} decisions, none of which changes the others")
+        return SpaceSize(number, "", f"counted by all values of {few}, which change what else is decided")
+
+    def _counts(self, fixed: Mapping[str, Value], made: Made | None = None) -> Iterator[int]:
+        if made is None:
+            made = self._builds.ask({**self._start, **fixed})
+        if made is None:
+            return
+        self._look(fixed, made)
+        name = next((each for each in made if each in self._deciding and each not in fixed), None)
+        if name is None:
+            yield _product({each: made[each] for each in made if each not in fixed})
+            return
+        for value in made[name]:
+            yield from self._counts({**fixed, name: value})
+
+    def _look(self, fixed: Mapping[str, Value], made: Made) -> None:
+        """Change each decision that was not seen before, alone, and note those that change others."""
+        for name, candidates in made.items():
+            if name in self._seen:
+                continue
+            for value in candidates:
+                if value == _taken(self._start, name, candidates):
+                    continue
+                found = self._builds.ask({**self._start, **fixed, name: value})
+                if found is not None and found != made:
+                    self._deciding[name] = None
+                    break
+            self._seen.add(name)
+
+
+def _every(builds: _Builds) -> Iterator[Made]:
+    """Yield the decisions of each model that fits."""
+    waiting: list[dict[str, Value]] = [{}]
+    while waiting:
+        fixed = waiting.pop()
+        asked: dict[str, tuple[Value, ...]] = {}
+        made = builds.by(partial(_first, fixed, asked))
+        if made is not None:
+            yield made
+        # From here on it has taken first candidates; each other model leaves it at one of them.
+        prefix = dict(fixed)
+        for name, candidates in asked.items():
+            waiting += [{**prefix, name: value} for value in candidates[1:]]
+            prefix[name] = candidates[0]
+
+
+def _first(
+    fixed: Mapping[str, Value], asked: dict[str, tuple[Value, ...]], name: str, candidates: tuple[Value, ...]
+) -> Value:
+    """Decide as is fixed, else take the first candidate and note that it was asked for."""
+    if name in fixed:
+        return fixed[name]
+    asked[name] = candidates
+    return candidates[0]
+
+
+def _taken(values: Mapping[str, Value], name: str, candidates: tuple[Value, ...]) -> Value:
+    """Decide by values, or by the first candidate where they have none of them."""
+    return values[name] if values.get(name) in candidates else candidates[0]
+
+
+def _is_same_diagonally(builds: _Builds, first: Made, start: Mapping[str, Value]) -> bool:
+    """Say whether models in which every decision is another one ask for the same decisions."""
+    others = {name: [each for each in candidates if each != start[name]] for name, candidates in first.items()}
+    for step in range(max(map(len, others.values()), default=0)):
+        values = {name: each[step % len(each)] if each else start[name] for name, each in others.items()}
+        if builds.ask(values) != first:
+            builds.num_infeasible, builds.refused = 0, {}
+            return False
+    return True
+
+
+def _candidates(made: Mapping[str, Decision]) -> dict[str, tuple[Value, ...]]:
+    return {name: each.candidates for name, each in made.items()}
+
+
+def _product(made: Made) -> int:
+    return math.prod(len(candidates) for candidates in made.values())
+
+
+def _changed(values: Mapping[str, Value], start: Mapping[str, Value]) -> list[tuple[str, Value]]:
+    return [(name, value) for name, value in values.items() if start.get(name) != value]
+
+
+def _readable(number: int) -> str:
+    if number < 10**15:
+        return f"{number:,}"
+    # Whole numbers of any size, which floats are not.
+    return f"about {str(number)[0]}.{str(number)[1]}e{len(str(number)) - 1}"
