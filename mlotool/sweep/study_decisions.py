@@ -44,7 +44,7 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
 
 def words_of(trial: Any) -> tuple[str, ...]:
     """Return the decisions of a trial as overrides."""
-    return tuple(f"+{key}={_word(value)}" for key, value in _decisions(trial))
+    return tuple(f"{key}={_word(value)}" for key, value in _decisions(trial))
 
 
 def checked_decisions(trial: Any) -> None:
