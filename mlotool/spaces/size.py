@@ -97,6 +97,7 @@ def space_size(
         the number, and whether it is a bound.
 
     Example:
+        >>> from mlotool.spaces.decisions import by_mapping
         >>> def build(decide):
         ...     with deciding(decide) as decisions:
         ...         [choose(f"kernel_{i}", [1, 3, 5]) for i in range(choose("depth", [1, 2, 3]))]

@@ -5,11 +5,13 @@ import json
 import random
 import subprocess
 import sys
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from omegaconf import DictConfig
 
 import mlotool
 from mlotool.config.building import build_module, build_modules
@@ -27,18 +29,24 @@ def drawn(recipe: str, number: int) -> dict[str, Any] | None:
     try:
         return build_modules(_values(recipe), lambda name, candidates: generator.choice(candidates)).values
     except InfeasibleModelError as error:
-        assert "node '" in str(error) and "expected" in str(error), error
+        assert "'" in str(error) and "expected" in str(error), error
         return None
 
 
 @cache
+def _config(recipe: str) -> DictConfig:
+    return mlotool.compose(recipe, ["logger=csv"])
+
+
+@cache
 def _values(recipe: str) -> Any:
-    return checked(mlotool.compose(recipe, ["logger=csv"]), targets=True)[0]
+    return checked(_config(recipe), targets=True)[0]
 
 
 def digest(recipe: str, decisions: dict[str, Any]) -> str:
     """Return a number for all that the modules of a run begin with."""
-    config = mlotool.compose(recipe, ["logger=csv", *(f"+decisions.{key}={each}" for key, each in decisions.items())])
+    config = deepcopy(_config(recipe))
+    config.decisions = decisions
     found = hashlib.sha256()
     for name in config.problems:
         module = build_module(config, name)
