@@ -93,7 +93,10 @@ def test_the_table_in_the_terminal_says_so(sweep: Path) -> None:
     show_sweep(sweep, Console(file=out, width=120, highlight=False, markup=False, emoji=False))
     assert f"2 draws make no model (infeasible), untrained: job 3: {REASON}" in out.getvalue()
     assert "failed" not in out.getvalue()
-    assert "best: job 2, val/accuracy 0.9 (larger is better): +decisions.kernel_0=k1" in out.getvalue()
+    assert (
+        "best: job 2, val/accuracy 0.9 (larger is better): +decisions.kernel_0=k1 +decisions.kernel_1=k3"
+        in out.getvalue()
+    )
 
 
 def test_sweep_csv_has_status_and_reason(sweep: Path) -> None:
