@@ -13,7 +13,7 @@ from mlotool.cli.show_result import nearby, show_result
 from mlotool.config.booleans import check_overrides
 from mlotool.core.errors import MlotoolError, RunError, WriteError
 from mlotool.core.escape import escape
-from mlotool.core.large_imports import import_large
+from mlotool.core.large_imports import import_large, import_torch
 from mlotool.sweep.folder import write_plan
 from mlotool.sweep.job_folder import note_failure
 
@@ -128,7 +128,7 @@ def recipe_path(choices: Any, given: Path | None) -> Path | None:
 def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watch | None" = None) -> "RunResult":
     """Check a config, run it and write its report, also that of a run that failed half-way."""
     # The check looks at targets of torch's.
-    import_large("torch")
+    import_torch(with_wandb=logs_to_wandb(config))
     for warning in configuration.check(config, targets=True):
         print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
     import_large("mlotool.runner")
@@ -148,6 +148,16 @@ def train(config: Any, run_dir: Path, origin: configuration.Origin, watch: "Watc
     if not result.had_finished:
         write_report(config, result.output_dir)
     return result
+
+
+def logs_to_wandb(config: Any) -> bool:
+    """Say whether a run of a config, which need not have been checked, logs to W&B."""
+    from omegaconf import OmegaConf
+
+    def value(key: str) -> Any:
+        return OmegaConf.select(config, key, throw_on_resolution_failure=False)
+
+    return OmegaConf.is_dict(value("logger")) and bool(value("logger.wandb")) and value("logger.mode") != "disabled"
 
 
 def write_report(config: Any, run_dir: Path) -> None:

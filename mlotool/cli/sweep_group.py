@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlotool import config as configuration
+from mlotool.cli.job import logs_to_wandb
 from mlotool.cli.job_configs import JobConfigs
 from mlotool.config.provenance import repositories_asked_once
 from mlotool.core.errors import WriteError
 from mlotool.core.escape import escape
-from mlotool.core.large_imports import import_large
+from mlotool.core.large_imports import import_large, import_torch
 from mlotool.core.run_files import read_json
 from mlotool.sweep.job_folder import SUMMARY, JobSpec, has_run, note_failure, read_job, record_of
 
@@ -49,10 +50,9 @@ def run_group(folders: Sequence[Path]) -> BaseException | None:
         KeyboardInterrupt: after Ctrl-C or SIGTERM.
     """
     group, members = _Group(), _members(folders)
-    import_large("mlotool.runner")
+    requests = group.prepared(members)
     from mlotool.runner.together import run_together
 
-    requests = group.prepared(members)
     waiting = {place for place, (member, _) in enumerate(requests) if member.ended_at is None}
 
     def when_ended(place: int, result: "RunResult | BaseException") -> None:
@@ -106,12 +106,14 @@ class _Group:
         return [(members[place], request) for place in places if (request := requests[place]) is not None]
 
     def _prepared(self, member: Member, configs: JobConfigs) -> "RunRequest | None":
-        from mlotool.runner.device import count_devices
-        from mlotool.runner.together import RunRequest
-
         is_resumed = member.ended_at is None and has_run(member.folder)
         try:
             config, origin = configs.compose(member.spec, member.folder, is_resumed=is_resumed)
+            import_torch(with_wandb=logs_to_wandb(config))
+            import_large("mlotool.runner")
+            from mlotool.runner.device import count_devices
+            from mlotool.runner.together import RunRequest
+
             for warning in configuration.check(config, targets=True):
                 if warning not in self._warnings:
                     self._warnings.add(warning)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mlotool.config.resolve import is_known
-from mlotool.config.schema import OBJECTIVE_MODES, PRUNERS, SAMPLERS, SWEEP_LAUNCHERS, SWEEP_METHODS
+from mlotool.config.schema import OBJECTIVE_MODES, OF_ONE_OBJECTIVE, PRUNERS, SAMPLERS, SWEEP_LAUNCHERS, SWEEP_METHODS
 from mlotool.core.suggest import did_you_mean
 
 AUTO = "auto"
@@ -55,6 +55,11 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"sweep.second_objective_mode: found {mode} beside sweep.second_objective={second}; expected "
             f"{' or '.join(OBJECTIVE_MODES)}. Write sweep.second_objective_mode=min."
+        )
+    if second is not None and sweep["sampler"] in OF_ONE_OBJECTIVE:
+        yield (
+            f"sweep.sampler: found {sweep['sampler']} beside sweep.second_objective={second}; expected a sampler that "
+            "takes two objectives: nsga2, tpe, random, qmc or brute_force. Write sweep.sampler=nsga2."
         )
     if is_known(sweep["seed"]) and sweep["seed"] < 0:
         yield f"sweep.seed: found {sweep['seed']}; expected a whole number of at least 0. Correct sweep.seed."

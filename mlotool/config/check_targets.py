@@ -33,12 +33,13 @@ _INSIDE = {
     "parallel": "module",
     "mutator": "module",
 }
-# Where a node's kind follows from its key.
+# Where a node's kind follows from the setting that it stands under.
 _INSIDE_AT = {
     ("hypergradient", "trajectory"): "trajectory",
     ("module", "mutators"): "mutator",
     ("mutator", "mutators"): "mutator",
-    ("mutator", "where"): "predicate",
+    ("mutator", "at"): "predicate",
+    ("mutator", "sources"): "predicate",
 }
 
 
@@ -150,9 +151,9 @@ def _inner_faults(place: Place, problems: Values, *, targets: bool) -> Iterator[
     # Where roles are ours they only name problems; elsewhere they are built like anything else.
     ours = _OURS.get(place.kind, ())
     for key, node in _inner(place.key, {k: v for k, v in place.node.items() if k not in ours}):
-        last = key.rpartition(".")[2].partition("[")[0]
-        kind = _INSIDE_AT.get((place.kind, last), _INSIDE.get(place.kind, "nothing"))
-        is_filled = kind == "module" and (place.is_filled or place.kind == "mutator")
+        setting = key.removeprefix(f"{place.key}.").partition(".")[0].partition("[")[0]
+        kind = _INSIDE_AT.get((place.kind, setting), _INSIDE.get(place.kind, "nothing"))
+        is_filled = place.is_filled or (place.kind == "mutator" and kind in ("module", "mutator"))
         yield from _place_faults(Place(key, node, kind, given, is_filled), problems, targets=targets)
 
 

@@ -194,10 +194,14 @@ def _is_node(override: Override) -> bool:
 
 
 def _is_open(override: Override) -> bool:
-    """Say whether an override sets several keys of which users give some their names: `evaluate={splits: {val: 9}}`."""
+    """Say whether an override sets keys that have their names from users.
+
+    Those are several at once, `evaluate={splits: {val: 9}}`, and decisions of model spaces, `decisions.kernel_0=k5`.
+    """
     is_plain = override.type == OverrideType.CHANGE and not override.is_sweep_override()
-    is_named = override.key_or_group.partition(".")[0] in ("evaluate", "graph", "analyses")
-    return is_plain and is_named and isinstance(override.value(), dict)
+    first, _, rest = override.key_or_group.partition(".")
+    is_named = first in ("evaluate", "graph", "analyses", "decisions")
+    return is_plain and is_named and (isinstance(override.value(), dict) or (first == "decisions" and bool(rest)))
 
 
 def _written_out(overrides: Sequence[Override]) -> list[Layer]:

@@ -47,6 +47,9 @@ PRUNERS = {
 }
 """What `sweep.sampler` and `sweep.pruner` may name, with its class: a name and plain options call nothing else."""
 
+OF_ONE_OBJECTIVE = ("evolution", "reinforce", "predictor", "cmaes", "gp")
+"""Samplers that look at one objective."""
+
 METRIC_DIRECTIONS: dict[str, Literal["max", "min"]] = {
     "accuracy": "max",
     "balanced_accuracy": "max",

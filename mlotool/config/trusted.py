@@ -57,7 +57,7 @@ _DATA = (
 )
 _PARALLEL: tuple[str, ...] = ("Auxiliary", "Multigrid")
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
-_MUTATORS = ("Operator", "Insert", "Input", "Repeat")
+_MUTATORS = ("Operator", "Insert", "Input", "Repeat", "Cell", "Grow", "Branch", "Split", "Link")
 _PREDICATES = ("KeepsShape", "HasSetting")
 # What these packages offer beside is no data, no solver.
 _NAMES = {
@@ -69,6 +69,7 @@ _NAMES = {
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
     "module": ("mlotool.spaces.Space", *(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES))),
+    "metric": ("mlotool.losses.shared_weight_accuracy",),
     "mutator": tuple(f"mlotool.spaces.{name}" for name in _MUTATORS),
     "predicate": tuple(f"mlotool.spaces.{name}" for name in _PREDICATES),
 }

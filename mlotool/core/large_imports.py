@@ -3,6 +3,7 @@
 import atexit
 import gc
 import sys
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 
@@ -26,3 +27,19 @@ def import_large(name: str) -> ModuleType:
     # Python's end wants to find all objects: extensions take those that it does not find for lost, and print so.
     atexit.register(gc.unfreeze)
     return module
+
+
+def import_torch(*, with_wandb: bool) -> None:
+    """Import torch, and before it what W&B imports when a run begins.
+
+    pydantic looks for the source of each class of W&B's launch package among all modules that there are: that takes
+    four times as long once there are torch's.
+
+    Args:
+        with_wandb: whether a run of this process will log to W&B.
+    """
+    if with_wandb:
+        # W&B goes on without it as well.
+        with suppress(ImportError):
+            import_large("wandb.sdk.launch")
+    import_large("torch")

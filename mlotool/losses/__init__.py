@@ -23,6 +23,7 @@ from mlotool.losses.poisoning import (
     poisoned_cross_entropy,
 )
 from mlotool.losses.reweighted import reweighted_cross_entropy, sample_weighted_cross_entropy
+from mlotool.losses.shared_weight import shared_weight_accuracy
 from mlotool.losses.text_weights import mixture_analysis, text_weight_analysis
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "reweighted_cross_entropy",
     "sample_weight_analysis",
     "sample_weighted_cross_entropy",
+    "shared_weight_accuracy",
     "text_weight_analysis",
     "weight_against_loss",
     "weighted_next_token",

@@ -2,8 +2,10 @@
 
 from mlotool.models.anchored import Anchored
 from mlotool.models.cell_network import CellArchitecture, CellNetwork, SearchNetwork
+from mlotool.models.cell_operations import crossed_convolution, operation, pointwise
 from mlotool.models.decoder import Decoder
 from mlotool.models.expanded_resnet import ExpandedResNet18
+from mlotool.models.inverted_residual import InvertedResidual, InvertedResidualNetwork, SqueezeExcitation
 from mlotool.models.label_corrector import LabelCorrector
 from mlotool.models.mixture_weights import MixtureWeights
 from mlotool.models.mlp import MLP, Linear
@@ -15,8 +17,12 @@ from mlotool.models.residual_layers import ResidualLayers
 from mlotool.models.residual_network import ConvolutionalResidualNetwork, DenseResidualNetwork
 from mlotool.models.resnet import ResNet
 from mlotool.models.sequence_weigher import SequenceWeigher
+from mlotool.models.shared_weight_network import SharedWeightNetwork, SharedWeightUnit
+from mlotool.models.text_network import TextNetwork
+from mlotool.models.text_operations import TextAttention, TextConvolution, TextPooling, TextRecurrence
 from mlotool.models.text_transformer import TextTransformer
 from mlotool.models.torchvision_model import torchvision_model
+from mlotool.models.two_back_network import TwoBackNetwork
 from mlotool.models.weights import SampleWeights, WeightNet
 from mlotool.models.wide_resnet import WideResNet
 
@@ -30,6 +36,8 @@ __all__ = [
     "Decoder",
     "DenseResidualNetwork",
     "ExpandedResNet18",
+    "InvertedResidual",
+    "InvertedResidualNetwork",
     "LabelCorrector",
     "Linear",
     "MixtureWeights",
@@ -41,8 +49,20 @@ __all__ = [
     "SampleWeights",
     "SearchNetwork",
     "SequenceWeigher",
+    "SharedWeightNetwork",
+    "SharedWeightUnit",
+    "SqueezeExcitation",
+    "TextAttention",
+    "TextConvolution",
+    "TextNetwork",
+    "TextPooling",
+    "TextRecurrence",
     "TextTransformer",
+    "TwoBackNetwork",
     "WeightNet",
     "WideResNet",
+    "crossed_convolution",
+    "operation",
+    "pointwise",
     "torchvision_model",
 ]

@@ -52,6 +52,22 @@ def pointwise(num_inputs: int, num_outputs: int, *, affine: bool) -> nn.Sequenti
     return nn.Sequential(nn.ReLU(), convolution, nn.BatchNorm2d(num_outputs, affine=affine))
 
 
+def crossed_convolution(width: int, stride: int, size: int = 3, *, affine: bool) -> nn.Sequential:
+    """Build ReLU, a convolution along the rows, one along the columns, and BatchNorm.
+
+    Args:
+        width: c.
+        stride: 1 or 2.
+        size: of both, odd; the paper has 7, for larger images.
+        affine: see `operation`.
+
+    Source: Real et al. 2019, AmoebaNet (arXiv 1802.01548), section 3.1: "1x7 then 7x1 convolution".
+    """
+    rows = nn.Conv2d(width, width, (1, size), (1, stride), (0, size // 2), bias=False)
+    columns = nn.Conv2d(width, width, (size, 1), (stride, 1), (size // 2, 0), bias=False)
+    return nn.Sequential(nn.ReLU(), rows, columns, nn.BatchNorm2d(width, affine=affine))
+
+
 class Zero(nn.Module):
     """No connection: zeros, of the size that the stride leaves."""
 

@@ -42,13 +42,16 @@ class Outcome:
         text = str(exception)
         self.error = text if isinstance(exception, MlotoolError) else f"{type(exception).__name__}: {text}"
 
+    def note_best(self, state: Mapping[str, Any]) -> None:
+        """Note what the best checkpoint says, once it has been read."""
+        self.best = {"tick": state["tick"], "metrics": state["metrics"]}
+
     def complete(self, metrics: Mapping[str, float], num_ticks: int, best_checkpoint: Path) -> None:
         """Note what the run has reached."""
         self.metrics = dict(metrics)
         self.num_ticks = num_ticks
-        if best_checkpoint.is_file():
-            state = read_checkpoint(best_checkpoint)
-            self.best = {"tick": state["tick"], "metrics": state["metrics"]}
+        if self.best is None and best_checkpoint.is_file():
+            self.note_best(read_checkpoint(best_checkpoint))
 
     @property
     def objective(self) -> float | None:

@@ -129,7 +129,7 @@ class Session:
                     self._fit(folder, log, outcome, checkpoint, resume_from)
                     self._write_timelines(folder)
                     if is_first:
-                        self._finish(folder, log)
+                        self._finish(folder, log, outcome)
             finally:
                 with _after_failure(outcome):
                     log.close()
@@ -270,11 +270,12 @@ class Session:
             if timeline is not None and self._ranks.is_first:
                 write_text(folder.artifacts / f"parallel_{name}.json", json.dumps(timeline))
 
-    def _finish(self, folder: RunFolder, log: MetricLog) -> None:
+    def _finish(self, folder: RunFolder, log: MetricLog, outcome: Outcome) -> None:
         """Evaluate the `end` splits and run the analyses, with the best checkpoint where there is one."""
         program, tick = self._built.program, self._schedule.num_ticks
         if folder.checkpoint("best").is_file():
-            tick = load_program(program, folder.checkpoint("best"))["tick"]
+            outcome.note_best(state := load_program(program, folder.checkpoint("best")))
+            tick = state["tick"]
         for problem in program.problems.values():
             # Lightning leaves the modules on the CPU.
             problem.module.to(self._device)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Size, Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
@@ -56,12 +56,12 @@ class ModelGraph:
         """Return the places that a target describes, in the order in which the model computes them.
 
         Args:
-            at: a target, as in a recipe (see `Target`).
+            at: a target, as in a recipe (see `Target`); or a place, which is the only one then.
 
         Raises:
             ConfigError: there is none, or two of them share a node.
         """
-        return self._places.find(as_target(at))
+        return [at] if isinstance(at, Place) else self._places.find(as_target(at))
 
     def node(self, name: str) -> fx.Node:
         """Return a node by its id.
@@ -89,19 +89,20 @@ class ModelGraph:
         order = {each: number for number, each in enumerate(self.graph.nodes)}
         return source is not now and order[source] < order[reader] and shape_of(source) == shape_of(now)
 
-    def create(self, name: str, build: Build, inputs: Sequence[fx.Node]) -> fx.Node:
+    def create(self, name: str, build: Build, inputs: Sequence[fx.Node], shape: Size | None = None) -> fx.Node:
         """Add a node with a new module, which nobody reads yet.
 
         Args:
             name: its id, of letters, digits and `_`; the module is kept under it.
-            build: makes the module; it is given settings of a place that returns the shape that it reads.
+            build: makes the module; it is given the settings of a place of these shapes.
             inputs: what it is called with.
+            shape: what it is to return, without the batch; None: that of the first input.
 
         Returns:
             the node.
         """
-        shape = shape_of(inputs[0])
-        return self._create(name, build, inputs, settings_of(None, shape, shape))
+        before = shape_of(inputs[0])
+        return self._create(name, build, inputs, settings_of(None, before, before if shape is None else shape))
 
     def call(self, name: str, function: Callable[..., Any], inputs: Sequence[Any]) -> fx.Node:
         """Add a node that calls a function of tensors, which nobody reads yet.
@@ -136,19 +137,22 @@ class ModelGraph:
         Args:
             node: that reads.
             source: that is read, and stands before it.
-            position: which of its inputs.
+            position: which of its inputs; behind the last one, it reads one more.
 
         Raises:
             InfeasibleModelError: the source comes later, or there is no such input.
         """
         inputs = list(node.all_input_nodes)
         order = {each: number for number, each in enumerate(self.graph.nodes)}
-        if not 0 <= position < len(inputs) or order[source] >= order[node]:
+        if not 0 <= position <= len(inputs) or order[source] >= order[node]:
             raise InfeasibleModelError(
                 f"cannot connect input {position} of '{node_id(node)}' to '{node_id(source)}'; expected "
                 f"one of its {len(inputs)} inputs, and a source that is computed before. Correct the candidates."
             )
-        node.replace_input_with(inputs[position], source)
+        if position == len(inputs):
+            node.args = (*node.args, source)
+        else:
+            node.replace_input_with(inputs[position], source)
         self._note("connect", node_id(node), is_rewired=True)
 
     def replace(self, place: Place, build: Build, name: str) -> fx.Node:
@@ -171,10 +175,14 @@ class ModelGraph:
             self._infer_users_of(path)
             return last
         node = self._create(name, build, [self._input_of(place)], settings, before=last)
-        last.replace_all_uses_with(node)
+        self.put(place, node)
+        return node
+
+    def put(self, place: Place, node: fx.Node) -> None:
+        """Put a node that was created in the place of others: who has read the last of them reads it."""
+        place.nodes[-1].replace_all_uses_with(node)
         self._erase(place)
         self._note("replace", place.id, is_rewired=True)
-        return node
 
     def insert(self, place: Place, build: Build, name: str) -> fx.Node:
         """Put a new module behind a place: it reads it, and whoever has read it reads the new one.
@@ -291,7 +299,7 @@ class ModelGraph:
                 self.graph.erase_node(node)
 
     def _input_of(self, place: Place) -> fx.Node:
-        found = self._places.inputs(place)
+        found = place.inputs
         if len(found) == 1:
             return found[0]
         raise InfeasibleModelError(

@@ -54,12 +54,6 @@ class Places:
                 taken[node] = place.id
         return places
 
-    def inputs(self, place: Place) -> list[fx.Node]:
-        """Return the nodes outside of a place that it reads, each once."""
-        inside = set(place.nodes)
-        read = (each for node in place.nodes for each in node.all_input_nodes if each not in inside)
-        return list(dict.fromkeys(each for each in read if each.op != "get_attr"))
-
     def _of_nothing(self, target: Target) -> str:
         ids = [place.id for place in self.every()]
         hint = did_you_mean(target.path, ids) if target.path else ""
@@ -100,7 +94,7 @@ class Places:
 
     def _place(self, name: str, nodes: tuple[fx.Node, ...], module: nn.Module | None) -> Place:
         place = Place(name, nodes, module, None, shape_of(nodes[-1]))
-        sources = self.inputs(place)
+        sources = place.inputs
         return Place(name, nodes, module, shape_of(sources[0]) if sources else None, place.output_shape)
 
 

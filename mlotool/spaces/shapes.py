@@ -21,8 +21,9 @@ from mlotool.spaces.targets import node_id
 
 BATCH_SIZE = 2
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-VALUE, STRETCHED = "value", "stretched"
-"""What `node.meta` holds: a stand-in for its result; which operands it stretches, where the model has it so."""
+VALUE, STRETCHED, GIVEN = "value", "stretched", "given"
+"""What `node.meta` holds: a stand-in for its result; which operands it stretches, where the model has it so; what the
+stand-in was computed from."""
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "bool": torch.bool}
 _BROADCASTING = {
@@ -86,6 +87,10 @@ class Shapes:
         if node.op == "output":
             node.meta[VALUE] = args[0]
             return
+        given_now = _given(node, root)
+        if node.meta.get(GIVEN) == given_now:
+            # Mutators change a few nodes, and each operation on stand-ins takes milliseconds.
+            return
         with _without_log(), self._mode, torch.no_grad():
             try:
                 node.meta[VALUE] = self._result(node, root, args, kwargs)
@@ -103,6 +108,7 @@ class Shapes:
         if is_base:
             node.meta[STRETCHED] = _stretched(node, args)
         _check_operands(node, args)
+        node.meta[GIVEN] = given_now
 
     def _result(self, node: fx.Node, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return a stand-in of what a node returns."""
@@ -158,6 +164,16 @@ def _stretched(node: fx.Node, args: tuple[Any, ...]) -> tuple[bool, ...]:
         return ()
     size = torch.broadcast_shapes(*(each.shape for each in operands))
     return tuple(each.shape != size for each in operands)
+
+
+def _given(node: fx.Node, root: torch.nn.Module) -> tuple[Any, ...]:
+    """Return what the shape of a node's result depends on: what it calls, and the shapes that it is given."""
+    called = root.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+    return node.op, called, fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: _shapes_in(each.meta[VALUE]))
+
+
+def _shapes_in(value: Any) -> Any:
+    return pytree.tree_map_only(Tensor, lambda each: (each.shape, each.dtype), value)
 
 
 def _result(node: fx.Node, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -38,6 +38,13 @@ class Place:
             return type(self.module).__name__
         return kind_of(self.nodes[-1], None)
 
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The nodes outside of it that it reads, each once."""
+        inside = set(self.nodes)
+        read = (each for node in self.nodes for each in node.all_input_nodes if each not in inside)
+        return list(dict.fromkeys(each for each in read if each.op != "get_attr"))
+
 
 @dataclass(frozen=True)
 class Target:

@@ -29,6 +29,9 @@ from mlotool.sweep.study_options import make_pruner, make_sampler
 from mlotool.sweep.study_storage import import_optuna, open_storage, storing
 from mlotool.sweep.study_values import StudyValues
 
+_ALL_TRIED = "all_tried"
+"""What a study is marked with once brute force has nothing left to try."""
+
 Draw = Callable[[Sequence[str], Callable[[str, tuple[Any, ...]], Any]], Any]
 
 
@@ -103,6 +106,8 @@ class StudyPoints(AbstractPoints):
         self._group_size = plan.group_size
         with reading():
             self._begun, self._waiting = self._take_up(folder, record)
+        if self._study.user_attrs.get(_ALL_TRIED) is True and not self._begun and not self._waiting:
+            self.total = self.num_ended
         # The first points of a seed are not to be drawn again. A sequence (qmc) is kept in the study, with its seed;
         # our own samplers draw by a trial's number.
         is_numbered = settings["sampler"] in ("qmc", *OWN_SAMPLERS)
@@ -184,6 +189,7 @@ class StudyPoints(AbstractPoints):
         except RuntimeError as error:
             if "stop" not in str(error):
                 raise
+            self._study.set_user_attr(_ALL_TRIED, True)
             self.total = self._num_given
 
     def _take_up(self, folder: Path, record: GroupRecord) -> tuple[list[Group], list[Point]]:

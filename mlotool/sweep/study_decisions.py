@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlotool.config.check_decisions import decision_faults
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import MlotoolError, RunError
 
 PREFIX = "decisions."
 _DRAWN, _INFEASIBLE = "drawn", "infeasible"
@@ -22,7 +22,7 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
         candidates: names, or whole numbers; those of a range are drawn as numbers, so that their count may change.
 
     Raises:
-        ConfigError: the decision had other names to choose from in an earlier trial.
+        RunError: the decision had other names to choose from in an earlier trial.
     """
     if name not in decided:
         whole = all(type(each) is int for each in candidates)
@@ -31,8 +31,10 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
                 decided[name] = trial.suggest_int(f"{PREFIX}{name}", candidates[0], candidates[-1])
             else:
                 decided[name] = trial.suggest_categorical(f"{PREFIX}{name}", candidates)
+        except MlotoolError:
+            raise
         except ValueError as error:
-            raise ConfigError(
+            raise RunError(
                 f"decisions.{name}: found the candidates {', '.join(map(str, candidates))[:300]}, others than in an "
                 f"earlier trial of the sweep ({error}); expected the same names each time. Where they change, let it "
                 "decide by a whole number: choose(name, range(n))."
@@ -42,7 +44,7 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
 
 def words_of(trial: Any) -> tuple[str, ...]:
     """Return the decisions of a trial as overrides."""
-    return tuple(f"+{key}={_word(value)}" for key, value in _decisions(trial))
+    return tuple(f"{key}={_word(value)}" for key, value in _decisions(trial))
 
 
 def checked_decisions(trial: Any) -> None:

@@ -1,0 +1,132 @@
+"""Inverted residual blocks with squeeze and excitation, and a small network of them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+# b: batch, c: channels, h, w: height and width, k: classes
+
+
+class SqueezeExcitation(nn.Module):
+    """Scales each channel by what all channels are on average.
+
+        y = x * sigmoid(W_2 relu(W_1 mean(x)))
+
+    Args:
+        num_channels: c.
+        ratio: width of the hidden layer in c; at least one unit.
+
+    Source: Hu et al. 2018, Squeeze-and-Excitation Networks (arXiv 1709.01507), section 3.
+
+    Example:
+        >>> SqueezeExcitation(8)(torch.zeros(2, 8, 4, 4)).shape
+        torch.Size([2, 8, 4, 4])
+    """
+
+    def __init__(self, num_channels: int, ratio: float = 0.25) -> None:
+        super().__init__()
+        num_hidden = max(1, round(ratio * num_channels))
+        self.squeeze = nn.Linear(num_channels, num_hidden)
+        self.excite = nn.Linear(num_hidden, num_channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scaled images (b, c, h, w)."""
+        scale = torch.sigmoid(self.excite(torch.relu(self.squeeze(images.mean(dim=(2, 3))))))
+        return images * scale[:, :, None, None]
+
+
+class InvertedResidual(nn.Module):
+    """A block that widens, filters each channel alone, and narrows: `expand`, `depthwise`, `squeeze`, `project`.
+
+        y = project(squeeze(depthwise(expand(x)))),   x + y where both have the same shape
+
+    Args:
+        num_inputs: channels that it reads.
+        num_outputs: channels that it returns.
+        stride: of the depthwise convolution.
+        expansion: width of the middle, in `num_inputs`; 1: nothing is expanded.
+        kernel_size: of the depthwise convolution, odd.
+        squeeze: ratio of the squeeze and excitation in the middle; 0: none.
+
+    Source: Sandler et al. 2018, MobileNetV2 (arXiv 1801.04381), figure 4; with squeeze and excitation, Tan et al. 2019,
+    MnasNet (arXiv 1807.11626), figure 7.
+
+    Example:
+        >>> InvertedResidual(8, 16, stride=2)(torch.zeros(2, 8, 4, 4)).shape
+        torch.Size([2, 16, 2, 2])
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        stride: int = 1,
+        expansion: int = 3,
+        kernel_size: int = 3,
+        squeeze: float = 0.0,
+    ) -> None:
+        super().__init__()
+        width = expansion * num_inputs
+        self.expand = _convolution(num_inputs, width, 1) if expansion > 1 else nn.Identity()
+        self.depthwise = _convolution(width, width, kernel_size, stride, groups=width)
+        self.squeeze = SqueezeExcitation(width, squeeze) if squeeze else nn.Identity()
+        self.project = nn.Sequential(nn.Conv2d(width, num_outputs, 1, bias=False), nn.BatchNorm2d(num_outputs))
+        self.is_residual = stride == 1 and num_inputs == num_outputs
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return (b, num_outputs, h / stride, w / stride)."""
+        features = self.project(self.squeeze(self.depthwise(self.expand(images))))
+        return images + features if self.is_residual else features
+
+
+class InvertedResidualNetwork(nn.Module):
+    """A stem, stages of inverted residual blocks, the mean over pixels, a linear layer.
+
+    The first block of a stage has the stage's stride and width; all others keep the shape.
+
+    Args:
+        image_shape: (c, h, w); only c matters.
+        num_classes: k.
+        widths: channels of each stage; the stem has those of the first one.
+        strides: of each stage.
+        depths: number of blocks of each stage.
+        expansion: of all blocks.
+        kernel_size: of all depthwise convolutions.
+
+    Source: Tan et al. 2019, MnasNet (arXiv 1807.11626), figure 4: the stages of its search space.
+
+    Example:
+        >>> InvertedResidualNetwork([1, 8, 8], 10)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        num_classes: int,
+        widths: Sequence[int] = (8, 16, 24),
+        strides: Sequence[int] = (1, 2, 2),
+        depths: Sequence[int] = (2, 2, 2),
+        expansion: int = 3,
+        kernel_size: int = 3,
+    ) -> None:
+        super().__init__()
+        self.stem = _convolution(image_shape[0], widths[0], 3)
+        self.stages = nn.Sequential()
+        num_inputs = widths[0]
+        for width, stride, depth in zip(widths, strides, depths, strict=True):
+            shapes = [(num_inputs, width, stride), *[(width, width, 1)] * (depth - 1)]
+            blocks = [InvertedResidual(*shape, expansion=expansion, kernel_size=kernel_size) for shape in shapes]
+            self.stages.append(nn.Sequential(*blocks))
+            num_inputs = width
+        self.classifier = nn.Linear(num_inputs, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (b, k) of images (b, c, h, w)."""
+        return self.classifier(self.stages(self.stem(images)).mean(dim=(2, 3)))
+
+
+def _convolution(num_inputs: int, num_outputs: int, size: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(num_inputs, num_outputs, size, stride, size // 2, groups=groups, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(num_outputs), nn.ReLU())

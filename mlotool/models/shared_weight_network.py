@@ -1,0 +1,110 @@
+"""A network all of whose connections have one weight: what it computes is its connections alone."""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
+
+# b: batch, n: inputs, k: classes
+
+ACTIVATIONS = {
+    "linear": lambda x: x,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "gaussian": lambda x: torch.exp(-(x**2) / 2),
+    "sine": torch.sin,
+    "cosine": torch.cos,
+    "absolute": torch.abs,
+    "inverse": torch.neg,
+    "step": lambda x: (x > 0).to(x.dtype),
+}
+"""Those of the paper."""
+
+
+class SharedWeightUnit(nn.Module):
+    """A unit that reads any number of signals: `a(w (x_1 + .. + x_n))`.
+
+    A signal is (b, 2): values, and the weight w that all connections have, which a unit hands on. So the units of a
+    network share the weight without knowing each other.
+
+    Args:
+        activation: a, out of ACTIVATIONS.
+
+    Raises:
+        ConfigError: another activation.
+
+    Example:
+        >>> SharedWeightUnit("inverse")(torch.tensor([[1.0, 3.0]]), torch.tensor([[4.0, 3.0]]))
+        tensor([[-15.,   3.]])
+    """
+
+    def __init__(self, activation: str = "linear") -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"SharedWeightUnit: found activation={activation!r}; expected one of {', '.join(ACTIVATIONS)}."
+                f"{did_you_mean(str(activation), list(ACTIVATIONS))} Correct it."
+            )
+        self.activation = activation
+
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
+        """Return a signal (b, 2)."""
+        total = first[:, :1]
+        for each in others:
+            total = total + each[:, :1]
+        return torch.cat([ACTIVATIONS[self.activation](first[:, 1:] * total), first[:, 1:]], dim=1)
+
+    def extra_repr(self) -> str:
+        """Say which activation it has."""
+        return self.activation
+
+
+class SharedWeightNetwork(nn.Module):
+    """Units that share one weight; some of them read the inputs, and one for each class reads some of those.
+
+    `hidden.0`, `hidden.1`, .. share the inputs among them, as evenly as it goes, and `outputs.0`, `outputs.1`, .. share
+    the hidden units. The one parameter is the weight: a search scores the connections for several values of it, without
+    training, and then it may be trained.
+
+    Args:
+        image_shape: shape of one input, of any length; it is flattened.
+        num_classes: k.
+        num_hidden: at least k, at most n.
+        weight: at the start.
+
+    Raises:
+        ConfigError: units without an input.
+
+    Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3.
+
+    Example:
+        >>> network = SharedWeightNetwork([4], 2, num_hidden=2, weight=-1.0)
+        >>> network(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
+        tensor([[4., 6.]], grad_fn=<CatBackward0>)
+    """
+
+    def __init__(self, image_shape: Sequence[int], num_classes: int, num_hidden: int = 2, weight: float = 1.0) -> None:
+        super().__init__()
+        self.num_inputs = prod(image_shape)
+        if not num_classes <= num_hidden <= self.num_inputs:
+            raise ConfigError(
+                f"SharedWeightNetwork: found num_hidden={num_hidden}; expected from {num_classes}, the classes, to "
+                f"{self.num_inputs}, the inputs, so that each unit reads something. Correct it."
+            )
+        self.weight = nn.Parameter(torch.tensor(float(weight)))
+        self.hidden = nn.ModuleList(SharedWeightUnit() for _ in range(num_hidden))
+        self.outputs = nn.ModuleList(SharedWeightUnit() for _ in range(num_classes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits (b, k) of inputs (b, ...)."""
+        values = inputs.flatten(1)
+        weight = self.weight + torch.zeros_like(values[:, :1])
+        signals = [torch.cat([values[:, i : i + 1], weight], dim=1) for i in range(self.num_inputs)]
+        hidden = [unit(*signals[i :: len(self.hidden)]) for i, unit in enumerate(self.hidden)]
+        outputs = [unit(*hidden[i :: len(self.outputs)]) for i, unit in enumerate(self.outputs)]
+        return torch.cat([each[:, :1] for each in outputs], dim=1)

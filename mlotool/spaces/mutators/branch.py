@@ -1,0 +1,68 @@
+"""A layer becomes two branches."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from mlotool.core.errors import InfeasibleModelError
+from mlotool.spaces.building import Build
+from mlotool.spaces.decisions import choose
+from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.mutators.joins import check_join, joined
+from mlotool.spaces.mutators.mutator import AbstractMutator
+
+
+class Branch(AbstractMutator):
+    """Puts one of several modules beside each place, and joins what both return.
+
+        y = join(place(x), candidate(x))
+
+    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places.
+
+    Args:
+        name: of the decisions.
+        at: the places, with one input each; see `Target`.
+        candidates: by name, what makes a module; None puts nothing there. It is given the settings of the place.
+        join: `sum`, `mean` or `concat`.
+        project: makes what brings a concatenation back to the shape that the place returns; None: nothing.
+
+    Source: Cai et al. 2018, Path-Level Network Transformation (arXiv 1806.02639), section 3.1. There both branches
+    begin as halves of the layer, so that the function stays; here the model is trained from its start.
+
+    Example:
+        >>> base = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU())
+        >>> branch = Branch("branch", {"type": "Linear"}, {"none": None, "linear": torch.nn.Linear})
+        >>> [each.id for each in Space(base, [branch], inputs=[2], decisions={"branch_0": "linear"}).nodes]
+        ['input', 'branch_0', '0', 'branch_0_join', '1', 'output']
+    """
+
+    factories: ClassVar[tuple[str, ...]] = ("candidates", "project")
+
+    def __init__(
+        self,
+        name: str,
+        at: Any,
+        candidates: Mapping[str, Build | None],
+        join: str = "sum",
+        project: Build | None = None,
+    ) -> None:
+        check_join("Branch: join", join)
+        self.name, self.at, self.candidates, self.join, self.project = name, at, candidates, join, project
+
+    def mutate(self, graph: ModelGraph) -> None:
+        """Choose, and put beside."""
+        for number, place in enumerate(graph.find(self.at)):
+            build = self.candidates[choose(f"{self.name}_{number}", list(self.candidates))]
+            if build is None:
+                continue
+            name, last, shape = f"{self.name}_{number}", place.nodes[-1], place.output_shape
+            if len(place.inputs) != 1:
+                raise InfeasibleModelError(
+                    f"'{place.id}' reads {len(place.inputs)} nodes; expected a place with one input. "
+                    "Write another path."
+                )
+            readers = list(last.users)
+            end = joined(graph, f"{name}_join", [last, graph.create(name, build, place.inputs, shape)], self.join)
+            if self.project is not None:
+                end = graph.create(f"{name}_project", self.project, [end], shape)
+            for reader in readers:
+                graph.connect(reader, end, reader.all_input_nodes.index(last))

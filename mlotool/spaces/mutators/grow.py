@@ -1,0 +1,55 @@
+"""A model that grows, one mutation after the other."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from mlotool.core.errors import ConfigError
+from mlotool.spaces.decisions import choose
+from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.mutators.mutator import AbstractMutator
+
+MAX_STEPS = 1000
+
+
+class Grow(AbstractMutator):
+    """Applies one of several mutators to one of the places, and again to one of the places that there are then.
+
+    Decisions of step 3 are `<name>_3`: which mutator; `<name>_3_place`: the number of the place, of those that there
+    are then, in the order of computation; and what that mutator decides, which is called `<name>_3`.
+
+    Args:
+        name: of the decisions.
+        at: the places; see `Target`. Those that earlier steps have made count, if they are as described.
+        mutators: by name, what makes a mutator of a name and of its one place; None does nothing.
+        steps: how many.
+
+    Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3; Cai et al. 2018,
+    Path-Level Network Transformation (arXiv 1806.02639); Real et al. 2017, Large-Scale Evolution (arXiv 1703.01041).
+
+    Example:
+        >>> from functools import partial
+        >>> base = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 2))
+        >>> deepen = partial(Insert, candidates={"linear": torch.nn.Linear})
+        >>> grow = Grow("grow", {"type": "Linear"}, {"none": None, "deepen": deepen}, steps=2)
+        >>> decisions = {"grow_0": "deepen", "grow_1": "deepen", "grow_1_place": 1}
+        >>> [each.id for each in Space(base, [grow], inputs=[2], decisions=decisions).nodes]
+        ['input', '0', 'grow_0_0', 'grow_1_0', '1', 'output']
+    """
+
+    factories: ClassVar[tuple[str, ...]] = ("mutators",)
+
+    def __init__(
+        self, name: str, at: Any, mutators: Mapping[str, Callable[..., AbstractMutator] | None], steps: int
+    ) -> None:
+        if not 0 <= steps <= MAX_STEPS:
+            raise ConfigError(f"Grow: found steps={steps}; expected a whole number from 0 to {MAX_STEPS}. Correct it.")
+        self.name, self.at, self.mutators, self.steps = name, at, mutators, steps
+
+    def mutate(self, graph: ModelGraph) -> None:
+        """Choose a mutator and a place, and let it mutate; `steps` times."""
+        for step in range(self.steps):
+            name = f"{self.name}_{step}"
+            make = self.mutators[choose(name, list(self.mutators))]
+            if make is not None:
+                places = graph.find(self.at)
+                make(name=name, at=places[choose(f"{name}_place", range(len(places)))]).mutate(graph)

@@ -1,0 +1,44 @@
+"""A module on an edge."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlotool.spaces.building import Build
+from mlotool.spaces.decisions import choose
+from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.mutators.mutator import AbstractMutator
+
+
+class Split(AbstractMutator):
+    """Puts one of several modules on one of the edges into each place.
+
+    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places, and where a module is put `<name>_0_input`: the
+    number of the edge, of those into the place's nodes in their order.
+
+    Args:
+        name: of the decisions.
+        at: the places; see `Target`.
+        candidates: by name, what makes a module that keeps the shape; None puts nothing there.
+
+    Source: Gaier and Ha 2019, Weight Agnostic Neural Networks (arXiv 1906.04358), section 3 (insert node).
+
+    Example:
+        >>> base = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> split = Split("split", "1", {"none": None, "tanh": torch.nn.Tanh})
+        >>> [each.id for each in Space(base, [split], inputs=[2], decisions={"split_0": "tanh"}).nodes]
+        ['input', '0', 'split_0', '1', 'output']
+    """
+
+    def __init__(self, name: str, at: Any, candidates: Mapping[str, Build | None]) -> None:
+        self.name, self.at, self.candidates = name, at, candidates
+
+    def mutate(self, graph: ModelGraph) -> None:
+        """Choose, and put."""
+        for number, place in enumerate(graph.find(self.at)):
+            name, sources = f"{self.name}_{number}", set(place.inputs)
+            build = self.candidates[choose(name, list(self.candidates))]
+            if build is not None:
+                every = [(node, i, source) for node in place.nodes for i, source in enumerate(node.all_input_nodes)]
+                edges = [edge for edge in every if edge[2] in sources]
+                reader, position, source = edges[choose(f"{name}_input", range(len(edges)))]
+                graph.connect(reader, graph.create(name, build, [source]), position)

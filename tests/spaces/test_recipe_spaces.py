@@ -1,0 +1,106 @@
+"""The spaces of the recipes: whatever is drawn from them builds, and builds again to the bit in a new process."""
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import mlotool
+from mlotool.config.building import build_module, build_modules
+from mlotool.config.checks import checked
+from mlotool.core.errors import InfeasibleModelError
+from tests.small_recipes import RECIPES
+
+EXPLORING = [name for name in RECIPES if name.startswith("explore_")]
+MOST_INFEASIBLE = 0.05
+
+
+def drawn(recipe: str, number: int) -> dict[str, Any] | None:
+    """Return decisions of a recipe, all candidates alike; None where they make no model."""
+    generator = random.Random(f"{recipe} {number}")
+    try:
+        return build_modules(_values(recipe), lambda name, candidates: generator.choice(candidates)).values
+    except InfeasibleModelError as error:
+        assert "node '" in str(error) and "expected" in str(error), error
+        return None
+
+
+@cache
+def _values(recipe: str) -> Any:
+    return checked(mlotool.compose(recipe, ["logger=csv"]), targets=True)[0]
+
+
+def digest(recipe: str, decisions: dict[str, Any]) -> str:
+    """Return a number for all that the modules of a run begin with."""
+    config = mlotool.compose(recipe, ["logger=csv", *(f"+decisions.{key}={each}" for key, each in decisions.items())])
+    found = hashlib.sha256()
+    for name in config.problems:
+        module = build_module(config, name)
+        for key, tensor in module.state_dict().items():
+            found.update(key.encode() + tensor.numpy().tobytes())
+        found.update(str(getattr(module, "nodes", "")).encode())
+    return found.hexdigest()
+
+
+def digests_elsewhere(draws: dict[str, list[dict[str, Any]]]) -> dict[str, list[str]]:
+    """Return the same in a new process."""
+    code = (
+        "import json, sys; from tests.spaces.test_recipe_spaces import digest; "
+        "draws = json.load(sys.stdin); "
+        "print(json.dumps({name: [digest(name, each) for each in every] for name, every in draws.items()}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(draws), capture_output=True, text=True, check=True
+    )
+    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_there_are_seven() -> None:
+    assert len(EXPLORING) == 7
+
+
+def test_draws_build_again_to_the_bit() -> None:
+    draws = {name: [each for number in range(5) if (each := drawn(name, number))] for name in EXPLORING}
+    assert all(len(every) >= 4 for every in draws.values())
+    assert digests_elsewhere(draws) == {name: [digest(name, each) for each in every] for name, every in draws.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", EXPLORING)
+def test_200_draws_build_again_to_the_bit(recipe: str) -> None:
+    every = [drawn(recipe, number) for number in range(200)]
+    feasible = [each for each in every if each is not None]
+    assert len(feasible) >= (1 - MOST_INFEASIBLE) * len(every)
+    assert len({str(each) for each in feasible}) > 50
+    assert digests_elsewhere({recipe: feasible}) == {recipe: [digest(recipe, each) for each in feasible]}
+
+
+@pytest.mark.parametrize("recipe", EXPLORING)
+def test_the_first_candidates_are_what_a_run_trains(recipe: str) -> None:
+    first = build_modules(_values(recipe), lambda name, candidates: candidates[0]).values
+    assert first
+    assert digest(recipe, {}) == digest(recipe, first)
+
+
+@pytest.mark.parametrize("recipe", EXPLORING)
+def test_models_without_values_make_the_same_decisions(recipe: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    generator = random.Random(recipe)
+    decided: dict[str, Any] = {}
+
+    def decide(name: str, candidates: Any) -> Any:
+        return decided.setdefault(name, generator.choice(candidates))
+
+    with FakeTensorMode():
+        build_modules(_values(recipe), decide)
+    before = dict(decided)
+    assert build_modules(_values(recipe), decide).values == before == decided
+    assert torch.empty(0).device.type == "cpu"

@@ -1,0 +1,239 @@
+"""Decisions of model spaces in a study: asked one by one, told as infeasible, repeated, and the same after a kill."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlotool.config.check_sweep import sweep_node_faults
+from mlotool.config.schema import SweepConfig
+from mlotool.config.sweep_plan import Dimension
+from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError
+from mlotool.sweep.driver import run_jobs
+from mlotool.sweep.job_folder import JobSpec, read_job, read_outcome
+from mlotool.sweep.study import StudyPoints
+from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
+
+optuna = pytest.importorskip("optuna")
+
+RATE = Dimension("lr", low=1e-3, high=1e-1, log=True)
+Decide = Callable[[str, tuple[Any, ...]], Any]
+
+
+def draw(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+    """Ask for what only some models have, for whole numbers, and for a range that depends on them."""
+    decisions = {"kind": decide("kind", ("a", "b"))}
+    if decisions["kind"] == "b":
+        decisions["depth"] = decide("depth", (1, 2, 3))
+        decisions["source"] = decide("source", tuple(range(decisions["depth"] + 1)))
+        decisions["width"] = decide("width", (8, 32))
+    return decisions
+
+
+def values_of(spec: JobSpec) -> dict[str, str]:
+    return dict(word.lstrip("+").split("=") for word in spec.words)
+
+
+def score(folder: Path, spec: JobSpec) -> tuple[str, float]:
+    values = values_of(spec)
+    return "finished", float(values.get("decisions.depth", 0)) + float(values.get("seed", 0))
+
+
+def run(points: StudyPoints, folder: Path, job: Any = score, announced: Any = None) -> HereAndNow:
+    launcher = HereAndNow(job)
+    run_jobs(points, launcher, [{}], sweep_in(folder, announced=announced))
+    return launcher
+
+
+def trials(folder: Path) -> list[Any]:
+    found: list[Any] = optuna.load_study(study_name=None, storage=f"sqlite:///{folder / 'study.db'}").trials
+    return found
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "evolution", "reinforce", "predictor", "brute_force"])
+def test_a_job_has_the_decisions_of_its_trial(tmp_path: Path, sampler: str) -> None:
+    plan = make_plan(tmp_path, num_trials=8, sampler=sampler)
+    points = StudyPoints(plan, tmp_path, known(tmp_path), draw)
+    assert len(run(points, tmp_path).started) == 8
+    for trial in trials(tmp_path):
+        values = values_of(read_job(tmp_path / str(trial.number)))
+        decided = {key: value for key, value in values.items() if key.startswith("decisions.")}
+        assert decided == {key: str(value) for key, value in trial.params.items()}
+        assert ("decisions.depth" in decided) == (decided["decisions.kind"] == "b")
+    assert {trial.params["decisions.kind"] for trial in trials(tmp_path)} == {"a", "b"}
+
+
+def test_brute_force_ends_where_all_have_been_tried(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, num_trials=50, sampler="brute_force")
+    points = StudyPoints(plan, tmp_path, known(tmp_path), draw)
+    # a; b with depths of 1, 2 and 3, of 2, 3 and 4 sources, each with two widths.
+    assert len(run(points, tmp_path).started) == 1 + 2 * (2 + 3 + 4)
+    found = [tuple(sorted(trial.params.items())) for trial in trials(tmp_path)]
+    assert len(set(found)) == len(found) == points.total
+    assert StudyPoints(plan, tmp_path, known(tmp_path), draw).next() is None
+
+
+def test_beside_other_values(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, RATE, num_trials=3)
+    run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path)
+    assert all({"lr", "decisions.kind"} <= trial.params.keys() for trial in trials(tmp_path))
+
+
+def test_nothing_to_search(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to search; expected choices or ranges"):
+        StudyPoints(make_plan(tmp_path), tmp_path, known(tmp_path))
+
+
+def test_what_makes_no_model_is_told_and_not_trained(tmp_path: Path) -> None:
+    def refuse_a(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        decisions = draw(words, decide)
+        if decisions["kind"] == "a":
+            raise InfeasibleModelError("node 'x' does not fit")
+        return decisions
+
+    plan, announced = make_plan(tmp_path, num_trials=8, sampler="random", fuse=4), list[tuple[int, str]]()
+    points = StudyPoints(plan, tmp_path, known(tmp_path), refuse_a)
+    launcher = run(points, tmp_path, announced=announced)
+    kinds = {trial.number: trial.params["decisions.kind"] for trial in trials(tmp_path)}
+    refused = [number for number, kind in kinds.items() if kind == "a"]
+    assert refused
+    assert launcher.started == [str(number) for number, kind in kinds.items() if kind == "b"]
+    assert sorted(announced) == [(number, "infeasible" if number in refused else "finished") for number in range(8)]
+    for number in refused:
+        assert trials(tmp_path)[number].state.name == "FAIL"
+        assert read_outcome(tmp_path / str(number)).error == "node 'x' does not fit"
+    assert points.num_ended == 8
+    assert StudyPoints(plan, tmp_path, known(tmp_path), refuse_a).num_ended == 8
+
+
+def test_a_trial_that_died_while_it_was_drawn_is_no_job(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        draw(words, decide)
+        raise Killed
+
+    plan = make_plan(tmp_path, RATE, num_trials=4)
+    with pytest.raises(Killed):
+        run(StudyPoints(plan, tmp_path, known(tmp_path), die), tmp_path)
+    launcher = run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path)
+    assert launcher.started == ["1", "2", "3", "4"]
+    assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL", *["COMPLETE"] * 4]
+
+
+def test_repetitions_have_seeds_and_a_mean(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, num_trials=3, repeats=3)
+    points = StudyPoints(plan, tmp_path, known(tmp_path), draw)
+    assert run(points, tmp_path).started == [str(number) for number in range(9)]
+    for trial in trials(tmp_path):
+        specs = [read_job(tmp_path / str(3 * trial.number + copy)) for copy in range(3)]
+        assert [values_of(spec)["seed"] for spec in specs] == ["0", "1", "2"]
+        assert len({tuple(word for word in spec.words if "seed" not in word) for spec in specs}) == 1
+        assert all(spec.study is None for spec in specs)
+        assert trial.value == trial.params.get("decisions.depth", 0) + 1
+    assert (points.num_ended, points.total) == (9, 9)
+
+
+def test_a_repetition_that_failed_leaves_no_mean(tmp_path: Path) -> None:
+    def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        return ("failed" if folder.name == "1" else "finished"), 1.0
+
+    plan = make_plan(tmp_path, num_trials=2, repeats=2)
+    run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path, job)
+    assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL", "COMPLETE"]
+
+
+def test_repetitions_go_on_after_a_kill(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        if folder.name == "4":
+            raise Killed
+        return score(folder, spec)
+
+    plan = make_plan(tmp_path, num_trials=3, repeats=3, sampler="evolution")
+    with pytest.raises(Killed):
+        run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path, die)
+    points = StudyPoints(plan, tmp_path, known(tmp_path), draw)
+    assert points.num_ended == 4
+    assert run(points, tmp_path).started == ["4", "5", "6", "7", "8"]
+    (tmp_path / "other").mkdir()
+    other = make_plan(tmp_path / "other", num_trials=3, repeats=3, sampler="evolution")
+    run(StudyPoints(other, tmp_path / "other", known(tmp_path / "other"), draw), tmp_path / "other")
+    found = [[(trial.params, trial.value) for trial in trials(folder)] for folder in (tmp_path, tmp_path / "other")]
+    assert found[0] == found[1]
+
+
+def test_repetitions_beside_a_seed_that_is_searched(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, Dimension("seed", ("0", "1")), repeats=2)
+    with pytest.raises(ConfigError, match=r"sweep.repeats: found 2 beside a seed that is searched; expected one"):
+        StudyPoints(plan, tmp_path, known(tmp_path), draw)
+
+
+def test_two_objectives(tmp_path: Path) -> None:
+    def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        depth = int(values_of(spec).get("decisions.depth", 0))
+        (folder / "extra.json").write_text(json.dumps({"classifier": 100 * depth}))
+        return "finished", float(depth)
+
+    class WithParameters(HereAndNow):
+        def _run(self, folder: Path) -> None:
+            super()._run(folder)
+            summary = json.loads((folder / "summary.json").read_text())
+            summary["num_parameters"] = json.loads((folder / "extra.json").read_text())
+            (folder / "summary.json").write_text(json.dumps(summary))
+
+    second = {"second_objective": "classifier/num_parameters", "second_objective_mode": "min"}
+    plan = make_plan(tmp_path, num_trials=6, sampler="nsga2", **second)
+    run_jobs(StudyPoints(plan, tmp_path, known(tmp_path), draw), WithParameters(job), [{}], sweep_in(tmp_path))
+    assert all(trial.values == [trial.values[1] / 100, trial.values[1]] for trial in trials(tmp_path))
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert [each.name for each in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+
+
+@pytest.mark.parametrize("sampler", ["evolution", "reinforce", "predictor"])
+def test_samplers_of_one_objective_refuse_two(sampler: str) -> None:
+    second = {"second_objective": "classifier/num_parameters", "second_objective_mode": "min"}
+    [fault] = sweep_node_faults({"sweep": {**asdict(SweepConfig()), **second, "method": "optuna", "sampler": sampler}})
+    assert f"found {sampler} beside sweep.second_objective" in fault
+    [fault] = sweep_node_faults({"sweep": {**asdict(SweepConfig()), **second, "second_objective_mode": "less"}})
+    assert "expected min or max" in fault
+    [fault] = sweep_node_faults({"sweep": {**asdict(SweepConfig()), "repeats": 3}})
+    assert "found 3 in a grid" in fault
+
+
+def test_names_that_change_from_trial_to_trial(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def other(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        asked.append("")
+        return {"kind": decide("kind", tuple(f"k{number}" for number in range(len(asked) + 1)))}
+
+    with pytest.raises(RunError, match=r"decisions.kind: found the candidates k0, k1, k2, others than in an earl"):
+        run(StudyPoints(make_plan(tmp_path, num_trials=3), tmp_path, known(tmp_path), other), tmp_path)
+
+
+@pytest.mark.parametrize("value", ["x y", "${seed}", "a=b", 1.5, True, "A"])
+def test_a_spoiled_study_has_no_words(tmp_path: Path, value: Any) -> None:
+    from optuna.distributions import CategoricalDistribution
+    from optuna.trial import create_trial
+
+    plan = make_plan(tmp_path, num_trials=3)
+    run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path, lambda folder, spec: None)
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    state = optuna.trial.TrialState.RUNNING
+    study.add_trial(
+        create_trial(
+            state=state,
+            params={"decisions.other": value},
+            distributions={"decisions.other": CategoricalDistribution([value, "b"])},
+            user_attrs={"drawn": True},
+        )
+    )
+    with pytest.raises(ConfigError, match=r"found a study .* that is not that of this sweep"):
+        StudyPoints(plan, tmp_path, known(tmp_path), draw)
