@@ -51,16 +51,18 @@ class Grid:
 
     layers: list[list[Box]]
     chains: dict[Pair, list[Box]] = field(default_factory=dict)
+    _near: dict[tuple[int, int], list[Box]] = field(default_factory=dict)
+
+    def add(self, pair: Pair, chain: list[Box]) -> None:
+        """Join two boxes by the lanes between them."""
+        self.chains[pair] = chain
+        for high, low in pairwise(chain):
+            self._near.setdefault((id(low), 1), []).append(high)
+            self._near.setdefault((id(high), -1), []).append(low)
 
     def neighbours(self, box: Box, step: int) -> list[Box]:
         """Return what the wires of `box` lead to one layer above (step 1) or below it (step -1)."""
-        found = []
-        for chain in self.chains.values():
-            for high, low in pairwise(chain):
-                near, far = (low, high) if step > 0 else (high, low)
-                if near is box:
-                    found.append(far)
-        return found
+        return self._near.get((id(box), step), [])
 
 
 def layered(
@@ -79,7 +81,7 @@ def layered(
     for upper, lower in pairs:
         # An edge that does not go down belongs to a graph that validation refuses; the page shows the rest.
         if levels[upper] > levels[lower]:
-            grid.chains[upper, lower] = _chain(grid, boxes[upper], boxes[lower], spacing.lane)
+            grid.add((upper, lower), _chain(grid, boxes[upper], boxes[lower], spacing.lane))
     _order(grid)
     _place(grid, spacing.gap)
     _stack(grid)
@@ -131,12 +133,12 @@ def _middle_rank(grid: Grid, box: Box, step: int) -> float:
 
 
 def _num_crossings(grid: Grid) -> int:
-    links = [link for chain in grid.chains.values() for link in pairwise(chain)]
-    spots = [(high.layer, _rank(grid, high), _rank(grid, low)) for high, low in links]
+    spots: dict[int, list[tuple[float, float]]] = {}
+    for chain in grid.chains.values():
+        for high, low in pairwise(chain):
+            spots.setdefault(high.layer, []).append((_rank(grid, high), _rank(grid, low)))
     return sum(
-        layer == other and (a - c) * (b - d) < 0
-        for i, (layer, a, b) in enumerate(spots)
-        for other, c, d in spots[i + 1 :]
+        (a - c) * (b - d) < 0 for layer in spots.values() for i, (a, b) in enumerate(layer) for c, d in layer[i + 1 :]
     )
 
 

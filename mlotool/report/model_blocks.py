@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mlotool.report.model_nodes import ModelNode
 
-MAX_LINKS = 500
+MAX_LINKS = 2_000
 """Wires of a part, counted at each row that they pass; a part with more is one box."""
 
 

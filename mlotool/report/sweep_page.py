@@ -16,7 +16,7 @@ from mlotool.report.sweep import ENDED, INFEASIBLE
 from mlotool.report.sweep_curves import curve_cards, objective_cards, read_curves
 from mlotool.report.sweep_figures import importance_cards, parallel_cards
 from mlotool.report.sweep_fusion import fusion_lines
-from mlotool.report.sweep_settings import Comparison, Setting, compare, override, seeds
+from mlotool.report.sweep_settings import Comparison, Setting, compare, seeds
 from mlotool.report.sweep_tables import SIGNS, front_table, jobs_table, settings_table
 from mlotool.report.write import grid, page, section
 
@@ -104,9 +104,8 @@ def _header(title: str, comparison: Comparison) -> Markup:
     parts = [head, element("dl", *tiles, class_="tiles")]
     best = comparison.best
     if best is not None and best.parameters:
-        lines = ("\n" if len(best.parameters) <= MAX_LINES else " ").join(
-            override(*each) for each in best.parameters.items()
-        )
+        words = comparison.overrides(best)
+        lines = ("\n" if len(words) <= MAX_LINES else " ").join(words)
         parts.append(element("p", "The best setting's own overrides; one click selects them.", class_="muted"))
         parts.append(element("pre", lines, class_="command"))
     if comparison.num_ended:

@@ -168,7 +168,12 @@ class Comparison:
 
     def describe(self, setting: Setting) -> str:
         """Return a setting as the words of a command line."""
-        return " ".join(override(*each) for each in setting.parameters.items())
+        return " ".join(self.overrides(setting))
+
+    def overrides(self, setting: Setting) -> list[str]:
+        """Return the words that make a setting; decisions that were drawn alike in all jobs are among them."""
+        alike = {key: value for key, value in self.constants.items() if key.startswith(DECISION)}
+        return [override(*each) for each in {**setting.parameters, **alike}.items()]
 
 
 def override(key: str, value: str) -> str:

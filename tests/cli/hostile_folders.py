@@ -299,6 +299,36 @@ def a_checkpoint_of_wrong_types(run: Path, outside: Path) -> None:
 
 
 @hostile
+def nodes_behind_a_link(run: Path, outside: Path) -> None:
+    _link(run / "nodes.json", outside / "secret.txt")
+
+
+@hostile
+def nodes_that_are_a_pipe(run: Path, outside: Path) -> None:
+    os.mkfifo(run / "nodes.json")
+
+
+@hostile
+def nodes_of_a_tangle(run: Path, outside: Path) -> None:
+    names = [f"{ESCAPE}<script>{number}" for number in range(1_500)]
+    nodes = [
+        {"id": name, "kind": ESCAPE, "inputs": names[max(0, number - 8) : number], "shape": [1], "mutator": "m"}
+        for number, name in enumerate(names)
+    ]
+    decisions = [{"name": name, "value": name, "candidates": names[:50]} for name in names[:90]]
+    content = {"problems": {"classifier": {"nodes": nodes, "decisions": decisions, "num_parameters": 10**400}}}
+    (run / "nodes.json").write_text(json.dumps(content))
+
+
+@hostile
+def nodes_of_two_rows(run: Path, outside: Path) -> None:
+    begin = [{"id": f"a{number}", "kind": "a", "inputs": [], "shape": None, "mutator": "m"} for number in range(45)]
+    names = [each["id"] for each in begin]
+    end = [{"id": f"b{number}", "kind": "b", "inputs": names, "shape": None, "mutator": "m"} for number in range(44)]
+    (run / "nodes.json").write_text(json.dumps({"problems": {"classifier": {"nodes": begin + end}}}))
+
+
+@hostile
 def a_checkpoint_with_another_end(run: Path, outside: Path) -> None:
     for file in (run / "checkpoints").iterdir():
         with zipfile.ZipFile(file, "w") as archive:

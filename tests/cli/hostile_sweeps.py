@@ -210,6 +210,26 @@ def commands_to_the_terminal(sweep: Path, outside: Path) -> None:
 
 
 @hostile
+def searches_of_other_types(sweep: Path, outside: Path) -> None:
+    _plan(sweep, search={"repeats": [3], "num_random": "x", "second_objective": 3, "second_mode": {}, "sampler": 1})
+    _summaries(sweep, num_parameters={"a": "b", "c": -1}, status="infeasible", error=[1])
+
+
+@hostile
+def searches_without_end(sweep: Path, outside: Path) -> None:
+    numbers = {"repeats": 10**12, "num_random": 10**12, "sampler": ESCAPE}
+    _plan(sweep, search={**numbers, "second_objective": "a/num_parameters", "second_mode": "min"})
+    _jobs(sweep, 500, lambda number: f"+decisions.a={number}\n", num_parameters={"a": 10**14}, status="infeasible")
+    _jobs_beside(sweep, outside)
+
+
+def _jobs_beside(sweep: Path, outside: Path) -> None:
+    """Put another search beside the sweep, whose folder is a link."""
+    shutil.copytree(sweep, outside / "search")
+    (sweep.parent / "other").symlink_to(outside / "search")
+
+
+@hostile
 def names_that_command_the_terminal(sweep: Path, outside: Path) -> None:
     _jobs(sweep, 2, lambda number: f"seed={number}\n")
     (sweep / "2").rename(sweep / f"2{ESCAPE.replace('/', '')}")

@@ -43,6 +43,9 @@ QUICK = (
     "hard_links_that_loggers_write",
     "links_to_the_environment",
     "names_that_are_no_texts",
+    "nodes_behind_a_link",
+    "nodes_of_a_tangle",
+    "nodes_of_two_rows",
 )
 EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FOLDERS]
 WORDS = (

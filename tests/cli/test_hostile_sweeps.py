@@ -26,6 +26,8 @@ QUICK = (
     "more_jobs_than_atoms",
     "logarithms_of_what_has_none",
     "summaries_of_other_types",
+    "searches_of_other_types",
+    "searches_without_end",
     "commands_to_the_terminal",
     "names_that_are_no_texts",
     "scripts",

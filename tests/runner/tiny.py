@@ -83,6 +83,7 @@ class Built:
     data: Any
     analyses: dict[str, Analysis] = field(default_factory=dict)
     metrics: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    decisions: dict[str, Any] = field(default_factory=dict)
 
 
 def make_built(

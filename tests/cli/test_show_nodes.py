@@ -1,0 +1,142 @@
+"""`mlotool show RECIPE --nodes PROBLEM`: the nodes of a model, its decisions, the size of its space."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Result
+
+Call = Callable[..., Result]
+Write = Callable[..., Path]
+WIDTH = 100
+
+SPACE = """
+problems:
+  classifier:
+    module:
+      _target_: mlotool.spaces.Space
+      base: {_target_: mlotool.models.MLP, image_shape: [1, 8, 8], hidden: [8, 8], num_classes: 10}
+      inputs: [1, 8, 8]
+      mutators:
+        - _target_: mlotool.spaces.Operator
+          name: activation
+          at: {type: ReLU}
+          candidates:
+            relu: null
+            tanh: {_target_: torch.nn.Tanh}
+            narrow: {_target_: torch.nn.Linear, out_features: 3}
+"""
+CODE = """
+import torch
+from mlotool.spaces import choose
+
+class Chosen(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.flat = torch.nn.Flatten()
+        widths = [64, *(choose(f"width_{i}", [16, 32]) for i in range(choose("depth", [1, 2])))]
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in zip(widths, widths[1:])))
+        self.last = torch.nn.Linear(widths[-1], 10)
+
+    def forward(self, images):
+        return self.last(self.layers(self.flat(images)))
+
+class Untraceable(Chosen):
+    def forward(self, images):
+        return super().forward(images) if images.sum() > 0 else self.last(images)
+"""
+
+
+@pytest.fixture
+def space(recipe: Write) -> str:
+    return str(recipe(SPACE))
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> str:
+    name = f"shown_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(CODE)
+    return name
+
+
+def test_nodes_decisions_and_size(call: Call, space: str) -> None:
+    code, out, err = call("show", space, "--nodes", "classifier", "+decisions.activation_1=tanh")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "problems.classifier.module: Space of MLP, 8 nodes, 682 parameters"
+    rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
+    assert [row[1:3] for row in rows[:3]] == [
+        ["images", "placeholder"],
+        ["layers.0", "Flatten"],
+        ["layers.1", "Linear"],
+    ]
+    assert ["5", "layers.4", "Tanh", "8", "4", "activation"] in rows
+    assert ["3", "layers.2", "ReLU", "8", "2"] in rows
+    assert any(line.split() == ["activation_0", "relu", "relu,", "tanh,", "narrow"] for line in lines)
+    assert any(line.split() == ["activation_1", "tanh", "relu,", "tanh,", "narrow"] for line in lines)
+    assert f"mlotool run {space} +decisions.activation_1=tanh +decisions.activation_0=narrow" in out
+    # Where a layer is narrow, the next one does not take it.
+    assert "size: 4 models: each was built once, without values; " in out
+    table = out.partition("decisions; by hand")[0]
+    assert all(len(line) <= WIDTH for line in table.splitlines()[2:])
+
+
+def test_an_ordinary_module(call: Call) -> None:
+    code, out, _ = call("show", "mwn", "--nodes", "reweight")
+    assert code == 0
+    assert "WeightNet, 6 nodes, 301 parameters" in out
+    assert "decisions: none" in out
+    assert not any(" x " in line for line in out.splitlines()), "nothing is known of its shapes"
+
+
+def test_a_module_that_chooses(call: Call, package: str) -> None:
+    module = f"problems.classifier.module={{_target_: {package}.Chosen}}"
+    code, out, _ = call("show", "plain", "--nodes", "classifier", "--trust", package, module, "+decisions.depth=2")
+    assert code == 0
+    assert "layers.1" in out
+    assert any(line.split() == ["width_0", "..", "width_1", "(2)", "16", "16,", "32"] for line in out.splitlines())
+    assert "size: 6 models" in out
+
+
+def test_what_cannot_be_followed_is_told_with_its_leaf(call: Call, package: str) -> None:
+    module = f"problems.classifier.module={{_target_: {package}.Untraceable}}"
+    code, out, err = call("show", "plain", "--nodes", "classifier", "--trust", package, module)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "problems.classifier.module: leaves: the forward of the model itself (Untraceable)" in err
+    assert "images.sum() > 0" in err
+    assert "leaves: ['.']" in err
+
+
+def test_code_that_is_not_trusted_is_not_built(call: Call, package: str) -> None:
+    code, out, err = call(
+        "show", "plain", "--nodes", "classifier", f"problems.classifier.module._target_={package}.Chosen"
+    )
+    assert (code, out) == (2, "")
+    assert "which is not trusted" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--nodes", "clasifier"], "found 'clasifier'; expected a problem of the recipe, one of classifier."),
+        (["--nodes", "classifier", "+decisions.activation_0=tan"], "expected one of relu, tanh, narrow."),
+        (["--nodes", "classifier", "+decisions.activation_0=narrow"], "does not take what it is given"),
+    ],
+)
+def test_errors_are_one_line(call: Call, space: str, words: list[str], text: str) -> None:
+    code, out, err = call("show", space, *words)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert text in err
+
+
+def test_long_graphs_and_spaces_fit(call: Call, recipe: Write) -> None:
+    hidden = [8] * 60
+    text = SPACE.replace("[8, 8]", str(hidden)).replace(
+        "narrow: {_target_: torch.nn.Linear, out_features: 3}", "gelu: {_target_: torch.nn.GELU}"
+    )
+    code, out, _ = call("show", str(recipe(text)), "--nodes", "classifier")
+    assert code == 0
+    assert "activation_0 .. activation_59 (60)" in out
+    assert "about 4.2e28 models: 60 decisions, none of which changes the others" in out
+    assert all(len(line) <= WIDTH for line in out.partition("by hand")[0].splitlines()[1:-1])

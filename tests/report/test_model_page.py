@@ -1,0 +1,190 @@
+"""A model's graph on the page of a run: what is a box, where it stands, and what a stranger's nodes.json may do."""
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlotool.report import write_report
+from mlotool.report.model_blocks import model_parts
+from mlotool.report.model_layout import HEIGHT, PAGE_WIDTH, arrange_model
+from mlotool.report.model_nodes import MAX_NODES, TIMES, ModelNode, read_models
+from mlotool.report.model_picture import model_section
+from tests.report.html_check import Page, read_page
+from tests.report.model_nodes import cells, node, residual, write_nodes
+from tests.report.run_folders import write_run
+
+
+def page_of(folder: Path) -> Page:
+    return read_page(write_report(folder))
+
+
+def nodes_of(folder: Path, nodes: list[Any]) -> tuple[ModelNode, ...]:
+    [record], notes = read_models(write_nodes(folder, nodes))
+    assert notes == []
+    return record.nodes
+
+
+def sizes(folder: Path, nodes: list[Any]) -> list[list[int]]:
+    return [[len(box.nodes) for box in part.boxes.values()] for part in model_parts(nodes_of(folder, nodes))]
+
+
+def test_a_run_shows_its_model(tmp_path: Path) -> None:
+    decisions = {"kernel_0": "k3", "kernel_1": "k5", "kernel_2": "k3", "kernel_3": "k3", "depth": "k3"}
+    page = page_of(write_nodes(write_run(tmp_path / "run"), residual(4, [1]), decisions))
+    assert "classifier: 19,074 parameters, 19 nodes, 1 of them changed" in page.text
+    assert page.source.count('class="node changed"') == 1
+    assert f"Conv2d kernel blocks.1.convolution · 16{TIMES}8{TIMES}8" in page.text
+    assert "5 decisions of classifier" in page.text
+    assert "kernel_1 k5 k3, k5 kernel_2 .. kernel_3 (2) k3 k3, k5" in page.text
+
+
+def test_a_run_without_spaces_has_no_such_section(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run"))
+    assert "<h2>Model</h2>" not in page.source
+    assert "Notes on this folder" not in page.text
+
+
+def test_decisions_alone(tmp_path: Path) -> None:
+    page = page_of(write_nodes(write_run(tmp_path / "run"), [], {"width": "k3"}))
+    assert "1 decision of classifier" in page.text
+    assert 'class="node' not in page.source
+
+
+def test_many_decisions_wait_until_they_are_asked_for(tmp_path: Path) -> None:
+    decisions = {f"kernel_{number}": "k5" if number % 2 else "k3" for number in range(100)}
+    page = page_of(write_nodes(write_run(tmp_path / "run"), [], decisions))
+    assert "<summary>100 decisions of classifier</summary>" in page.source
+
+
+def test_what_is_unchanged_is_one_box(tmp_path: Path) -> None:
+    assert sizes(tmp_path, residual(50)) == [[203]]
+
+
+def test_a_changed_block_is_opened(tmp_path: Path) -> None:
+    # The stem and a block before; convolution, norm, sum of the changed one; the rest.
+    assert sizes(tmp_path, residual(9, [4])) == [[18], [1, 1, 1], [18]]
+
+
+def test_chains_inside_of_a_changed_block_are_one_box(tmp_path: Path) -> None:
+    nodes = [node("x"), node("a", "x", mutator="m"), *(node(f"b{i}", f"b{i - 1}" if i else "a") for i in range(6))]
+    assert sizes(tmp_path, [*nodes, node("sum", "b5", "x")]) == [[1], [1, 6, 1]]
+
+
+def test_parameters_that_are_read_are_no_boxes(tmp_path: Path) -> None:
+    nodes = [node("x"), node("scale", kind="get_attr"), node("mul", "x", "scale", mutator="m")]
+    assert sizes(tmp_path, nodes) == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        residual(3, [1]),
+        residual(70, range(70)),
+        cells(6),
+        [node(f"l{i}", *([f"l{i - 1}"] if i else []), mutator="m" if i % 2 else None) for i in range(300)],
+    ],
+    ids=["one block", "280 nodes", "cells", "a chain of 300"],
+)
+def test_boxes_do_not_touch_and_wires_go_down(tmp_path: Path, nodes: list[Any]) -> None:
+    parts = model_parts(nodes_of(tmp_path, nodes))
+    boxes = {number: box for part in parts for number, box in part.boxes.items()}
+    shown = [each.id for box in boxes.values() for each in box.nodes]
+    assert sorted(shown) == sorted(each["id"] for each in nodes)
+    layout = arrange_model(parts, dict.fromkeys(boxes, 150.0))
+    assert layout.boxes.keys() == boxes.keys()
+    for one, other in itertools.combinations(layout.boxes.values(), 2):
+        assert abs(one.x - other.x) >= 150 or abs(one.y - other.y) >= HEIGHT
+    for each in layout.boxes.values():
+        assert each.x - each.width / 2 > 0
+        assert each.x + each.width / 2 < layout.width
+        assert 0 < each.y < each.y + HEIGHT < layout.height
+    assert {(start, end) for start, end, _ in layout.wires} == {
+        (start, end) for end, box in boxes.items() for start in box.inputs
+    }
+    for _, end, points in layout.wires:
+        assert all(low[1] <= high[1] for low, high in itertools.pairwise(points))
+        assert points[-1] == (layout.boxes[end].x, layout.boxes[end].y)
+
+
+def test_a_long_model_takes_columns_that_fit_the_page(tmp_path: Path) -> None:
+    nodes = [node(f"l{i}", *([f"l{i - 1}"] if i else []), mutator="m") for i in range(300)]
+    parts = model_parts(nodes_of(tmp_path, nodes))
+    layout = arrange_model(parts, dict.fromkeys(range(300), 150.0))
+    assert len({each.x for each in layout.boxes.values()}) == len(layout.jumps) + 1 == 5
+    assert layout.width < PAGE_WIDTH + 50
+    assert layout.height < 300 * HEIGHT / 2
+
+
+def test_what_is_too_tangled_is_one_box(tmp_path: Path) -> None:
+    nodes = [node(f"l{i}", *(f"l{j}" for j in range(i)), mutator="m") for i in range(40)]
+    assert sizes(tmp_path, nodes)[-1][-1] > 10
+    page = page_of(write_nodes(write_run(tmp_path / "run"), nodes))
+    assert re.search(r"\d+ nodes, \d+ changed", page.text)
+
+
+def test_markup_in_nodes_and_decisions_is_text(tmp_path: Path) -> None:
+    evil = '"><script>alert(1)</script><b onload=x>\x1b[2J'
+    nodes = [node(evil, kind=evil, mutator=evil), node("b", evil), node("c", "b", kind=evil)]
+    folder = write_nodes(write_run(tmp_path / "run"), nodes, {evil: evil})
+    page = page_of(folder)
+    assert "script" not in page.tags
+    assert "<b onload" not in page.source
+    assert "\x1b" not in page.source
+
+
+STRANGE: dict[str, Any] = {
+    "a list": [1, 2],
+    "no problems": {"problems": [3]},
+    "no mappings": {"problems": {"a": 3, "b": None, "c": []}},
+    "no nodes": {"problems": {"a": {"nodes": {"id": "x"}, "decisions": "x", "num_parameters": "many"}}},
+    "other types": {
+        "problems": {
+            "a": {
+                "nodes": [None, 3, {"id": ["x"]}, {"id": "y", "kind": {}, "inputs": {"a": 1}, "shape": ["x", None]}],
+                "decisions": [None, {"name": ["a"], "value": {}, "candidates": 7, "num_candidates": -1}],
+                "num_parameters": -1e300,
+            }
+        }
+    },
+    "cycles": {"problems": {"a": {"nodes": [node("a", "b"), node("b", "a", "b"), node("a", "a")]}}},
+    "numbers": {"problems": {"a": {"nodes": [node("a") | {"shape": [10**400, -1, True, 0.5] * 9}]}}},
+    "no texts": {"problems": {"": {"nodes": [node(""), node("a") | {"mutator": True, "kind": None}]}}},
+}
+
+
+@pytest.mark.parametrize("content", STRANGE.values(), ids=STRANGE)
+def test_strange_files_do_not_stop_the_page(tmp_path: Path, content: Any) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "nodes.json").write_text(json.dumps(content))
+    assert page_of(folder).text
+
+
+def test_what_is_no_json_is_a_note(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "nodes.json").write_text("{")
+    assert "nodes.json could not be read" in page_of(folder).text
+
+
+HUGE = {
+    "inputs": [node(f"l{i}", *(f"l{j}" for j in range(max(0, i - 40), i)), mutator="m") for i in range(2_500)],
+    "names": [node("x" * 100_000 + str(i), mutator="y" * 1_000) for i in range(15)],
+    "nodes": [node(f"l{i}", mutator="m") for i in range(10_000)],
+    "cells": cells(150),
+}
+
+
+@pytest.mark.parametrize("nodes", HUGE.values(), ids=HUGE)
+def test_huge_graphs_are_bounded(tmp_path: Path, nodes: list[Any]) -> None:
+    [record], _ = read_models(write_nodes(tmp_path, nodes))
+    assert len(record.nodes) <= MAX_NODES
+    assert 0 < len("".join(model_section(record))) < 2_000_000
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "nodes.json").write_text('{"problems": {"a": {"nodes": [' + ", ".join(["{}"] * 800_000) + "]}}}")
+    assert "nodes.json could not be read" in page_of(folder).text

@@ -1,0 +1,99 @@
+"""How many models a space has: each built where there are few, else by what depends on what."""
+
+from collections.abc import Callable
+
+import pytest
+
+from mlotool.core.errors import InfeasibleModelError
+from mlotool.spaces.decisions import Decide, Decisions, choose, deciding
+from mlotool.spaces.size import SpaceSize, space_size
+
+
+def size(ask: Callable[[], object], **limits: float) -> SpaceSize:
+    def build(decide: Decide) -> Decisions:
+        with deciding(decide) as decisions:
+            ask()
+        return decisions
+
+    with deciding() as taken:
+        ask()
+    return space_size(build, taken.made, **limits)  # type: ignore[arg-type]
+
+
+def kernels(count: int) -> None:
+    for number in range(count):
+        choose(f"kernel_{number}", [1, 3, 5])
+
+
+def test_nothing_to_decide() -> None:
+    assert str(size(lambda: None)) == "1 model: nothing is decided"
+
+
+def test_few_are_built() -> None:
+    assert size(lambda: kernels(2)) == SpaceSize(9, "", "each was built once, without values")
+
+
+def test_few_of_which_some_depend_on_others() -> None:
+    assert size(lambda: kernels(choose("depth", [1, 2, 3]))).number == 3 + 9 + 27
+
+
+def test_few_of_which_some_are_none() -> None:
+    def ask() -> None:
+        first, second = choose("a", [1, 2, 3]), choose("b", ["x", "y"])
+        if first == 2 and second == "y":
+            raise InfeasibleModelError("no model")
+
+    found = size(ask)
+    assert (found.number, found.bound) == (5, "")
+    assert "1 other choices make no model" in found.reason
+
+
+@pytest.mark.parametrize("count", [10, 100])
+def test_many_that_do_not_depend_on_each_other(count: int) -> None:
+    found = size(lambda: kernels(count))
+    assert (found.number, found.bound) == (3**count, "")
+    assert f"{count} decisions, none of which changes the others" in found.reason
+
+
+def test_a_number_too_long_to_read() -> None:
+    assert str(size(lambda: kernels(100))).startswith("about 5.1e47 models")
+    assert str(size(lambda: kernels(10))).startswith("59,049 models")
+
+
+def test_many_that_depend_on_one() -> None:
+    found = size(lambda: kernels(choose("depth", [1, 2, 9, 10])))
+    assert (found.number, found.bound) == (3 + 9 + 3**9 + 3**10, "")
+    assert "all values of depth" in found.reason
+
+
+def test_candidates_that_depend_on_a_decision() -> None:
+    def ask() -> None:
+        kernels(8)
+        choose("input", range(choose("num_inputs", [2, 3])))
+
+    found = size(ask)
+    assert (found.number, found.bound) == (3**8 * (2 + 3), "")
+
+
+def test_many_of_which_some_are_none_are_a_bound() -> None:
+    def ask() -> None:
+        kernels(10)
+        if choose("last", [1, 2]) == 2:
+            raise InfeasibleModelError("no model")
+
+    found = size(ask)
+    assert (found.number, found.bound) == (2 * 3**10, "at most")
+    assert "such as last=2" in found.reason
+
+
+@pytest.mark.parametrize("limits", [{"most": 30}, {"seconds": 0.0}])
+def test_a_count_that_ends_early_is_a_lower_bound(limits: dict[str, float]) -> None:
+    def ask() -> None:
+        for number in range(20):
+            if choose(f"has_{number}", [0, 1]):
+                choose(f"kernel_{number}", [1, 3, 5])
+
+    found = size(ask, **limits)
+    assert found.bound == "at least"
+    assert 0 < found.number < 4**20
+    assert "the count ended after" in found.reason
