@@ -228,7 +228,7 @@ class ModelGraph:
                 path = str(node.target)
                 copy.target = f"{name}.{path}"
                 if not self._modules.has(copy.target):
-                    self._modules.put_once_more(path, copy.target)
+                    self._modules.put_once_more(path, name)
             elif node.op == "get_attr" and not str(node.target).endswith("training"):
                 raise InfeasibleModelError(
                     f"'{place.id}' holds '{node_id(node)}', which cannot be had once more; expected "

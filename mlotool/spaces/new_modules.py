@@ -21,6 +21,9 @@ class NewModules:
     def __init__(self, root: nn.Module, seed: int, anew: Callable[[], nn.Module] | None) -> None:
         self._root, self._seed, self._anew = root, seed, anew
         self._makers: dict[str, tuple[Build, dict[str, Any]]] = {}
+        # Of modules that the base has too: models made anew by the copy's name, and what they are copies of.
+        self._models: dict[str, nn.Module] = {}
+        self._origins: dict[str, str] = {}
 
     def has(self, path: str) -> bool:
         """Say whether the model has something at a path."""
@@ -38,21 +41,19 @@ class NewModules:
             settings: of its place.
         """
         self._makers[path] = (build, settings)
-        module = built(build, self._seed, path, settings).eval()
-        *above, last = path.split(".")
-        parent = self._root
-        for name in above:
-            if not hasattr(parent, name):
-                parent.add_module(name, nn.Module())
-            parent = getattr(parent, name)
-        parent.add_module(last, module)
+        self._keep(path, built(build, self._seed, path, settings))
 
-    def put_once_more(self, path: str, new: str) -> None:
-        """Make the module at a path again, with random numbers of its own, and keep it at another path.
+    def put_once_more(self, path: str, name: str) -> None:
+        """Make the module at a path again, with random numbers of its own, and keep it below a name.
+
+        Args:
+            path: of the module.
+            name: of the copy; all modules of the base in one copy are of one model that is made anew.
 
         Raises:
             ConfigError: it is the base's, which nobody can make anew.
         """
+        new = f"{name}.{path}"
         if path in self._makers:
             self.put(new, *self._makers[path])
             return
@@ -61,5 +62,16 @@ class NewModules:
                 f"cannot make '{path}' once more, as the base was given as a module; expected a function that makes "
                 "it. Write Space(lambda: MyModel(..), ..)."
             )
-        anew = self._anew
-        self.put(new, lambda: anew().get_submodule(path), {})
+        if name not in self._models:
+            self._models[name] = built(self._anew, self._seed, name, {})
+        self._origins[new] = origin = self._origins.get(path, path)
+        self._keep(new, self._models[name].get_submodule(origin))
+
+    def _keep(self, path: str, module: nn.Module) -> None:
+        *above, last = path.split(".")
+        parent = self._root
+        for name in above:
+            if not hasattr(parent, name):
+                parent.add_module(name, nn.Module())
+            parent = getattr(parent, name)
+        parent.add_module(last, module.eval())
