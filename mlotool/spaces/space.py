@@ -1,6 +1,7 @@
 """A space of models as one module: a base, what may be changed in it, and the decisions that were made."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
-from mlotool.spaces.decisions import Value, decisions_of
+from mlotool.spaces.decisions import Decisions, Value, by_mapping, deciding, decisions_of
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.same_result import check_result, compiled
@@ -78,18 +79,18 @@ class Space(nn.Module):
     ) -> None:
         super().__init__()
         _check_mutators(mutators, inputs)
-        root, anew = (base, None) if isinstance(base, nn.Module) else (base(), base)
-        _check_base(root)
-        self._own_type: type[nn.Module] = type(root)
         shapes = None if inputs is None else Shapes(inputs)
-        root, graph = _graph(root, leaves, shapes)
-        self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
-        modes, used = {module: module.training for module in root.modules()}, _used(graph)
-        model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
-        if shapes is not None:
-            check_result(root, graph, shapes)
         with decisions_of(decisions) as asked:
             before = set(asked.made)
+            root, anew = (base, None) if isinstance(base, nn.Module) else (base(), partial(_anew, base, asked))
+            _check_base(root)
+            self._own_type: type[nn.Module] = type(root)
+            root, graph = _graph(root, leaves, shapes)
+            self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
+            modes, used = {module: module.training for module in root.modules()}, _used(graph)
+            model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
+            if shapes is not None:
+                check_result(root, graph, shapes)
             for mutator in mutators:
                 with model.by(mutator.name):
                     mutator.mutate(model)
@@ -137,6 +138,12 @@ class Space(nn.Module):
             assert found.fget is not None
             return found.fget(self)
         return MethodType(found, self) if callable(found) else found
+
+
+def _anew(base: Callable[[], nn.Module], asked: Decisions) -> nn.Module:
+    """Make a base again, whose own decisions have been made."""
+    with deciding(by_mapping(asked.values)):
+        return base()
 
 
 def _check_mutators(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] | None) -> None:
