@@ -1,0 +1,88 @@
+"""What a search of each recipe's space finds: beside random search with as many trials, and beside the base model.
+
+    python -m benchmarks.exploration.headers
+    python -m benchmarks.exploration.headers --recipes explore_textnas --seeds 5
+
+Each seed is that of the runs and of the sampler. A search's result is that of the run with the best objective, on the
+test split, which the search does not see. The base has the first candidates and the same seeds. Seeds begin at 200:
+recipes were made with others.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import record
+
+RECIPES = (
+    "explore_mnasnet",
+    "explore_nasnet",
+    "explore_amoebanet",
+    "explore_textnas",
+    "explore_path_level",
+    "explore_weight_agnostic",
+    "explore_mwn",
+)
+WAYS: dict[str, list[str]] = {
+    "search": [],
+    "random": ["sweep.sampler=random", "sweep.sampler_options=null"],
+    "base": [],
+}
+FIRST_SEED = 200
+
+
+def score(recipe: str, way: str, seed: int) -> dict[str, Any]:
+    """Return the objective and the test value of the best run of a search, or of the base."""
+    words = [f"+recipe={recipe}", f"seed={seed}", "logger=csv", "runner.report=false"]
+    search = ["-m", f"sweep.seed={seed}", *WAYS[way]] if way != "base" else []
+    with tempfile.TemporaryDirectory() as folder:
+        result = subprocess.run(
+            [sys.executable, "-m", "mlotool", "run", *search, *words],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode:
+            raise SystemExit(result.stderr[-2000:])
+        found = [json.loads(path.read_text()) for path in Path(folder).glob("outputs/**/summary.json")]
+    finished = [each for each in found if each["status"] == "finished"]
+    objective = finished[0]["objective"]
+    best = (max if objective["mode"] == "max" else min)(finished, key=lambda each: each["objective"]["value"])
+    key = "test/" + objective["key"].partition("/")[2]
+    return {
+        "recipe": recipe,
+        "way": way,
+        "seed": seed,
+        "objective": best["objective"]["value"],
+        key: best["metrics"][key],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="JSON file; default: benchmarks/results/exploration_headers.json")
+    arguments = parser.parse_args()
+    where, rows = record.surroundings(("torch", "pytorch-lightning", "optuna")), []
+    for recipe in arguments.recipes:
+        for way in WAYS:
+            found = [score(recipe, way, FIRST_SEED + number) for number in range(arguments.seeds)]
+            rows += found
+            values = [value for row in found for key, value in row.items() if key.startswith("test/")]
+            error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+            print(f"{recipe}, {way}: {statistics.mean(values):.4f} +- {error:.4f}", flush=True)
+            # Hours in all: what there is so far.
+            record.write("exploration_headers", {**where, "rows": rows}, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
