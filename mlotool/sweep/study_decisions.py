@@ -10,6 +10,8 @@ from mlotool.core.errors import MlotoolError, RunError
 PREFIX = "decisions."
 _DRAWN, _INFEASIBLE = "drawn", "infeasible"
 _MAX_REASON = 2_000
+_OTHER_VALUES = ("null", "true", "false", "nan", "inf")
+"""Words that are no text to Hydra."""
 
 
 def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[Any, ...]) -> Any:
@@ -84,4 +86,5 @@ def _decisions(trial: Any) -> Iterator[tuple[str, Any]]:
 
 def _word(value: Any) -> str:
     """Return a name as a word of Hydra's that is this text and nothing else."""
-    return str(value) if type(value) is int or str(value)[:1].isalpha() else json.dumps(value)
+    is_plain = type(value) is int or (str(value)[:1].isalpha() and value not in _OTHER_VALUES)
+    return str(value) if is_plain else json.dumps(value)

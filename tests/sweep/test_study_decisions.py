@@ -15,6 +15,7 @@ from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.job_folder import JobSpec, read_job, read_outcome
 from mlotool.sweep.study import StudyPoints
+from mlotool.sweep.study_decisions import words_of
 from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
 optuna = pytest.importorskip("optuna")
@@ -237,3 +238,14 @@ def test_a_spoiled_study_has_no_words(tmp_path: Path, value: Any) -> None:
     )
     with pytest.raises(ConfigError, match=r"found a study .* that is not that of this sweep"):
         StudyPoints(plan, tmp_path, known(tmp_path), draw)
+
+
+@pytest.mark.parametrize("value", ["null", "true", "false", "nan", "inf", "1e5", "007", "3x3", "on", 7])
+def test_words_are_read_as_the_values_that_they_are_made_of(value: Any) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from optuna.distributions import CategoricalDistribution
+    from optuna.trial import create_trial
+
+    distributions = {"decisions.kind": CategoricalDistribution([value, "other"])}
+    [word] = words_of(create_trial(value=0.0, params={"decisions.kind": value}, distributions=distributions))
+    assert OverridesParser.create().parse_override(word).value() == value
