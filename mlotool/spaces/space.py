@@ -10,12 +10,20 @@ from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.decisions import Value, decisions_of
+from mlotool.spaces.in_place import without_in_place
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.same_result import check_result, compiled
+from mlotool.spaces.same_result import check_result, compiled, kept_buffers
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import summaries
 from mlotool.spaces.tracing import WHOLE, traced, whole
+
+_OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_num_inputs", "_is_rewired", "_run"}
+_MODULE_METHODS = (
+    *("train", "eval", "requires_grad_", "_apply", "parameters", "named_parameters", "state_dict", "load_state_dict"),
+    *("_save_to_state_dict", "_load_from_state_dict", "get_extra_state", "set_extra_state", "__call__", "__setattr__"),
+)
+"""Of the base's class, those that would be torch's in a space."""
 
 
 class LostMethodError(ConfigError, AttributeError):
@@ -77,27 +85,35 @@ class Space(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        _check_mutators(mutators, inputs)
+        _check_settings(mutators, inputs, leaves)
         root, anew = (base, None) if isinstance(base, nn.Module) else (base(), base)
         _check_base(root)
+        if WHOLE not in leaves:
+            _check_own_names(root)
         self._own_type: type[nn.Module] = type(root)
         shapes = None if inputs is None else Shapes(inputs)
         root, graph = _graph(root, leaves, shapes)
         self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
         modes, used = {module: module.training for module in root.modules()}, _used(graph)
-        model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
-        if shapes is not None:
-            check_result(root, graph, shapes)
-        with decisions_of(decisions) as asked:
-            before = set(asked.made)
-            for mutator in mutators:
-                with model.by(mutator.name):
-                    mutator.mutate(model)
-            own = {name: each for name, each in asked.made.items() if name not in before}
+        if mutators:
+            without_in_place(graph, root)
+        with kept_buffers(root):
+            model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
+            if shapes is not None:
+                check_result(root, graph, shapes)
+            with decisions_of(decisions) as asked:
+                before = set(asked.made)
+                for mutator in mutators:
+                    with model.by(mutator.name):
+                        mutator.mutate(model)
+                own = {name: each for name, each in asked.made.items() if name not in before}
         for module in root.modules():
             module.training = modes.get(module, modes[root])
-        for path in used - _used(graph):
-            _remove(root, path)
+        still_used = _used(graph)
+        for path in used - still_used:
+            # A layer that is not called any more may hold a tensor that another node reads.
+            if not any(each.startswith(f"{path}.") for each in still_used):
+                _remove(root, path)
         # Parameters, buffers, children and attributes keep their names and their order.
         self.__dict__.update(vars(root))
         self.decisions, self.changes, self.nodes = own, tuple(model.changes), summaries(graph, root, model.changes)
@@ -139,13 +155,15 @@ class Space(nn.Module):
         return MethodType(found, self) if callable(found) else found
 
 
-def _check_mutators(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] | None) -> None:
+def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] | None, leaves: Sequence[str]) -> None:
     for mutator in mutators:
         if not isinstance(mutator, AbstractMutator):
             raise ConfigError(
                 f"mutators: found {type(mutator).__name__}; expected mutators, such as mlotool.spaces.Operator, or a "
                 "subclass of mlotool.spaces.AbstractMutator. Correct the list."
             )
+    if isinstance(leaves, str):
+        raise ConfigError(f"leaves: found {leaves!r}; expected a list of paths. Write leaves: ['{leaves}'].")
     if mutators and inputs is None:
         raise ConfigError(
             "inputs: missing; expected the shape of what the model is called with, as mutators need it. Write "
@@ -164,6 +182,24 @@ def _check_base(base: nn.Module) -> None:
                 f"base: found the lazy module '{path}', whose parameters have no shape yet; expected shapes that are "
                 f"known. Write {type(module).__name__.removeprefix('Lazy')} with its sizes."
             )
+
+
+def _check_own_names(base: nn.Module) -> None:
+    """Refuse a base of which a space would lose something without a word."""
+    changed = [name for name in _MODULE_METHODS if getattr(type(base), name) is not getattr(nn.Module, name)]
+    if changed:
+        raise ConfigError(
+            f"base: found {type(base).__name__}.{changed[0]}, which a space has from torch.nn.Module; expected a model "
+            "that leaves it as it is, or does so in a module inside it. Write leaves: ['.'], which makes one node of "
+            "the whole model, or a model without it."
+        )
+    kept = {*vars(base), *base._modules, *base._parameters, *base._buffers}
+    taken = sorted(kept & _OWN_NAMES)
+    if taken:
+        raise ConfigError(
+            f"base: found {type(base).__name__} with an attribute '{taken[0]}', which a space has for itself; expected "
+            "another name. Rename it, or write leaves: ['.'], which makes one node of the whole model."
+        )
 
 
 def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes | None) -> tuple[nn.Module, fx.Graph]:
