@@ -153,7 +153,7 @@ class StudyPoints(AbstractPoints):
             try:
                 self._draw_decisions(self._own_words(trial), partial(suggest, trial, decided))
             except InfeasibleModelError as error:
-                with storing(self._watched["url"]):
+                with storing(self._watched["url"]), self._until_all_are_tried(num_more=self._values.repeats):
                     note_infeasible(trial, str(error))
                     self._study.tell(trial.number, state=self._states.FAIL)
                 return self._points(trial, refused=str(error))
@@ -182,15 +182,19 @@ class StudyPoints(AbstractPoints):
                 self._study.tell(number, state=self._states.PRUNED if told.is_pruned else self._states.FAIL)
 
     @contextmanager
-    def _until_all_are_tried(self) -> Iterator[None]:
-        """Take no more trials once every value has been tried, which Optuna says by an error after it took note."""
+    def _until_all_are_tried(self, num_more: int = 0) -> Iterator[None]:
+        """Take no more trials once every value has been tried, which Optuna says by an error after it took note.
+
+        Args:
+            num_more: jobs that were drawn, and are still to be given.
+        """
         try:
             yield
         except RuntimeError as error:
             if "stop" not in str(error):
                 raise
             self._study.set_user_attr(_ALL_TRIED, True)
-            self.total = self._num_given
+            self.total = self._num_given + num_more
 
     def _take_up(self, folder: Path, record: GroupRecord) -> tuple[list[Group], list[Point]]:
         """Count the jobs of an earlier process; return the groups that it left unfinished, and single jobs."""

@@ -249,3 +249,19 @@ def test_words_are_read_as_the_values_that_they_are_made_of(value: Any) -> None:
     distributions = {"decisions.kind": CategoricalDistribution([value, "other"])}
     [word] = words_of(create_trial(value=0.0, params={"decisions.kind": value}, distributions=distributions))
     assert OverridesParser.create().parse_override(word).value() == value
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_brute_force_ends_where_the_last_model_is_infeasible(tmp_path: Path, seed: int) -> None:
+    def one_fits(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        kind = decide("kind", ("x", "y", "z"))
+        if kind != "x":
+            raise InfeasibleModelError(f"no {kind}")
+        return {"kind": kind}
+
+    plan = make_plan(tmp_path, num_trials=10, sampler="brute_force", seed=seed)
+    points = StudyPoints(plan, tmp_path, known(tmp_path), one_fits)
+    run(points, tmp_path)
+    assert (points.total, points.num_ended) == (3, 3)
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert sorted(each.state.name for each in study.trials) == ["COMPLETE", "FAIL", "FAIL"]
