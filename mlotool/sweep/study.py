@@ -259,7 +259,9 @@ class StudyPoints(AbstractPoints):
 
     def _points(self, trial: Any, refused: str | None = None) -> list[Point]:
         """Return the jobs of a trial."""
-        words, repeats = (*self._own_words(trial), *words_of(trial)), self._values.repeats
+        # A decision that the command line varies is a word as it stands there.
+        words = (*self._own_words(trial), *words_of(trial, without=self._distributions))
+        repeats = self._values.repeats
         first = trial.number * repeats
         if repeats == 1:
             study = {**self._watched, "trial": trial.number} if self._values.can_be_pruned else None

@@ -1,7 +1,7 @@
 """Decisions of models in a study: asked of its sampler one by one, kept under `decisions.<name>`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from mlotool.config.check_decisions import decision_faults
@@ -44,9 +44,9 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
     return decided[name]
 
 
-def words_of(trial: Any) -> tuple[str, ...]:
-    """Return the decisions of a trial as overrides."""
-    return tuple(f"{key}={_word(value)}" for key, value in _decisions(trial))
+def words_of(trial: Any, without: Container[str] = ()) -> tuple[str, ...]:
+    """Return the decisions of a trial as overrides, but for some keys."""
+    return tuple(f"{key}={_word(value)}" for key, value in _decisions(trial) if key not in without)
 
 
 def checked_decisions(trial: Any) -> None:

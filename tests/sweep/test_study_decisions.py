@@ -265,3 +265,13 @@ def test_brute_force_ends_where_the_last_model_is_infeasible(tmp_path: Path, see
     assert (points.total, points.num_ended) == (3, 3)
     study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
     assert sorted(each.state.name for each in study.trials) == ["COMPLETE", "FAIL", "FAIL"]
+
+
+def test_a_decision_that_the_command_line_varies_is_its_word(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, Dimension("decisions.depth", choices=("1", "2")), num_trials=2)
+    points = StudyPoints(plan, tmp_path, known(tmp_path), lambda words, decide: {"width": decide("width", (8, 16))})
+    group = points.next()
+    assert group is not None
+    first, second = group.points[0].words
+    assert first in ("decisions.depth=1", "decisions.depth=2")
+    assert second in ("decisions.width=8", "decisions.width=16")
