@@ -86,6 +86,8 @@ class Space(nn.Module):
     ) -> None:
         super().__init__()
         _check_settings(mutators, inputs, leaves)
+        if not callable(base):
+            raise ConfigError(f"base: found {base!r}; expected what makes a module. Write base: {{_target_: ..}}.")
         root, anew = (base, None) if isinstance(base, nn.Module) else (base(), base)
         _check_base(root)
         if WHOLE not in leaves:

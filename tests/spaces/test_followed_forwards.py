@@ -226,3 +226,11 @@ def test_leaves_are_a_list() -> None:
         ConfigError, match=r"leaves: found 'first'; expected a list of paths\. Write leaves: \['first'\]"
     ):
         Space(Net, inputs=[4], leaves="first")
+
+
+def test_texts_make_no_modules() -> None:
+    text: Any = "torch.nn.Linear"
+    with pytest.raises(ConfigError, match=r"base: found 'torch.nn.Linear'; expected what makes a module"):
+        Space(text, inputs=[4])
+    with pytest.raises(ConfigError, match=r"node 'first': found the candidate 'torch.nn.Linear'; expected what makes"):
+        Space(Net, [Operator("layer", "first", {"linear": text})], inputs=[4])
