@@ -13,9 +13,9 @@ _NAME = re.compile(r"[a-z0-9_]{1,100}")
 def decision_faults(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with `decisions`; whether a model asks for them shows when it is built."""
     for name, value in values["decisions"].items():
-        if not _NAME.fullmatch(str(name)):
+        if not _NAME.fullmatch(str(name)) or name == "seed":
             yield (
-                f"decisions: found the name {name!r}; expected a-z, 0-9 and '_', at most 100 of them. "
+                f"decisions: found the name {name!r}; expected a-z, 0-9 and '_', at most 100 of them, but not seed. "
                 "`mlotool show RECIPE --nodes PROBLEM` lists the names."
             )
         elif is_known(value) and type(value) is not int and not (isinstance(value, str) and _NAME.fullmatch(value)):

@@ -24,8 +24,13 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
         settings: what the place would have it made with; it gets those that it has arguments for.
 
     Raises:
-        ConfigError: what is made is no module.
+        ConfigError: what is made is no module, or nothing can be made.
     """
+    if not callable(build):
+        raise ConfigError(
+            f"node '{name}': found the candidate {build!r}; expected what makes a module, or null. Write "
+            "{_target_: torch.nn.Linear, ..}."
+        )
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -174,16 +174,20 @@ def by_mapping(values: Mapping[str, Value]) -> Decide:
     return lambda name, candidates: values.get(name, candidates[0])
 
 
+RESERVED = "seed"
+"""The name that no decision has: sweeps tell runs by it that differ in nothing else."""
+
+
 def is_name(text: Any) -> bool:
     """Say whether a text may name a decision or a candidate."""
     return isinstance(text, str) and _NAME.fullmatch(text) is not None
 
 
 def _check(name: str, candidates: tuple[Value, ...]) -> None:
-    if not is_name(name):
+    if not is_name(name) or name == RESERVED:
         raise ConfigError(
-            f"decision {name!r}: expected a name of a-z, 0-9 and '_', of at most 100 characters. Correct the name of "
-            "the mutator or of the choice."
+            f"decision {name!r}: expected a name of a-z, 0-9 and '_', of at most 100 characters, but not "
+            "'seed'. Correct the name of the mutator or of the choice."
         )
     wrong = [each for each in candidates if type(each) is not int and not is_name(each)]
     if wrong or not 0 < len(candidates) <= _MAX_CANDIDATES or len(set(candidates)) < len(candidates):

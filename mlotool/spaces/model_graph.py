@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Size, Tensor, fx, nn
-from torch.utils import _pytree as pytree
+from torch import Size, fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import Build, settings_of
 from mlotool.spaces.changes import Change
+from mlotool.spaces.in_place import is_changed
 from mlotool.spaces.new_modules import NewModules
 from mlotool.spaces.places import Places
-from mlotool.spaces.shapes import VALUE, Shapes, described, shape_of
+from mlotool.spaces.shapes import Shapes, shape_of, shapes_of_result
 from mlotool.spaces.targets import Place, as_target, node_id
 from mlotool.spaces.tracing import ID, OWNER
 
@@ -50,7 +50,7 @@ class ModelGraph:
                 shapes.infer(graph, root, is_base=True)
             except InfeasibleModelError as error:
                 raise ConfigError(f"inputs: {error}") from error
-        self._result = _shapes_of_result(graph)
+        self._result = shapes_of_result(graph)
 
     def find(self, at: Any) -> list[Place]:
         """Return the places that a target describes, in the order in which the model computes them.
@@ -69,13 +69,11 @@ class ModelGraph:
         Raises:
             ConfigError: there is none.
         """
-        for node in self.graph.nodes:
-            if node_id(node) == name:
-                found: fx.Node = node
-                return found
-        ids = [node_id(each) for each in self.graph.nodes]
+        nodes: dict[str, fx.Node] = {node_id(each): each for each in self.graph.nodes}
+        if name in nodes:
+            return nodes[name]
         raise ConfigError(
-            f"found no node '{name}'; expected an id of the graph.{did_you_mean(name, ids)} "
+            f"found no node '{name}'; expected an id of the graph.{did_you_mean(name, list(nodes))} "
             "`mlotool show RECIPE --nodes PROBLEM` lists them."
         )
 
@@ -87,7 +85,8 @@ class ModelGraph:
     def fits(self, reader: fx.Node, now: fx.Node, source: fx.Node) -> bool:
         """Say whether a node could read another one in the place of one that it reads."""
         order = {each: number for number, each in enumerate(self.graph.nodes)}
-        return source is not now and order[source] < order[reader] and shape_of(source) == shape_of(now)
+        is_other = source is not now and order[source] < order[reader]
+        return is_other and shape_of(source) == shape_of(now) and not is_changed(source, self.root)
 
     def create(self, name: str, build: Build, inputs: Sequence[fx.Node], shape: Size | None = None) -> fx.Node:
         """Add a node with a new module, which nobody reads yet.
@@ -161,14 +160,15 @@ class ModelGraph:
         Args:
             place: one node, or several with one input.
             build: makes the module; it is given the settings of the one that stands there.
-            name: id of the new node where a function or several nodes are replaced; a module's node keeps its own.
+            name: id of the new node where a function, several nodes or one call of several of a module are replaced;
+                other nodes of modules keep their own.
 
         Returns:
             the node.
         """
         settings = settings_of(place.module, place.input_shape, place.output_shape)
         last = place.nodes[-1]
-        if len(place.nodes) == 1 and last.op == "call_module":
+        if len(place.nodes) == 1 and last.op == "call_module" and not self._is_called_elsewhere(last):
             path = str(last.target)
             self._modules.put(path, build, settings)
             self._note("replace", place.id)
@@ -219,6 +219,7 @@ class ModelGraph:
         """
         last, source = place.nodes[-1], self._input_of(place)
         readers = list(last.users)
+        self._check_room()
         copies: dict[fx.Node, fx.Node] = {source: last}
         after = last
         for node in place.nodes:
@@ -258,6 +259,10 @@ class ModelGraph:
         finally:
             self._mutator = ""
 
+    def _is_called_elsewhere(self, node: fx.Node) -> bool:
+        same = (each for each in self.graph.nodes if (each.op, each.target) == (node.op, node.target))
+        return any(each is not node for each in same)
+
     def _create(
         self,
         name: str,
@@ -290,6 +295,9 @@ class ModelGraph:
                 f"found the id '{name}' of a new node; expected one that no node or module has, of "
                 "letters, digits and '_'. Give the mutator another name."
             )
+        self._check_room()
+
+    def _check_room(self) -> None:
         if len(self.graph.nodes) >= MAX_NODES:
             raise InfeasibleModelError(f"found {MAX_NODES} nodes; expected less. Correct its candidates.")
 
@@ -318,7 +326,7 @@ class ModelGraph:
         if self._shapes is None:
             return
         self._shapes.infer(self.graph, self.root)
-        result = _shapes_of_result(self.graph)
+        result = shapes_of_result(self.graph)
         if result != self._result:
             raise InfeasibleModelError(
                 f"the model returns {result}, and without mutators {self._result}; expected the same. "
@@ -340,8 +348,3 @@ def _nodes_in(arguments: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.node.map_arg(arguments, found.append)
     return found
-
-
-def _shapes_of_result(graph: fx.Graph) -> str:
-    [output] = (node for node in graph.nodes if node.op == "output")
-    return str(pytree.tree_map_only(Tensor, described, output.meta.get(VALUE)))

@@ -40,6 +40,8 @@ class NewModules:
             build: makes it.
             settings: of its place.
         """
+        if self.has(path):
+            self._check_untied(path)
         self._makers[path] = (build, settings)
         self._keep(path, built(build, self._seed, path, settings))
 
@@ -53,6 +55,7 @@ class NewModules:
         Raises:
             ConfigError: it is the base's, which nobody can make anew.
         """
+        self._check_untied(path)
         new = f"{name}.{path}"
         if path in self._makers:
             self.put(new, *self._makers[path])
@@ -66,6 +69,17 @@ class NewModules:
             self._models[name] = built(self._anew, self._seed, name, {})
         self._origins[new] = origin = self._origins.get(path, path)
         self._keep(new, self._models[name].get_submodule(origin))
+
+    def _check_untied(self, path: str) -> None:
+        """Refuse a module whose parameters another one has as well: a new one would have its own."""
+        names = dict(self._root.named_parameters(remove_duplicate=False))
+        inside = {id(tensor): name for name, tensor in names.items() if name.startswith(f"{path}.")}
+        for name, tensor in names.items():
+            if not name.startswith(f"{path}.") and id(tensor) in inside:
+                raise ConfigError(
+                    f"'{path}' shares '{inside[id(tensor)]}' with '{name}', and a new module would not; expected "
+                    "modules whose parameters are their own. Write another path, or make a leaf of what holds both."
+                )
 
     def _keep(self, path: str, module: nn.Module) -> None:
         *above, last = path.split(".")

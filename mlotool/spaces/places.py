@@ -8,7 +8,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.shapes import shape_of
 from mlotool.spaces.targets import Place, Target, node_id
-from mlotool.spaces.tracing import OWNER
+from mlotool.spaces.tracing import CALLS, OWNER
 
 
 class Places:
@@ -83,8 +83,11 @@ class Places:
                 yield self._place(node_id(nodes[-1]), tuple(nodes), None)
 
     def _inside(self, path: str) -> tuple[fx.Node, ...]:
-        """Return the nodes of a module's forward, if nothing but the last of them is read outside."""
+        """Return the nodes of a module's forward, if it is called once and only the last of them is read outside."""
         nodes = tuple(node for node in self._graph.nodes if _is_inside(node, path))
+        calls = {call for node in nodes for call in node.meta.get(CALLS, ()) if call.partition("@")[0] == path}
+        if len(calls) > 1:
+            return ()
         read = {node for node in nodes if any(user not in nodes for user in node.users)}
         return nodes if nodes and read <= {nodes[-1]} else ()
 

@@ -1,7 +1,8 @@
 """A graph as a function, and whether it computes what the model computes."""
 
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -31,6 +32,18 @@ def compiled(graph: fx.Graph, name: str) -> Callable[..., Any]:
     function = namespace["forward"]
     assert callable(function)
     return function
+
+
+@contextmanager
+def kept_buffers(root: nn.Module) -> Iterator[None]:
+    """Put back the values of buffers, which a forward may change in evaluation too."""
+    kept = [(buffer, buffer.clone()) for buffer in root.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
 
 
 def check_result(root: nn.Module, graph: fx.Graph, shapes: Shapes) -> None:

@@ -146,6 +146,12 @@ def described(value: Tensor) -> str:
     return f"(b{rest})" if value.shape[:1] == (BATCH_SIZE,) else str(tuple(value.shape))
 
 
+def shapes_of_result(graph: fx.Graph) -> str:
+    """Return the shapes of what a model returns, in words."""
+    [output] = (node for node in graph.nodes if node.op == "output")
+    return str(pytree.tree_map_only(Tensor, described, output.meta.get(VALUE)))
+
+
 def _check_operands(node: fx.Node, args: tuple[Any, ...]) -> None:
     stretched = _stretched(node, args)
     if any(stretched) and node.meta.get(STRETCHED) != stretched:
@@ -200,9 +206,13 @@ def _values(arguments: Any) -> Any:
     return fx.node.map_arg(arguments, lambda node: node.meta[VALUE])
 
 
+def _float() -> str:
+    return str(torch.get_default_dtype()).removeprefix("torch.")
+
+
 def _shape_and_type(described: Any) -> tuple[tuple[int, ...], torch.dtype]:
     given = described if isinstance(described, Mapping) else {"shape": described}
-    shape, dtype, batched = given.get("shape"), given.get("dtype", "float32"), given.get("batched", True)
+    shape, dtype, batched = given.get("shape"), given.get("dtype", _float()), given.get("batched", True)
     is_shape = isinstance(shape, Sequence) and all(type(each) is int and 0 < each < 2**31 for each in shape)
     is_known = dtype in _DTYPES and type(batched) is bool and set(given) <= {"shape", "dtype", "batched"}
     if not (is_shape and is_known):

@@ -11,12 +11,21 @@ from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.decisions import Decisions, Value, by_mapping, deciding, decisions_of
+from mlotool.spaces.in_place import without_in_place
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.same_result import check_result, compiled
+from mlotool.spaces.same_result import check_result, compiled, kept_buffers
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import summaries
 from mlotool.spaces.tracing import WHOLE, traced, whole
+from mlotool.spaces.unread import remove_unread, unread
+
+_OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_num_inputs", "_is_rewired", "_run"}
+_MODULE_METHODS = (
+    *("train", "eval", "requires_grad_", "_apply", "parameters", "named_parameters", "state_dict", "load_state_dict"),
+    *("_save_to_state_dict", "_load_from_state_dict", "get_extra_state", "set_extra_state", "__call__", "__setattr__"),
+)
+"""Of the base's class, those that would be torch's in a space."""
 
 
 class LostMethodError(ConfigError, AttributeError):
@@ -78,27 +87,39 @@ class Space(nn.Module):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        _check_mutators(mutators, inputs)
+        _check_settings(mutators, inputs, leaves)
+        if not callable(base):
+            raise ConfigError(f"base: found {base!r}; expected what makes a module. Write base: {{_target_: ..}}.")
         shapes = None if inputs is None else Shapes(inputs)
         with decisions_of(decisions) as asked:
             before = set(asked.made)
             root, anew = (base, None) if isinstance(base, nn.Module) else (base(), partial(_anew, base, asked))
             _check_base(root)
+            if WHOLE not in leaves:
+                _check_own_names(root)
             self._own_type: type[nn.Module] = type(root)
             root, graph = _graph(root, leaves, shapes)
             self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
+            unread_before = unread(graph)
             modes, used = {module: module.training for module in root.modules()}, _used(graph)
-            model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
-            if shapes is not None:
-                check_result(root, graph, shapes)
-            for mutator in mutators:
-                with model.by(mutator.name):
-                    mutator.mutate(model)
+            if mutators:
+                without_in_place(graph, root)
+            with kept_buffers(root):
+                model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
+                if shapes is not None:
+                    check_result(root, graph, shapes)
+                for mutator in mutators:
+                    with model.by(mutator.name):
+                        mutator.mutate(model)
+                remove_unread(graph, root, unread_before)
             own = {name: each for name, each in asked.made.items() if name not in before}
         for module in root.modules():
             module.training = modes.get(module, modes[root])
-        for path in used - _used(graph):
-            _remove(root, path)
+        still_used = _used(graph)
+        for path in used - still_used:
+            # A layer that is not called any more may hold a tensor that another node reads.
+            if not any(each.startswith(f"{path}.") for each in still_used):
+                _remove(root, path)
         # Parameters, buffers, children and attributes keep their names and their order.
         self.__dict__.update(vars(root))
         self.decisions, self.changes, self.nodes = own, tuple(model.changes), summaries(graph, root, model.changes)
@@ -146,13 +167,15 @@ def _anew(base: Callable[[], nn.Module], asked: Decisions) -> nn.Module:
         return base()
 
 
-def _check_mutators(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] | None) -> None:
+def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] | None, leaves: Sequence[str]) -> None:
     for mutator in mutators:
         if not isinstance(mutator, AbstractMutator):
             raise ConfigError(
                 f"mutators: found {type(mutator).__name__}; expected mutators, such as mlotool.spaces.Operator, or a "
                 "subclass of mlotool.spaces.AbstractMutator. Correct the list."
             )
+    if isinstance(leaves, str):
+        raise ConfigError(f"leaves: found {leaves!r}; expected a list of paths. Write leaves: ['{leaves}'].")
     if mutators and inputs is None:
         raise ConfigError(
             "inputs: missing; expected the shape of what the model is called with, as mutators need it. Write "
@@ -173,11 +196,38 @@ def _check_base(base: nn.Module) -> None:
             )
 
 
+def _check_own_names(base: nn.Module) -> None:
+    """Refuse a base of which a space would lose something without a word."""
+    changed = [name for name in _MODULE_METHODS if getattr(type(base), name) is not getattr(nn.Module, name)]
+    if changed:
+        raise ConfigError(
+            f"base: found {type(base).__name__}.{changed[0]}, which a space has from torch.nn.Module; expected a model "
+            "that leaves it as it is, or does so in a module inside it. Write leaves: ['.'], which makes one node of "
+            "the whole model, or a model without it."
+        )
+    kept = {*vars(base), *base._modules, *base._parameters, *base._buffers}
+    taken = sorted(kept & _OWN_NAMES)
+    if taken:
+        raise ConfigError(
+            f"base: found {type(base).__name__} with an attribute '{taken[0]}', which a space has for itself; expected "
+            "another name. Rename it, or write leaves: ['.'], which makes one node of the whole model."
+        )
+
+
 def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes | None) -> tuple[nn.Module, fx.Graph]:
     num_inputs = None if shapes is None else len(shapes)
     if WHOLE in leaves:
         return whole(base, num_inputs)
     graph = traced(base, leaves, num_inputs)
+    nodes = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+    for path, module in base.named_modules():
+        is_inside = any(path == each or path.startswith(f"{each}.") for each in nodes)
+        # A space takes over those of the model itself.
+        if path and not is_inside and (module._forward_hooks or module._forward_pre_hooks):
+            raise ConfigError(
+                f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called; "
+                f"expected them on a layer or a leaf. Write leaves: ['{path}']."
+            )
     return base, graph
 
 

@@ -1,6 +1,7 @@
 """A model's forward as a graph of layers, declared leaves and functions, each with an id that does not change."""
 
 import inspect
+import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,14 +10,17 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.patterns import matches
 
-ID, OWNER = "id", "owner"
-"""What `node.meta` holds: the node's id, and the path of the module whose forward it stands in."""
+ID, OWNER, CALLS = "id", "owner", "calls"
+"""What `node.meta` holds: the node's id, the path of the module whose forward it stands in, and the calls of modules
+that it stands in (`block`, and `block@1` the second time)."""
 
 WHOLE = "."
 """The leaf that is the whole model."""
@@ -55,6 +59,19 @@ class _Tracer(fx.Tracer):
     def __init__(self, leaves: Sequence[str], num_inputs: int | None) -> None:
         super().__init__()
         self._leaves, self._num_inputs = leaves, num_inputs
+        self._contexts = _contexts()
+
+    def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
+        """Refuse steps under `torch.no_grad()` and the like, which a graph does not keep."""
+        if _contexts() != self._contexts:
+            stack = [path for path, _ in self.module_stack.values()]
+            # A layer is on the stack while its own node is made.
+            path = (["", *stack[:-1]] if kind == "call_module" else ["", *stack])[-1]
+            raise ConfigError(
+                f"leaves: {_named(self.root, path)} takes steps under torch.no_grad(), enable_grad() or autocast, "
+                f"which a graph does not keep; expected .detach(), or none of them. {_leaf(path)}"
+            )
+        return super().create_node(kind, *args, **kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Torch's own layers are leaves, and what was declared to be one."""
@@ -65,6 +82,10 @@ class _Tracer(fx.Tracer):
         """Make an input of each argument that is given."""
         names = input_names(self.root, self._num_inputs)
         return root_fn, [self.root, *(self.create_proxy("placeholder", name, (), {}) for name in names)]
+
+
+def _contexts() -> tuple[bool, ...]:
+    return torch.is_grad_enabled(), *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
 def input_names(base: nn.Module, num_inputs: int | None) -> list[str]:
@@ -130,7 +151,8 @@ def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None
 
 def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> fx.Graph:
     tracer = _Tracer(leaves, num_inputs)
-    before = {path: set(vars(module)) for path, module in base.named_modules()}
+    before = {path: dict(vars(module)) for path, module in base.named_modules()}
+    random_states = _random_states()
     with _unchanged(base):
         try:
             graph = tracer.trace(base)
@@ -140,15 +162,40 @@ def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> f
             raise _untraceable(base, tracer, error) from error
         for path, module in base.named_modules():
             for name, value in vars(module).items():
-                if isinstance(value, fx.Proxy) or (name not in before[path] and not name.startswith("_")):
+                if _is_set(name, value, before[path]):
                     raise ConfigError(
                         f"leaves: {_named(base, path)} sets its own attribute '{name}' in forward, which a graph does "
                         f"not do; expected a forward that returns what it computes. {_leaf(path)}"
                     )
+    if _random_states() != random_states:
+        raise ConfigError(
+            f"leaves: the forward of {_named(base, '')} draws random numbers that a graph would draw once and for all; "
+            "expected torch's functions of its tensors, such as F.dropout or torch.rand_like. Declare the module that "
+            f"draws them as a leaf, or write leaves: ['{WHOLE}'], which makes one node of the whole model."
+        )
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack") or {"": ("", None)}
-        node.meta[OWNER] = list(stack.values())[-1][0]
+        node.meta |= {OWNER: list(stack.values())[-1][0], CALLS: tuple(stack)}
+        if node.op == "get_attr" and node.target.startswith("_tensor_constant") and node.target not in before[""]:
+            path = node.meta[OWNER]
+            raise ConfigError(
+                f"leaves: {_named(base, path)} makes a tensor of constants in forward, which a graph would have once "
+                f"and for all, on one device; expected a buffer: self.register_buffer(..). {_leaf(path)}"
+            )
     return graph
+
+
+def _is_set(name: str, value: Any, before: Mapping[str, Any]) -> bool:
+    """Say whether a forward has set an attribute, other than to what it was; new ones with `_` may be torch.fx's."""
+    if name not in before:
+        return isinstance(value, fx.Proxy) or not name.startswith("_")
+    is_plain = isinstance(value, bool | int | float | str | None)
+    return value is not before[name] and not (is_plain and type(value) is type(before[name]) and value == before[name])
+
+
+def _random_states() -> tuple[Any, ...]:
+    with unset_fake_temporarily():
+        return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state())
 
 
 @contextmanager

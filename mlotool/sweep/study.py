@@ -19,8 +19,10 @@ from mlotool.sweep.study_decisions import (
     checked_decisions,
     is_drawn,
     is_infeasible,
+    is_repeated,
     note_drawn,
     note_infeasible,
+    note_repeated,
     suggest,
     words_of,
 )
@@ -83,7 +85,7 @@ class StudyPoints(AbstractPoints):
             "pruner": settings["pruner"],
             "pruner_options": dict(settings["pruner_options"]),
         }
-        self._fixed_seed = plan.seed
+        self._fixed_seed, self._is_brute_force = plan.seed, settings["sampler"] == "brute_force"
         self._optuna, self._states = optuna, optuna.trial.TrialState
         self._folder, pruner = folder, make_pruner(settings["pruner"], settings["pruner_options"])
         is_found = not settings["storage"] and (folder / STUDY_FILE).exists()
@@ -124,7 +126,10 @@ class StudyPoints(AbstractPoints):
         if settings["sampler"] == "tpe" and self._draw_decisions is not None:
             # Decisions depend on one another; some there are only in some models.
             own |= {"multivariate": True, "group": True}
-        return own | dict(settings["sampler_options"])
+        options = own | dict(settings["sampler_options"])
+        if options.get("multivariate") is False and "group" not in settings["sampler_options"]:
+            options.pop("group", None)
+        return options
 
     def next(self) -> Group | None:
         """Return jobs that died, or else new ones."""
@@ -136,33 +141,48 @@ class StudyPoints(AbstractPoints):
         while len(points) < self._group_size and self._num_given < self.total:
             if not self._waiting:
                 self._waiting += self._draw()
+            if not self._waiting:
+                break
             points.append(self._waiting.pop(0))
             self._num_given += 1
         return Group(tuple(points)) if points else None
 
     def _draw(self) -> list[Point]:
-        """Return the jobs of a new trial."""
+        """Return the jobs of a new trial; none where brute force has drawn all."""
+        points, trial = self._drawn()
+        others = self._study.get_trials(deepcopy=False)[: trial.number] if self._is_brute_force else []
+        # Optuna notices it when a trial ends, and draws what it has drawn until then.
+        if any(each.params == trial.params for each in others):
+            with storing(self._watched["url"]), self._until_all_are_tried():
+                note_repeated(trial)
+                self._study.tell(trial.number, state=self._states.FAIL)
+            self._study.set_user_attr(_ALL_TRIED, True)
+            self.total = self._num_given
+            return []
+        return points
+
+    def _drawn(self) -> tuple[list[Point], Any]:
         with warnings.catch_warnings():
             # Samplers that are experimental in Optuna say so each time.
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             with storing(self._watched["url"]):
                 trial = self._study.ask(self._distributions)
             if self._draw_decisions is None:
-                return self._points(trial)
+                return self._points(trial), trial
             decided: dict[str, Any] = {}
             try:
                 self._draw_decisions(self._own_words(trial), partial(suggest, trial, decided))
             except InfeasibleModelError as error:
-                with storing(self._watched["url"]):
+                with storing(self._watched["url"]), self._until_all_are_tried(num_more=self._values.repeats):
                     note_infeasible(trial, str(error))
                     self._study.tell(trial.number, state=self._states.FAIL)
-                return self._points(trial, refused=str(error))
+                return self._points(trial, refused=str(error)), trial
             except ConfigError:
                 # Values that are drawn may be wrong: the job fails, and says so.
                 pass
             with storing(self._watched["url"]):
                 note_drawn(trial)
-        return self._points(trial)
+        return self._points(trial), trial
 
     def finish(self, point: Point, outcome: JobOutcome) -> None:
         """Tell the study, once all jobs of a trial have ended; one that was interrupted stays as it is, to go on."""
@@ -182,15 +202,19 @@ class StudyPoints(AbstractPoints):
                 self._study.tell(number, state=self._states.PRUNED if told.is_pruned else self._states.FAIL)
 
     @contextmanager
-    def _until_all_are_tried(self) -> Iterator[None]:
-        """Take no more trials once every value has been tried, which Optuna says by an error after it took note."""
+    def _until_all_are_tried(self, num_more: int = 0) -> Iterator[None]:
+        """Take no more trials once every value has been tried, which Optuna says by an error after it took note.
+
+        Args:
+            num_more: jobs that were drawn, and are still to be given.
+        """
         try:
             yield
         except RuntimeError as error:
             if "stop" not in str(error):
                 raise
             self._study.set_user_attr(_ALL_TRIED, True)
-            self.total = self._num_given
+            self.total = self._num_given + num_more
 
     def _take_up(self, folder: Path, record: GroupRecord) -> tuple[list[Group], list[Point]]:
         """Count the jobs of an earlier process; return the groups that it left unfinished, and single jobs."""
@@ -198,6 +222,8 @@ class StudyPoints(AbstractPoints):
         waiting: dict[int, Point] = {}
         trials: dict[int, Any] = {}
         for trial in self._study.get_trials():
+            if is_repeated(trial):
+                continue
             # Without all of its values a trial never was a job: its process died while it was drawn.
             is_whole = trial.params.keys() >= self._distributions.keys() and is_drawn(
                 trial, self._draw_decisions is not None
@@ -255,7 +281,9 @@ class StudyPoints(AbstractPoints):
 
     def _points(self, trial: Any, refused: str | None = None) -> list[Point]:
         """Return the jobs of a trial."""
-        words, repeats = (*self._own_words(trial), *words_of(trial)), self._values.repeats
+        # A decision that the command line varies is a word as it stands there.
+        words = (*self._own_words(trial), *words_of(trial, without=self._distributions))
+        repeats = self._values.repeats
         first = trial.number * repeats
         if repeats == 1:
             study = {**self._watched, "trial": trial.number} if self._values.can_be_pruned else None

@@ -1,15 +1,17 @@
 """Decisions of models in a study: asked of its sampler one by one, kept under `decisions.<name>`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from mlotool.config.check_decisions import decision_faults
 from mlotool.core.errors import MlotoolError, RunError
 
 PREFIX = "decisions."
-_DRAWN, _INFEASIBLE = "drawn", "infeasible"
+_DRAWN, _INFEASIBLE, _REPEATED = "drawn", "infeasible", "repeated"
 _MAX_REASON = 2_000
+_OTHER_VALUES = ("null", "true", "false", "nan", "inf")
+"""Words that are no text to Hydra."""
 
 
 def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[Any, ...]) -> Any:
@@ -42,9 +44,9 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
     return decided[name]
 
 
-def words_of(trial: Any) -> tuple[str, ...]:
-    """Return the decisions of a trial as overrides."""
-    return tuple(f"{key}={_word(value)}" for key, value in _decisions(trial))
+def words_of(trial: Any, without: Container[str] = ()) -> tuple[str, ...]:
+    """Return the decisions of a trial as overrides, but for some keys."""
+    return tuple(f"{key}={_word(value)}" for key, value in _decisions(trial) if key not in without)
 
 
 def checked_decisions(trial: Any) -> None:
@@ -78,10 +80,21 @@ def is_infeasible(trial: Any) -> bool:
     return _INFEASIBLE in trial.user_attrs
 
 
+def note_repeated(trial: Any) -> None:
+    """Note that a trial is one that there was: it has no job."""
+    trial.set_user_attr(_REPEATED, True)
+
+
+def is_repeated(trial: Any) -> bool:
+    """Say whether a trial is one that there was."""
+    return trial.user_attrs.get(_REPEATED) is True
+
+
 def _decisions(trial: Any) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in trial.params.items() if key.startswith(PREFIX))
 
 
 def _word(value: Any) -> str:
     """Return a name as a word of Hydra's that is this text and nothing else."""
-    return str(value) if type(value) is int or str(value)[:1].isalpha() else json.dumps(value)
+    is_plain = type(value) is int or (str(value)[:1].isalpha() and value not in _OTHER_VALUES)
+    return str(value) if is_plain else json.dumps(value)

@@ -170,7 +170,7 @@ def test_a_name_twice() -> None:
     assert "found two decisions of this name" in refusal(two_spaces)
 
 
-@pytest.mark.parametrize("name", ["Kernel", "a b", "a-b", "", "x" * 101, "ä", "a.b", 3])
+@pytest.mark.parametrize("name", ["Kernel", "a b", "a-b", "", "x" * 101, "ä", "a.b", "seed", 3])
 def test_names_of_decisions(name: Any) -> None:
     assert "expected a name of a-z, 0-9 and '_'" in refusal(lambda: choose(name, ["a", "b"]))
 

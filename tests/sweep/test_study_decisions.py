@@ -15,6 +15,7 @@ from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.job_folder import JobSpec, read_job, read_outcome
 from mlotool.sweep.study import StudyPoints
+from mlotool.sweep.study_decisions import words_of
 from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
 optuna = pytest.importorskip("optuna")
@@ -74,6 +75,19 @@ def test_brute_force_ends_where_all_have_been_tried(tmp_path: Path) -> None:
     found = [tuple(sorted(trial.params.items())) for trial in trials(tmp_path)]
     assert len(set(found)) == len(found) == points.total
     assert StudyPoints(plan, tmp_path, known(tmp_path), draw).next() is None
+
+
+def test_brute_force_in_groups_tries_each_once(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, num_trials=50, sampler="brute_force", fuse=8)
+    points = StudyPoints(
+        plan, tmp_path, known(tmp_path), lambda words, decide: {"kind": decide("kind", ("a", "b", "c"))}
+    )
+    assert len(run(points, tmp_path).started) == 3
+    assert (points.num_ended, points.total) == (3, 3)
+    again = StudyPoints(
+        plan, tmp_path, known(tmp_path), lambda words, decide: {"kind": decide("kind", ("a", "b", "c"))}
+    )
+    assert (again.num_ended, again.next()) == (3, None)
 
 
 def test_beside_other_values(tmp_path: Path) -> None:
@@ -237,3 +251,40 @@ def test_a_spoiled_study_has_no_words(tmp_path: Path, value: Any) -> None:
     )
     with pytest.raises(ConfigError, match=r"found a study .* that is not that of this sweep"):
         StudyPoints(plan, tmp_path, known(tmp_path), draw)
+
+
+@pytest.mark.parametrize("value", ["null", "true", "false", "nan", "inf", "1e5", "007", "3x3", "on", 7])
+def test_words_are_read_as_the_values_that_they_are_made_of(value: Any) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from optuna.distributions import CategoricalDistribution
+    from optuna.trial import create_trial
+
+    distributions = {"decisions.kind": CategoricalDistribution([value, "other"])}
+    [word] = words_of(create_trial(value=0.0, params={"decisions.kind": value}, distributions=distributions))
+    assert OverridesParser.create().parse_override(word).value() == value
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_brute_force_ends_where_the_last_model_is_infeasible(tmp_path: Path, seed: int) -> None:
+    def one_fits(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        kind = decide("kind", ("x", "y", "z"))
+        if kind != "x":
+            raise InfeasibleModelError(f"no {kind}")
+        return {"kind": kind}
+
+    plan = make_plan(tmp_path, num_trials=10, sampler="brute_force", seed=seed)
+    points = StudyPoints(plan, tmp_path, known(tmp_path), one_fits)
+    run(points, tmp_path)
+    assert (points.total, points.num_ended) == (3, 3)
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert sorted(each.state.name for each in study.trials) == ["COMPLETE", "FAIL", "FAIL"]
+
+
+def test_a_decision_that_the_command_line_varies_is_its_word(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, Dimension("decisions.depth", choices=("1", "2")), num_trials=2)
+    points = StudyPoints(plan, tmp_path, known(tmp_path), lambda words, decide: {"width": decide("width", (8, 16))})
+    group = points.next()
+    assert group is not None
+    first, second = group.points[0].words
+    assert first in ("decisions.depth=1", "decisions.depth=2")
+    assert second in ("decisions.width=8", "decisions.width=16")

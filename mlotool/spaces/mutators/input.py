@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mlotool.core.errors import ConfigError
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
@@ -24,11 +25,13 @@ class Input(AbstractMutator):
     Example:
         >>> base = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
         >>> skip = Input("skip", "2", {"type": "Linear"})
-        >>> Space(base, [skip], inputs=[4], decisions={"skip_0": 1}).nodes[3].inputs
-        ('0',)
+        >>> [each.id for each in Space(base, [skip], inputs=[4], decisions={"skip_0": 1}).nodes]
+        ['input', '0', '2', 'output']
     """
 
     def __init__(self, name: str, at: Any, sources: Any, most: int = 10) -> None:
+        if type(most) is not int or most < 1:
+            raise ConfigError(f"Input: found most={most!r}; expected a whole number of at least 1. Correct it.")
         self.name, self.at, self.sources, self.most = name, at, sources, most
 
     def mutate(self, graph: ModelGraph) -> None:
