@@ -41,7 +41,7 @@ class Space(nn.Module):
     seed and on the node alone: two models that differ in one decision start alike in all else.
 
     Args:
-        base: a function that makes a model, or a model; in a recipe, a node with `_target_`.
+        base: a function that makes a model, or a model, which is changed itself; in a recipe, a node with `_target_`.
         mutators: change its graph, in this order.
         inputs: the shape, without the batch, of what the model is called with: [1, 8, 8], or a list with one for each
             argument, as [[64], {shape: [64], dtype: int64}]. It is needed as soon as there is a mutator.

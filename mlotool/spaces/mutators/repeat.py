@@ -17,7 +17,7 @@ class Repeat(AbstractMutator):
     Args:
         name: of the decisions.
         at: the places, which return the shape that they read; see `Target`.
-        counts: how often a place may stand there; its first one is where nothing is decided.
+        counts: how often a place may stand there; the first count is taken where nothing is decided.
 
     Source: Zhang et al. 2020, Retiarii, section 3.3; the depth of a stage in Tan et al. 2019 (MnasNet).
 
