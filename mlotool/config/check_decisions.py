@@ -19,7 +19,8 @@ def decision_faults(values: Mapping[str, Any]) -> Iterator[str]:
                 "`mlotool show RECIPE --nodes PROBLEM` lists the names."
             )
         elif is_known(value) and type(value) is not int and not (isinstance(value, str) and _NAME.fullmatch(value)):
+            quotes = " YAML reads yes, no, on and off so: write quotes around them." if isinstance(value, bool) else ""
             yield (
                 f"decisions.{name}: found {value!r}; expected the name of a candidate, of a-z, 0-9 and '_', or a whole "
-                "number. `mlotool show RECIPE --nodes PROBLEM` lists the candidates."
+                f"number.{quotes} `mlotool show RECIPE --nodes PROBLEM` lists the candidates."
             )

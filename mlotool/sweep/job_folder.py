@@ -144,6 +144,17 @@ def read_number(folder: Path, key: str) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def numbers_of(folder: Path) -> list[str]:
+    """Return the keys for which `read_number` has a number."""
+    try:
+        summary = read_json(folder, SUMMARY) or {}
+    except RunFileError:
+        return []
+    metrics, sizes = summary.get("metrics"), summary.get("num_parameters")
+    names = [f"{problem}/num_parameters" for problem in sizes] if isinstance(sizes, dict) else []
+    return [*names, *(metrics if isinstance(metrics, dict) else ())]
+
+
 def note_failure(folder: Path, words: tuple[str, ...], error: str, status: str = "failed") -> None:
     """Leave what a table of the sweep reads, for a job that was refused or died; what the run wrote stays.
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from statistics import fmean
 
 from mlotool.config.sweep_plan import SweepPlan
-from mlotool.core.errors import ConfigError
-from mlotool.sweep.job_folder import JobOutcome, read_number
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.suggest import did_you_mean
+from mlotool.sweep.job_folder import JobOutcome, numbers_of, read_number
 
 DIRECTIONS = {"max": "maximize", "min": "minimize"}
 
@@ -63,8 +64,18 @@ class StudyValues:
             job: its number.
             outcome: how it has ended.
             folder: the job's.
+
+        Raises:
+            RunError: a job that has finished has no value of the second objective.
         """
         second = None if self._second is None else read_number(folder, self._second)
+        if second is None and self._second is not None and outcome.status == "finished":
+            known = numbers_of(folder)
+            raise RunError(
+                f"sweep.second_objective: found {self._second}, which {folder} has not; expected one of "
+                f"{', '.join(known) or 'the keys of its summary.json'}.{did_you_mean(self._second, known)} Start the sweep "
+                "again with that key."
+            )
         ended = self._ended.setdefault(trial, {})
         ended[job] = outcome, second
         if len(ended) < self.repeats:

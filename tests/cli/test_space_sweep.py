@@ -74,12 +74,9 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    # With 12 draws at random, one has surely drawn what makes no model.
-    assert (
-        main(words("sweep.num_trials=12", "sweep.sampler=random", "sweep.sampler_options=null", "sweep.fuse=12")) == 0
-    )
+    assert main(words("sweep.num_trials=6", "sweep.sampler=random", "sweep.sampler_options=null", "sweep.fuse=6")) == 0
     sweep = only_sweep()
-    summaries = {number: summary_of(sweep / str(number)) for number in range(12)}
+    summaries = {number: summary_of(sweep / str(number)) for number in range(6)}
     assert {each["status"] for each in summaries.values()} == {"finished", "infeasible"}
     for number, summary in summaries.items():
         listed = (sweep / str(number) / "overrides.txt").read_text().splitlines()

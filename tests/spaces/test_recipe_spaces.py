@@ -21,6 +21,7 @@ from tests.small_recipes import RECIPES
 
 EXPLORING = [name for name in RECIPES if name.startswith("explore_")]
 MOST_INFEASIBLE = 0.05
+QUICK = ("explore_path_level", "explore_weight_agnostic", "explore_mwn")
 
 
 def drawn(recipe: str, number: int) -> dict[str, Any] | None:
@@ -75,8 +76,8 @@ def test_there_are_seven() -> None:
 
 
 def test_draws_build_again_to_the_bit() -> None:
-    draws = {name: [each for number in range(5) if (each := drawn(name, number))] for name in EXPLORING}
-    assert all(len(every) >= 4 for every in draws.values())
+    draws = {name: [each for number in range(2) if (each := drawn(name, number))] for name in QUICK}
+    assert all(draws.values()) and all(len(every) <= 2 for every in draws.values())
     assert digests_elsewhere(draws) == {name: [digest(name, each) for each in every] for name, every in draws.items()}
 
 
@@ -90,14 +91,17 @@ def test_200_draws_build_again_to_the_bit(recipe: str) -> None:
     assert digests_elsewhere({recipe: feasible}) == {recipe: [digest(recipe, each) for each in feasible]}
 
 
-@pytest.mark.parametrize("recipe", EXPLORING)
+EVERY = [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in EXPLORING]
+
+
+@pytest.mark.parametrize("recipe", EVERY)
 def test_the_first_candidates_are_what_a_run_trains(recipe: str) -> None:
     first = build_modules(_values(recipe), lambda name, candidates: candidates[0]).values
     assert first
     assert digest(recipe, {}) == digest(recipe, first)
 
 
-@pytest.mark.parametrize("recipe", EXPLORING)
+@pytest.mark.parametrize("recipe", EVERY)
 def test_models_without_values_make_the_same_decisions(recipe: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -56,25 +56,29 @@ def trials(folder: Path) -> list[Any]:
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "evolution", "reinforce", "predictor", "brute_force"])
 def test_a_job_has_the_decisions_of_its_trial(tmp_path: Path, sampler: str) -> None:
-    plan = make_plan(tmp_path, num_trials=8, sampler=sampler)
+    plan = make_plan(tmp_path, num_trials=4, sampler=sampler)
     points = StudyPoints(plan, tmp_path, known(tmp_path), draw)
-    assert len(run(points, tmp_path).started) == 8
+    assert len(run(points, tmp_path).started) == 4
     for trial in trials(tmp_path):
         values = values_of(read_job(tmp_path / str(trial.number)))
         decided = {key: value for key, value in values.items() if key.startswith("decisions.")}
         assert decided == {key: str(value) for key, value in trial.params.items()}
         assert ("decisions.depth" in decided) == (decided["decisions.kind"] == "b")
-    assert {trial.params["decisions.kind"] for trial in trials(tmp_path)} == {"a", "b"}
+
+
+def few(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+    kind = decide("kind", ("a", "b"))
+    return {"kind": kind} if kind == "a" else {"kind": kind, "depth": decide("depth", (1, 2, 3))}
 
 
 def test_brute_force_ends_where_all_have_been_tried(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, num_trials=50, sampler="brute_force")
-    points = StudyPoints(plan, tmp_path, known(tmp_path), draw)
-    # a; b with depths of 1, 2 and 3, of 2, 3 and 4 sources, each with two widths.
-    assert len(run(points, tmp_path).started) == 1 + 2 * (2 + 3 + 4)
+    points = StudyPoints(plan, tmp_path, known(tmp_path), few)
+    # a; b with three depths.
+    assert len(run(points, tmp_path).started) == 1 + 3
     found = [tuple(sorted(trial.params.items())) for trial in trials(tmp_path)]
     assert len(set(found)) == len(found) == points.total
-    assert StudyPoints(plan, tmp_path, known(tmp_path), draw).next() is None
+    assert StudyPoints(plan, tmp_path, known(tmp_path), few).next() is None
 
 
 def test_brute_force_in_groups_tries_each_once(tmp_path: Path) -> None:
@@ -187,6 +191,13 @@ def test_repetitions_beside_a_seed_that_is_searched(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, Dimension("seed", ("0", "1")), repeats=2)
     with pytest.raises(ConfigError, match=r"sweep.repeats: found 2 beside a seed that is searched; expected one"):
         StudyPoints(plan, tmp_path, known(tmp_path), draw)
+
+
+def test_a_second_objective_that_no_job_has(tmp_path: Path) -> None:
+    second = {"second_objective": "classifier/num_paramters", "second_objective_mode": "min"}
+    plan = make_plan(tmp_path, num_trials=3, sampler="nsga2", **second)
+    with pytest.raises(RunError, match=r"second_objective: found classifier/num_paramters, which .* has not"):
+        run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path)
 
 
 def test_two_objectives(tmp_path: Path) -> None:
