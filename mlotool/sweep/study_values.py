@@ -73,8 +73,8 @@ class StudyValues:
             known = numbers_of(folder)
             raise RunError(
                 f"sweep.second_objective: found {self._second}, which {folder} has not; expected one of "
-                f"{', '.join(known) or 'the keys of its summary.json'}.{did_you_mean(self._second, known)} Start the sweep "
-                "again with that key."
+                f"{', '.join(known) or 'the keys of its summary.json'}.{did_you_mean(self._second, known)} Start the "
+                "sweep again with that key."
             )
         ended = self._ended.setdefault(trial, {})
         ended[job] = outcome, second

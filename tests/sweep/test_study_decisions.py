@@ -13,8 +13,9 @@ from mlotool.config.schema import SweepConfig
 from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError
 from mlotool.sweep.driver import run_jobs
-from mlotool.sweep.job_folder import JobSpec, read_job, read_outcome
+from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job, read_outcome
 from mlotool.sweep.study import StudyPoints
+from mlotool.sweep.study_values import StudyValues
 from mlotool.sweep.study_decisions import words_of
 from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
@@ -195,9 +196,10 @@ def test_repetitions_beside_a_seed_that_is_searched(tmp_path: Path) -> None:
 
 def test_a_second_objective_that_no_job_has(tmp_path: Path) -> None:
     second = {"second_objective": "classifier/num_paramters", "second_objective_mode": "min"}
-    plan = make_plan(tmp_path, num_trials=3, sampler="nsga2", **second)
-    with pytest.raises(RunError, match=r"second_objective: found classifier/num_paramters, which .* has not"):
-        run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path)
+    values = StudyValues(make_plan(tmp_path, num_trials=3, sampler="nsga2", **second))
+    (tmp_path / "summary.json").write_text(json.dumps({"metrics": {"a": 1.0}, "num_parameters": {"classifier": 3}}))
+    with pytest.raises(RunError, match=r"which .* has not; .* Did you mean 'classifier/num_parameters'"):
+        values.add(0, 0, JobOutcome("finished", 1.0, ""), tmp_path)
 
 
 def test_two_objectives(tmp_path: Path) -> None:
