@@ -61,7 +61,7 @@ def package(tmp_path: Path) -> str:
 
 
 def test_nodes_decisions_and_size(call: Call, space: str) -> None:
-    code, out, err = call("show", space, "--nodes", "classifier", "+decisions.activation_1=tanh")
+    code, out, err = call("show", space, "--nodes", "classifier", "decisions.activation_1=tanh")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "problems.classifier.module: Space of MLP, 8 nodes, 682 parameters"
@@ -75,7 +75,7 @@ def test_nodes_decisions_and_size(call: Call, space: str) -> None:
     assert ["3", "layers.2", "ReLU", "8", "2"] in rows
     assert any(line.split() == ["activation_0", "relu", "relu,", "tanh,", "narrow"] for line in lines)
     assert any(line.split() == ["activation_1", "tanh", "relu,", "tanh,", "narrow"] for line in lines)
-    assert f"mlotool run {space} +decisions.activation_1=tanh +decisions.activation_0=narrow" in out
+    assert f"mlotool run {space} decisions.activation_1=tanh decisions.activation_0=narrow" in out
     # Where a layer is narrow, the next one does not take it.
     assert "size: 4 models: each was built once, without values; " in out
     table = out.partition("decisions; by hand")[0]
@@ -92,7 +92,7 @@ def test_an_ordinary_module(call: Call) -> None:
 
 def test_a_module_that_chooses(call: Call, package: str) -> None:
     module = f"problems.classifier.module={{_target_: {package}.Chosen}}"
-    code, out, _ = call("show", "plain", "--nodes", "classifier", "--trust", package, module, "+decisions.depth=2")
+    code, out, _ = call("show", "plain", "--nodes", "classifier", "--trust", package, module, "decisions.depth=2")
     assert code == 0
     assert "layers.1" in out
     assert any(line.split() == ["width_0", "..", "width_1", "(2)", "16", "16,", "32"] for line in out.splitlines())
@@ -120,8 +120,8 @@ def test_code_that_is_not_trusted_is_not_built(call: Call, package: str) -> None
     ("words", "text"),
     [
         (["--nodes", "clasifier"], "found 'clasifier'; expected a problem of the recipe, one of classifier."),
-        (["--nodes", "classifier", "+decisions.activation_0=tan"], "expected one of relu, tanh, narrow."),
-        (["--nodes", "classifier", "+decisions.activation_0=narrow"], "does not take what it is given"),
+        (["--nodes", "classifier", "decisions.activation_0=tan"], "expected one of relu, tanh, narrow."),
+        (["--nodes", "classifier", "decisions.activation_0=narrow"], "does not take what it is given"),
     ],
 )
 def test_errors_are_one_line(call: Call, space: str, words: list[str], text: str) -> None:
