@@ -34,11 +34,22 @@ class Drawer:
         self._fixed = [word for word in plan.fixed if not word.startswith("hydra.")]
         self._composed: tuple[tuple[str, ...], Mapping[str, Any]] | None = None
         first = [f"{each.key}={each.first}" for each in plan.dimensions]
-        modules = [problem["module"] for problem in self._values(first)["problems"].values()]
+        self.is_needed = False
+        # A choice that is wrong fails in a job of its own, as others may be right.
+        for words in (first, []):
+            try:
+                self._values(words)
+            except ConfigError:
+                continue
+            self._look(words)
+            return
+
+    def _look(self, words: Sequence[str]) -> None:
+        modules = [problem["module"] for problem in self._values(words)["problems"].values()]
         self.is_needed = any(_targets(each) & {SPACE} for each in modules)
         if self.is_needed or any(map(is_of_user, set().union(*map(_targets, modules)))):
             with suppress(InfeasibleModelError):
-                self.is_needed |= bool(self.draw(first, lambda name, candidates: candidates[0]))
+                self.is_needed |= bool(self.draw(words, lambda name, candidates: candidates[0]))
 
     def draw(self, words: Sequence[str], decide: "Decide") -> "dict[str, Value]":
         """Make the decisions of a job that its recipe does not make.
