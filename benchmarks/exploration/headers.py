@@ -10,9 +10,7 @@ recipes were made with others. Rows that the result file has already are not mea
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import record
+from benchmarks.harness.whole_command import whole_command
 
 RECIPES = (
     "explore_mnasnet",
@@ -43,16 +42,7 @@ def score(recipe: str, way: str, seed: int) -> dict[str, Any]:
     words = [f"+recipe={recipe}", f"seed={seed}", "logger=csv", "runner.report=false"]
     search = ["-m", f"sweep.seed={seed}", *WAYS[way]] if way != "base" else []
     with tempfile.TemporaryDirectory() as folder:
-        result = subprocess.run(
-            [sys.executable, "-m", "mlotool", "run", *search, *words],
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if result.returncode:
-            raise SystemExit(result.stderr[-2000:])
+        whole_command(["run", *search, *words], Path(folder))
         found = [json.loads(path.read_text()) for path in Path(folder).glob("outputs/**/summary.json")]
     finished = [each for each in found if each["status"] == "finished"]
     objective = finished[0]["objective"]
@@ -91,13 +81,20 @@ def main() -> None:
     done = {(row["recipe"], row["way"], row["seed"]) for row in rows}
     seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
     wanted = [(recipe, way, seed) for recipe in arguments.recipes for seed in seeds for way in WAYS]
+    failed = False
     with ThreadPoolExecutor(arguments.jobs) as pool:
         jobs = [pool.submit(score, *each) for each in wanted if each not in done]
         for job in as_completed(jobs):
-            rows.append(job.result())
+            try:
+                rows.append(job.result())
+            except SystemExit as error:
+                failed = True
+                print(error, flush=True)
+                continue
             print(told(rows[-1]["recipe"], rows[-1]["way"], rows), flush=True)
             # Hours in all: what there is so far, and a second call goes on.
             record.write("exploration_headers", {**where, "rows": rows}, arguments.output)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,7 @@ modules of a recipe built without values, and its shapes), of a build with value
 """
 
 import argparse
-import os
 import random
-import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,6 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.harness import record
+from benchmarks.harness.whole_command import whole_command
 from mlotool import compose
 from mlotool.config.building import build_modules
 from mlotool.config.checks import checked
@@ -42,23 +39,10 @@ def search(recipe: str, way: str, trials: int, workers: int) -> dict[str, Any]:
     own = [word.format(trials=trials, workers=workers) for word in WAYS[way]]
     words = [f"+recipe={recipe}", f"sweep.num_trials={trials}", "sweep.sampler=random", "sweep.sampler_options=null"]
     words += ["sweep.pruner=none", "logger=csv", "runner.report=false", *own]
-    root = str(Path(__file__).parents[2])
     with tempfile.TemporaryDirectory() as folder:
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        result = subprocess.run(
-            [sys.executable, "-m", "mlotool", "run", "-m", *words],
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-        if result.returncode:
-            raise SystemExit(result.stderr[-2000:])
+        taken = whole_command(["run", "-m", *words], Path(folder))
         finished = len(list(Path(folder).glob("outputs/*/multirun/*/*/checkpoints")))
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"recipe": recipe, "way": way, "cpu_s": cpu, "wall_s": wall, "trained": finished}
+    return {"recipe": recipe, "way": way, **taken, "trained": finished}
 
 
 def timed(call: Callable[[], Any]) -> float:

@@ -7,18 +7,14 @@ CPU time of all processes, their imports and the sweep's page included; one thre
 """
 
 import argparse
-import os
-import resource
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.harness import record
+from benchmarks.harness.whole_command import whole_command
 
 WAYS = {"fused": ["sweep.fuse={seeds}"], "hydra": [], "processes": ["sweep.workers={workers}"]}
 
@@ -26,24 +22,11 @@ WAYS = {"fused": ["sweep.fuse={seeds}"], "hydra": [], "processes": ["sweep.worke
 def run(way: str, seeds: int, workers: int, words: list[str]) -> dict[str, Any]:
     """Return what a sweep takes."""
     own = [word.format(seeds=seeds, workers=workers) for word in WAYS[way]]
-    command = [sys.executable, "-m", "mlotool", "run", "-m", "+recipe=plain", f"seed=range(0,{seeds})", *own, *words]
-    root = str(Path(__file__).parents[2])
+    command = ["run", "-m", "+recipe=plain", f"seed=range(0,{seeds})", *own, *words]
     with tempfile.TemporaryDirectory() as folder:
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        result = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-        if result.returncode:
-            raise SystemExit(result.stderr[-2000:])
+        taken = whole_command(command, Path(folder))
         finished = len(list(Path(folder).glob("outputs/plain/multirun/*/*/summary.json")))
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"way": way, "cpu_s": cpu, "wall_s": wall, "finished": finished}
+    return {"way": way, **taken, "finished": finished}
 
 
 def main() -> None:

@@ -55,15 +55,21 @@ def test_places_are_those_that_there_are_then() -> None:
     candidates = {name: each.candidates for name, each in space.decisions.items()}
     assert [candidates[f"grow_{step}_place"] for step in range(3)] == [tuple(range(n)) for n in (7, 8, 9)]
     ids = [each.id for each in space.nodes if each.id.startswith("grow")]
-    assert ids == ["grow_0_0", "grow_1_0", "grow_0_0_join", "grow_2_0", "grow_2_0_join"]
+    assert ids == [
+        "grow_0_branch_0",
+        "grow_1_deepen_0",
+        "grow_0_branch_0_join",
+        "grow_2_branch_0",
+        "grow_2_branch_0_join",
+    ]
     assert space(torch.randn(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_branches_compute_what_torch_computes() -> None:
-    space, x = path_level({"grow_0": "branch", "grow_0_place": 2, "grow_0_0": "conv5"}), torch.randn(3, 1, 8, 8)
+    space, x = path_level({"grow_0": "branch", "grow_0_place": 2, "grow_0_branch_0": "conv5"}), torch.randn(3, 1, 8, 8)
     torch.manual_seed(0)
     base = ResNet(8, 10, [1, 8, 8], width=4)
-    wide = space.get_submodule("grow_0_0")
+    wide = space.get_submodule("grow_0_branch_0")
     base.stages[0][0].convolution_2.register_forward_hook(lambda layer, given, result: result + wide(*given))
     assert wide.kernel_size == (5, 5)
     assert torch.allclose(space.eval()(x), base.eval()(x), rtol=0, atol=1e-6)
@@ -71,11 +77,11 @@ def test_branches_compute_what_torch_computes() -> None:
 
 def test_models_start_alike_where_they_are_alike() -> None:
     decisions: dict[str, Any] = {"grow_0": "branch", "grow_0_place": 2, "grow_1": "deepen"}
-    one, other = path_level(decisions).state_dict(), path_level({**decisions, "grow_0_0": "conv5"}).state_dict()
+    one, other = path_level(decisions).state_dict(), path_level({**decisions, "grow_0_branch_0": "conv5"}).state_dict()
     assert one.keys() == other.keys()
     assert [key for key in one if not torch.equal(one[key], other[key]) or one[key].shape != other[key].shape] == [
-        "grow_0_0.weight",
-        "grow_0_0.bias",
+        "grow_0_branch_0.weight",
+        "grow_0_branch_0.bias",
     ]
 
 
@@ -83,23 +89,23 @@ def test_a_network_of_one_weight_grows_nodes_edges_and_activations() -> None:
     decisions = {
         "grow_0": "split",  # hidden.0 reads inputs 0 and 2: a node on the edge from input 2
         "grow_0_place": 0,
-        "grow_0_0": "inverse",
-        "grow_0_0_input": 1,
+        "grow_0_split_0": "inverse",
+        "grow_0_split_0_input": 1,
         "grow_1": "link",  # hidden.1 reads one more: the node that was put, which comes before it
         "grow_1_place": 2,
-        "grow_1_0": 2,
+        "grow_1_link_0": 2,
         "grow_2": "activation",
         "grow_2_place": 4,
-        "grow_2_0": "tanh",
+        "grow_2_activation_0": "tanh",
     }
     space = agnostic(decisions)
-    assert [each.inputs for each in space.nodes if each.id == "hidden.0"] == [(":cat", "grow_0_0")]
+    assert [each.inputs for each in space.nodes if each.id == "hidden.0"] == [(":cat", "grow_0_split_0")]
     x, w = torch.randn(7, 4), 0.7
     with torch.no_grad():
         space.get_parameter("weight").fill_(w)
     read = {each.id: each.inputs for each in space.nodes}["hidden.1"]
     new = -w * x[:, 2]
-    given = {":cat": x[:, 0], ":cat#2": x[:, 1], ":cat#3": x[:, 2], ":cat#4": x[:, 3], "grow_0_0": new}
+    given = {":cat": x[:, 0], ":cat#2": x[:, 1], ":cat#3": x[:, 2], ":cat#4": x[:, 3], "grow_0_split_0": new}
     given["hidden.0"] = w * (x[:, 0] + new)
     hidden_1 = w * sum(given[name] for name in read)
     assert read[:2] == (":cat#2", ":cat#4") and len(read) == 3

@@ -5,18 +5,21 @@ import json
 import random
 import subprocess
 import sys
+from contextlib import suppress
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import DictConfig
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import mlotool
 from mlotool.config.building import build_module, build_modules
 from mlotool.config.checks import checked
 from mlotool.core.errors import InfeasibleModelError
+from mlotool.sweep.study_decisions import suggest
 from tests.small_recipes import RECIPES
 
 EXPLORING = [name for name in RECIPES if name.startswith("explore_")]
@@ -103,8 +106,6 @@ def test_the_first_candidates_are_what_a_run_trains(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", EVERY)
 def test_models_without_values_make_the_same_decisions(recipe: str) -> None:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     generator = random.Random(recipe)
     decided: dict[str, Any] = {}
 
@@ -116,3 +117,16 @@ def test_models_without_values_make_the_same_decisions(recipe: str) -> None:
     before = dict(decided)
     assert build_modules(_values(recipe), decide).values == before == decided
     assert torch.empty(0).device.type == "cpu"
+
+
+@pytest.mark.parametrize("recipe", EVERY)
+def test_a_study_asks_for_whatever_is_drawn(recipe: str) -> None:
+    # Optuna takes no other candidates for a name than those that it had in earlier trials.
+    optuna = pytest.importorskip("optuna")
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(8):
+        trial, decided = study.ask(), dict[str, Any]()
+        with FakeTensorMode(), suppress(InfeasibleModelError):
+            build_modules(_values(recipe), partial(suggest, trial, decided))
+        study.tell(trial, 0.0)
+        assert len(trial.params) == len(decided) > 1

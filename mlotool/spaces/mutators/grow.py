@@ -15,7 +15,7 @@ class Grow(AbstractMutator):
     """Applies one of several mutators to one of the places, and again to one of the places that there are then.
 
     Decisions of step 3 are `<name>_3`: which mutator; `<name>_3_place`: the number of the place, of those that there
-    are then, in the order of computation; and what that mutator decides, which is called `<name>_3`.
+    are then, in the order of computation; and what that mutator decides, which is called `<name>_3_<mutator>`.
 
     Args:
         name: of the decisions.
@@ -33,7 +33,7 @@ class Grow(AbstractMutator):
         >>> grow = Grow("grow", {"type": "Linear"}, {"none": None, "deepen": deepen}, steps=2)
         >>> decisions = {"grow_0": "deepen", "grow_1": "deepen", "grow_1_place": 1}
         >>> [each.id for each in Space(base, [grow], inputs=[2], decisions=decisions).nodes]
-        ['input', '0', 'grow_0_0', 'grow_1_0', '1', 'output']
+        ['input', '0', 'grow_0_deepen_0', 'grow_1_deepen_0', '1', 'output']
     """
 
     factories: ClassVar[tuple[str, ...]] = ("mutators",)
@@ -49,7 +49,10 @@ class Grow(AbstractMutator):
         """Choose a mutator and a place, and let it mutate; `steps` times."""
         for step in range(self.steps):
             name = f"{self.name}_{step}"
-            make = self.mutators[choose(name, list(self.mutators))]
+            which = choose(name, list(self.mutators))
+            make = self.mutators[which]
             if make is not None:
                 places = graph.find(self.at)
-                make(name=name, at=places[choose(f"{name}_place", range(len(places)))]).mutate(graph)
+                place = places[choose(f"{name}_place", range(len(places)))]
+                # Each mutator's decisions have names of their own: in a study, one name has one set of candidates.
+                make(name=f"{name}_{which}", at=place).mutate(graph)
