@@ -14,6 +14,7 @@ from mlotool.spaces.decisions import Decisions, Value, by_mapping, deciding, dec
 from mlotool.spaces.in_place import without_in_place
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
+from mlotool.spaces.own_behaviour import call_hooks, own_methods
 from mlotool.spaces.same_result import check_result, compiled, kept_buffers
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import summaries
@@ -21,11 +22,6 @@ from mlotool.spaces.tracing import WHOLE, traced, whole
 from mlotool.spaces.unread import remove_unread, unread
 
 _OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_num_inputs", "_is_rewired", "_run"}
-_MODULE_METHODS = (
-    *("train", "eval", "requires_grad_", "_apply", "parameters", "named_parameters", "state_dict", "load_state_dict"),
-    *("_save_to_state_dict", "_load_from_state_dict", "get_extra_state", "set_extra_state", "__call__", "__setattr__"),
-)
-"""Of the base's class, those that would be torch's in a space."""
 
 
 class LostMethodError(ConfigError, AttributeError):
@@ -101,11 +97,11 @@ class Space(nn.Module):
             root, graph = _graph(root, leaves, shapes)
             self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
             unread_before = unread(graph)
-            modes, used = {module: module.training for module in root.modules()}, _used(graph)
+            used = _used(graph)
             if mutators:
                 without_in_place(graph, root)
             with kept_buffers(root):
-                model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
+                model = ModelGraph(root, graph, shapes, torch.initial_seed() if seed is None else seed, anew)
                 if shapes is not None:
                     check_result(root, graph, shapes)
                 for mutator in mutators:
@@ -113,8 +109,7 @@ class Space(nn.Module):
                         mutator.mutate(model)
                 remove_unread(graph, root, unread_before)
             own = {name: each for name, each in asked.made.items() if name not in before}
-        for module in root.modules():
-            module.training = modes.get(module, modes[root])
+        model.restore_modes()
         still_used = _used(graph)
         for path in used - still_used:
             # A layer that is not called any more may hold a tensor that another node reads.
@@ -198,7 +193,7 @@ def _check_base(base: nn.Module) -> None:
 
 def _check_own_names(base: nn.Module) -> None:
     """Refuse a base of which a space would lose something without a word."""
-    changed = [name for name in _MODULE_METHODS if getattr(type(base), name) is not getattr(nn.Module, name)]
+    changed = own_methods(base)
     if changed:
         raise ConfigError(
             f"base: found {type(base).__name__}.{changed[0]}, which a space has from torch.nn.Module; expected a model "
@@ -223,7 +218,7 @@ def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes | None) -> tup
     for path, module in base.named_modules():
         is_inside = any(path == each or path.startswith(f"{each}.") for each in nodes)
         # A space takes over those of the model itself.
-        if path and not is_inside and (module._forward_hooks or module._forward_pre_hooks):
+        if path and not is_inside and call_hooks(module):
             raise ConfigError(
                 f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called; "
                 f"expected them on a layer or a leaf. Write leaves: ['{path}']."
