@@ -43,6 +43,16 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
     return module
 
 
+def seed_at(seed: int, place: str) -> int:
+    """Return the seed of a space at a place of a module; the module itself, whose place is "", has the seed as it is.
+
+    Example:
+        >>> seed_at(3, ""), seed_at(3, "left") == seed_at(3, "right")
+        (3, False)
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{place}/".encode()).digest()[:8], "big") >> 1 if place else seed
+
+
 def settings_of(module: nn.Module | None, before: Size | None, after: Size | None) -> dict[str, Any]:
     """Return what a module at a place would be made with, by torch's names of arguments.
 

@@ -10,12 +10,14 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
+from mlotool.spaces.building import seed_at
+from mlotool.spaces.compiled_graph import compiled
 from mlotool.spaces.decisions import Decisions, Value, by_mapping, deciding, decisions_of
 from mlotool.spaces.in_place import without_in_place
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.own_behaviour import call_hooks, own_methods
-from mlotool.spaces.same_result import check_result, compiled, kept_buffers
+from mlotool.spaces.same_result import check_result, kept_buffers
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import summaries
 from mlotool.spaces.tracing import WHOLE, traced, whole
@@ -34,7 +36,7 @@ class Space(nn.Module):
     The base's forward is followed once (torch.fx), which makes a graph of its layers. Mutators change that graph, one
     after the other; what they may choose between are decisions. The result has the base's parameters under their own
     names, and new ones beside them. Modules that are new start from random numbers of their own, which depend on the
-    seed and on the node alone: two models that differ in one decision start alike in all else.
+    seed, the place and the node alone: two models that differ in one decision start alike in all else.
 
     Args:
         base: a function that makes a model, or a model, which is changed itself; in a recipe, a node with `_target_`.
@@ -45,7 +47,9 @@ class Space(nn.Module):
             is the whole model.
         decisions: by name; the first candidate is taken where one is missing. None: those of `deciding`, which a run
             makes from the recipe's `decisions`.
-        seed: of new modules; None: the number that torch was seeded with (`torch.initial_seed()`).
+        seed: of new modules; None: the number that torch was seeded with (`torch.initial_seed()`), in a recipe one for
+            each problem.
+        place: where it stands in a module, so that two spaces of one seed start with other values; a recipe knows it.
 
     Attributes:
         decisions: those that this space has asked for, by name.
@@ -72,6 +76,8 @@ class Space(nn.Module):
 
     factories: ClassVar[tuple[str, ...]] = ("base",)
     """Settings that are handed over as functions: what they describe is built here."""
+    takes_place: ClassVar[bool] = True
+    """A recipe's place of it is handed over as `place`."""
 
     def __init__(
         self,
@@ -81,6 +87,7 @@ class Space(nn.Module):
         leaves: Sequence[str] = (),
         decisions: Mapping[str, Value] | None = None,
         seed: int | None = None,
+        place: str = "",
     ) -> None:
         super().__init__()
         _check_settings(mutators, inputs, leaves)
@@ -101,7 +108,8 @@ class Space(nn.Module):
             if mutators:
                 without_in_place(graph, root)
             with kept_buffers(root):
-                model = ModelGraph(root, graph, shapes, torch.initial_seed() if seed is None else seed, anew)
+                start = seed_at(torch.initial_seed() if seed is None else seed, place)
+                model = ModelGraph(root, graph, shapes, start, anew)
                 if shapes is not None:
                     check_result(root, graph, shapes)
                 for mutator in mutators:
@@ -119,7 +127,7 @@ class Space(nn.Module):
         self.__dict__.update(vars(root))
         self.decisions, self.changes, self.nodes = own, tuple(model.changes), summaries(graph, root, model.changes)
         self._is_rewired = model.is_rewired
-        self._run: Callable[..., Any] = compiled(graph, self._own_type.__name__)
+        self._run = compiled(graph, self._own_type.__name__)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model makes of its inputs."""
@@ -133,7 +141,7 @@ class Space(nn.Module):
     def __getattr__(self, name: str) -> Any:
         """Return what the base's class offers beside its forward, where the graph is still that of its code."""
         own_type = self.__dict__.get("_own_type")
-        found = getattr(own_type, name, None)
+        found = None if name.startswith("__") else getattr(own_type, name, None)
         if (
             own_type is None
             or found is None
