@@ -9,6 +9,7 @@ import torch
 from torch import Size, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 
 Build = Callable[..., nn.Module]
 """Makes a module. It is given those of its place's settings that it has arguments for (see `settings_of`)."""
@@ -28,7 +29,7 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
     """
     if not callable(build):
         raise ConfigError(
-            f"node '{name}': found the candidate {build!r}; expected what makes a module, or null. Write "
+            f"node '{name}': found the candidate {shown(build)}; expected what makes a module, or null. Write "
             "{_target_: torch.nn.Linear, ..}."
         )
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()

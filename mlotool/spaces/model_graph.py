@@ -7,6 +7,7 @@ from typing import Any
 from torch import Size, fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
+from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import Build, settings_of
 from mlotool.spaces.changes import Change
@@ -76,7 +77,7 @@ class ModelGraph:
         if name in nodes:
             return nodes[name]
         raise ConfigError(
-            f"found no node '{name}'; expected an id of the graph.{did_you_mean(name, list(nodes))} "
+            f"found no node {shown(name)}; expected an id of the graph.{did_you_mean(name, list(nodes))} "
             "`mlotool show RECIPE --nodes PROBLEM` lists them."
         )
 
@@ -260,7 +261,7 @@ class ModelGraph:
             yield
             self._check()
         except ConfigError as error:
-            raise type(error)(f"mutator '{mutator}': {error}") from error
+            raise type(error)(f"mutator {shown(mutator)}: {error}") from error
         finally:
             self._mutator = ""
 
@@ -301,7 +302,7 @@ class ModelGraph:
             or self._modules.has(name)
         ):
             raise ConfigError(
-                f"found the id '{name}' of a new node; expected one that no node or module has, of "
+                f"found the id {shown(name)} of a new node; expected one that no node or module has, of "
                 "letters, digits and '_'. Give the mutator another name."
             )
         self._check_room()

@@ -10,6 +10,8 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
+from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import seed_at
 from mlotool.spaces.compiled_graph import compiled
 from mlotool.spaces.decisions import Decisions, Value, by_mapping, deciding, decisions_of
@@ -17,6 +19,7 @@ from mlotool.spaces.in_place import without_in_place
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.own_behaviour import call_hooks, own_methods
+from mlotool.spaces.patterns import matches
 from mlotool.spaces.same_result import check_result, kept_buffers
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import summaries
@@ -24,6 +27,9 @@ from mlotool.spaces.tracing import WHOLE, traced, whole
 from mlotool.spaces.unread import remove_unread, unread
 
 _OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_num_inputs", "_is_rewired", "_run"}
+
+MAX_PATHS = 8
+"""Of a base's modules, those that a message names."""
 
 
 class LostMethodError(ConfigError, AttributeError):
@@ -44,7 +50,7 @@ class Space(nn.Module):
         inputs: the shape, without the batch, of what the model is called with: [1, 8, 8], or a list with one for each
             argument, as [[64], {shape: [64], dtype: int64}]. It is needed as soon as there is a mutator.
         leaves: paths of modules that are one node each, and are not followed; `*` is any text within one name, and "."
-            is the whole model.
+            is the whole model. Each is one of the base's, if that does not choose itself what it is made of.
         decisions: by name; the first candidate is taken where one is missing. None: those of `deciding`, which a run
             makes from the recipe's `decisions`.
         seed: of new modules; None: the number that torch was seeded with (`torch.initial_seed()`), in a recipe one for
@@ -92,12 +98,15 @@ class Space(nn.Module):
         super().__init__()
         _check_settings(mutators, inputs, leaves)
         if not callable(base):
-            raise ConfigError(f"base: found {base!r}; expected what makes a module. Write base: {{_target_: ..}}.")
+            raise ConfigError(f"base: found {shown(base)}; expected what makes a module. Write base: {{_target_: ..}}.")
         shapes = None if inputs is None else Shapes(inputs)
         with decisions_of(decisions) as asked:
             before = set(asked.made)
             root, anew = (base, None) if isinstance(base, nn.Module) else (base(), partial(_anew, base, asked))
             _check_base(root)
+            # A base that decides what it is made of may be without a part.
+            if len(asked.made) == len(before):
+                _check_leaves(root, leaves)
             if WHOLE not in leaves:
                 _check_own_names(root)
             self._own_type: type[nn.Module] = type(root)
@@ -177,13 +186,28 @@ def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] |
                 f"mutators: found {type(mutator).__name__}; expected mutators, such as mlotool.spaces.Operator, or a "
                 "subclass of mlotool.spaces.AbstractMutator. Correct the list."
             )
-    if isinstance(leaves, str):
-        raise ConfigError(f"leaves: found {leaves!r}; expected a list of paths. Write leaves: ['{leaves}'].")
+    if isinstance(leaves, str) or not all(isinstance(each, str) for each in leaves):
+        example = shown([leaves] if isinstance(leaves, str) else ["blocks.*"])
+        raise ConfigError(f"leaves: found {shown(leaves)}; expected a list of paths. Write leaves: {example}.")
     if mutators and inputs is None:
         raise ConfigError(
             "inputs: missing; expected the shape of what the model is called with, as mutators need it. Write "
             "inputs: ${data.image_shape}."
         )
+
+
+def _check_leaves(base: nn.Module, leaves: Sequence[str]) -> None:
+    """Refuse a leaf that is none of the base's modules."""
+    paths = [path for path, _ in base.named_modules() if path]
+    # `blocks.*` is right where the base has a list of blocks without any.
+    empty = [f"{path}.*" for path, module in base.named_modules() if path and not module._modules]
+    for pattern in () if WHOLE in leaves else leaves:
+        if pattern not in empty and not any(matches(path, pattern) for path in paths):
+            some = ", ".join(paths[:MAX_PATHS]) + (", .." if len(paths) > MAX_PATHS else "")
+            raise ConfigError(
+                f"leaves: found {shown(pattern)}, which is no module of {type(base).__name__}; expected paths such as "
+                f"{some or WHOLE}.{did_you_mean(pattern, paths)} Correct the path, or remove it."
+            )
 
 
 def _check_base(base: nn.Module) -> None:
