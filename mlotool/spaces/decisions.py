@@ -128,8 +128,8 @@ def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> Non
         if name not in made:
             expected = f"one of {_listed(made)}" if made else "none, as no problem has a space"
             raise ConfigError(
-                f"decisions.{str(name)[:100]}: found {shown(given[name])}, but no model asks for a decision of this name; "
-                f"expected {expected}.{did_you_mean(str(name), list(made))} Correct the name, or remove it."
+                f"decisions.{str(name)[:100]}: found {shown(given[name])}, but no model asks for a decision of this "
+                f"name; expected {expected}.{did_you_mean(str(name), list(made))} Correct the name, or remove it."
             )
 
 

@@ -93,9 +93,8 @@ def _is_meant(where: Predicate, place: Place) -> bool:
         raise
     # SystemExit, which code of the user's may raise, is no Exception.
     except BaseException as error:
-        expected = "" if isinstance(error, WrongResultError) else "an object that is called with a place"
         advice = "Correct it: def __call__(self, place): return .."
-        note(error, lambda: Call("at.where", where, {"place": f"{place.id} ({place.kind})"}, expected, advice))
+        note(error, lambda: Call("at.where", where, {"place": f"{place.id} ({place.kind})"}, advice=advice))
         raise ConfigError(explained(error) or str(error)) from error
     return found
 
