@@ -147,20 +147,16 @@ def _evaluating(module: "nn.Module") -> Iterator[None]:
 
 
 def _size(config: Any, name: str, taken: "Mapping[str, Decision]") -> str:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from mlotool.config.building import decided_module
+    from mlotool.config.without_values import WithoutValues
     from mlotool.spaces.size import space_size
 
-    def build(decide: "Decide") -> "Decisions":
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return decided_module(config, name, decide)[1]
+    without_values = WithoutValues()
 
-    try:
-        return str(space_size(build, taken))
-    except Exception as error:
-        # A constructor may ask for values, which tensors do not have here; it is one of the user's.
-        return f"not counted: the module cannot be built without values ({type(error).__name__}: {error})"
+    def build(decide: "Decide") -> "Decisions":
+        return without_values(lambda: decided_module(config, name, decide)[1])
+
+    return str(space_size(build, taken))
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -9,7 +9,8 @@ from mlotool.config.composition import compose
 from mlotool.config.reading import leaves
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.config.trusted import is_of_user
-from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
+from mlotool.config.without_values import WithoutValues
+from mlotool.core.errors import ConfigError, InfeasibleModelError
 
 if TYPE_CHECKING:
     from mlotool.spaces.decisions import Decide, Value
@@ -32,6 +33,7 @@ class Drawer:
 
     def __init__(self, plan: SweepPlan) -> None:
         self._fixed = [word for word in plan.fixed if not word.startswith("hydra.")]
+        self._without_values = WithoutValues()
         self._composed: tuple[tuple[str, ...], Mapping[str, Any]] | None = None
         first = [f"{each.key}={each.first}" for each in plan.dimensions]
         self.is_needed = False
@@ -65,31 +67,14 @@ class Drawer:
             InfeasibleModelError: decisions make no model.
             ConfigError: the config is wrong, or a module cannot be built.
         """
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
         values = self._values(words)
-        try:
-            with FakeTensorMode():
-                return _decisions(values, decide)
-        except InfeasibleModelError:
-            raise
-        except ConfigError as error:
-            if isinstance(_first_cause(error), MlotoolError):
-                raise
-            # Code of the user's may need values.
-            return _decisions(values, decide)
+        return self._without_values(lambda: _decisions(values, decide))
 
     def _values(self, words: Sequence[str]) -> Mapping[str, Any]:
         key = tuple(words)
         if self._composed is None or self._composed[0] != key:
             self._composed = key, checked(compose(None, [*self._fixed, *words]), targets=False)[0]
         return self._composed[1]
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _targets(node: Any) -> set[Any]:

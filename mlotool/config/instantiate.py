@@ -1,6 +1,7 @@
 """From nodes to objects: the only place that calls a target."""
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -130,12 +131,19 @@ def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, li
         else _plain_or_built(f"{key}.{name}", value, context)
         for name, value in settings.items()
     }
+    if getattr(target, "takes_place", False) and "place" in inspect.signature(target).parameters:
+        built.setdefault("place", _place(key))
     assert "_args_" not in node or node["_target_"] in CONTAINERS, f"{key}: _args_ is unchecked"
     arguments = [instantiate(f"{key}._args_[{i}]", value, **context) for i, value in enumerate(node.get("_args_", ()))]
     if context:
         accepted = inspect.signature(target).parameters
         built.update((name, value) for name, value in context.items() if name in accepted and name not in settings)
     return target, arguments, built
+
+
+def _place(key: str) -> str:
+    """Return where in a problem's module a key is; "" for the module itself, which has a seed of its problem's own."""
+    return re.sub(r"^problems\.[^.]+\.module\.?", "", key)
 
 
 def _plain_or_built(key: str, value: Any, context: Mapping[str, Any]) -> Any:

@@ -260,6 +260,11 @@ def _is_foreign(package: str) -> bool:
 
 def _hint(name: str, options: tuple[str, ...]) -> str:
     """Suggest by the last component: `torch.` in common makes no name close."""
+    maker = "mlotool.models.torchvision_model"
+    if name.startswith("torchvision.models.") and maker in options:
+        return (
+            f" For it write {{_target_: {maker}, name: {name.rpartition('.')[2]}, num_classes: .., image_shape: ..}}."
+        )
     shorts = list(dict.fromkeys(option.rpartition(".")[2] for option in options))
     for short in get_close_matches(name.rpartition(".")[2], shorts, n=1):
         homes = [option for option in options if option.rpartition(".")[2] == short]

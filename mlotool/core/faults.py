@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 MAX_FAULTS = 20
 MAX_LENGTH = 1_000
+MAX_SHOWN = 100
 _TAIL = 200
 _MAX_LINES = 60
 
@@ -22,6 +23,17 @@ def fault_list(faults: Sequence[str]) -> str:
 def shortened(line: str) -> str:
     """Return a line without its middle where it is long: its beginning says what was found, its end what to do."""
     return line if len(line) <= MAX_LENGTH else f"{line[: MAX_LENGTH - _TAIL]} [...] {line[-_TAIL:]}"
+
+
+def shown(value: object) -> str:
+    """Return a value as Python writes it, cut where it is long: for what a message quotes, beside what it says of it.
+
+    Example:
+        >>> shown("stages.*"), len(shown("x" * 10_000))
+        ("'stages.*'", 103)
+    """
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def bounded(message: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Size, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 
 Build = Callable[..., nn.Module]
 """Makes a module. It is given those of its place's settings that it has arguments for (see `settings_of`)."""
@@ -28,7 +29,7 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
     """
     if not callable(build):
         raise ConfigError(
-            f"node '{name}': found the candidate {build!r}; expected what makes a module, or null. Write "
+            f"node '{name}': found the candidate {shown(build)}; expected what makes a module, or null. Write "
             "{_target_: torch.nn.Linear, ..}."
         )
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
@@ -41,6 +42,16 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
             "module. Correct it."
         )
     return module
+
+
+def seed_at(seed: int, place: str) -> int:
+    """Return the seed of a space at a place of a module; the module itself, whose place is "", has the seed as it is.
+
+    Example:
+        >>> seed_at(3, ""), seed_at(3, "left") == seed_at(3, "right")
+        (3, False)
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{place}/".encode()).digest()[:8], "big") >> 1 if place else seed
 
 
 def settings_of(module: nn.Module | None, before: Size | None, after: Size | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 
 Value = str | int
@@ -60,8 +61,8 @@ class Decisions:
         if not any(value == each and type(value) is type(each) for each in found):
             hint = did_you_mean(str(value), [str(each) for each in found])
             raise ConfigError(
-                f"decisions.{name}: found {value!r}; expected one of {_listed(found)}.{hint} Correct it, or leave it "
-                "out for the first one."
+                f"decisions.{name}: found {shown(value)}; expected one of {_listed(found)}.{hint} Correct it, or leave "
+                "it out for the first one."
             )
         self.made[name] = Decision(name, found, value)
         return value
@@ -127,8 +128,8 @@ def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> Non
         if name not in made:
             expected = f"one of {_listed(made)}" if made else "none, as no problem has a space"
             raise ConfigError(
-                f"decisions.{name}: found {given[name]!r}, but no model asks for a decision of this name; expected "
-                f"{expected}.{did_you_mean(str(name), list(made))} Correct the name, or remove it."
+                f"decisions.{str(name)[:100]}: found {shown(given[name])}, but no model asks for a decision of this "
+                f"name; expected {expected}.{did_you_mean(str(name), list(made))} Correct the name, or remove it."
             )
 
 
@@ -186,13 +187,13 @@ def is_name(text: Any) -> bool:
 def _check(name: str, candidates: tuple[Value, ...]) -> None:
     if not is_name(name) or name == RESERVED:
         raise ConfigError(
-            f"decision {name!r}: expected a name of a-z, 0-9 and '_', of at most 100 characters, but not "
+            f"decision {shown(name)}: expected a name of a-z, 0-9 and '_', of at most 100 characters, but not "
             "'seed'. Correct the name of the mutator or of the choice."
         )
     wrong = [each for each in candidates if type(each) is not int and not is_name(each)]
     if wrong or not 0 < len(candidates) <= _MAX_CANDIDATES or len(set(candidates)) < len(candidates):
         found = (
-            f"the candidate {wrong[0]!r}"
+            f"the candidate {shown(wrong[0])}"
             if wrong
             else f"{len(candidates)} candidates, {len(set(candidates))} of them different"
         )

@@ -7,11 +7,14 @@ from typing import Any
 from torch import Size, fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
+from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import Build, settings_of
 from mlotool.spaces.changes import Change
 from mlotool.spaces.in_place import is_changed
 from mlotool.spaces.new_modules import NewModules
+from mlotool.spaces.node_order import last_of, nodes_in
+from mlotool.spaces.own_behaviour import check_keeps
 from mlotool.spaces.places import Places
 from mlotool.spaces.shapes import Shapes, shape_of, shapes_of_result
 from mlotool.spaces.targets import Place, as_target, node_id
@@ -25,7 +28,7 @@ class ModelGraph:
     """A traced model, and what mutators do to it.
 
     Args:
-        root: the model; its modules are changed in place.
+        root: the model; its modules are changed in place, and in evaluation until `restore_modes`.
         graph: of its forward, with ids.
         shapes: of its inputs; None: nothing is known of shapes.
         seed: of new modules.
@@ -41,6 +44,7 @@ class ModelGraph:
     ) -> None:
         self.root, self.graph = root, graph
         self._shapes, self._modules = shapes, NewModules(root, seed, anew)
+        root.eval()
         self.changes: list[Change] = []
         self.is_rewired = False
         self._mutator = ""
@@ -73,7 +77,7 @@ class ModelGraph:
         if name in nodes:
             return nodes[name]
         raise ConfigError(
-            f"found no node '{name}'; expected an id of the graph.{did_you_mean(name, list(nodes))} "
+            f"found no node {shown(name)}; expected an id of the graph.{did_you_mean(name, list(nodes))} "
             "`mlotool show RECIPE --nodes PROBLEM` lists them."
         )
 
@@ -115,7 +119,7 @@ class ModelGraph:
             the node.
         """
         self._check_name(name)
-        with self.graph.inserting_after(_last(self.graph, _nodes_in(inputs))):
+        with self.graph.inserting_after(last_of(self.graph, nodes_in(inputs))):
             node = self.graph.call_function(function, tuple(inputs))
         return self._created(node, name)
 
@@ -175,6 +179,8 @@ class ModelGraph:
             self._infer_users_of(path)
             return last
         node = self._create(name, build, [self._input_of(place)], settings, before=last)
+        layers = [self.root.get_submodule(str(each.target)) for each in place.nodes if each.op == "call_module"]
+        check_keeps(place.id, layers, self.root.get_submodule(name))
         self.put(place, node)
         return node
 
@@ -255,9 +261,13 @@ class ModelGraph:
             yield
             self._check()
         except ConfigError as error:
-            raise type(error)(f"mutator '{mutator}': {error}") from error
+            raise type(error)(f"mutator {shown(mutator)}: {error}") from error
         finally:
             self._mutator = ""
+
+    def restore_modes(self) -> None:
+        """Put all modules into the mode that they have had before; copies into that of what they are copies of."""
+        self._modules.restore_modes()
 
     def _is_called_elsewhere(self, node: fx.Node) -> bool:
         same = (each for each in self.graph.nodes if (each.op, each.target) == (node.op, node.target))
@@ -273,7 +283,7 @@ class ModelGraph:
     ) -> fx.Node:
         self._check_name(name)
         self._modules.put(name, build, settings)
-        last = _last(self.graph, inputs)
+        last = last_of(self.graph, inputs)
         with self.graph.inserting_before(before) if before else self.graph.inserting_after(last):
             node = self.graph.create_node("call_module", name, tuple(inputs))
         return self._created(node, name)
@@ -292,7 +302,7 @@ class ModelGraph:
             or self._modules.has(name)
         ):
             raise ConfigError(
-                f"found the id '{name}' of a new node; expected one that no node or module has, of "
+                f"found the id {shown(name)} of a new node; expected one that no node or module has, of "
                 "letters, digits and '_'. Give the mutator another name."
             )
         self._check_room()
@@ -336,15 +346,3 @@ class ModelGraph:
     def _note(self, operation: str, name: str, *, is_rewired: bool = False) -> None:
         self.changes.append(Change(self._mutator, operation, name))
         self.is_rewired |= is_rewired
-
-
-def _last(graph: fx.Graph, nodes: Sequence[fx.Node]) -> fx.Node:
-    """Return the one of some nodes that is computed last."""
-    wanted = set(nodes)
-    return [node for node in graph.nodes if node in wanted][-1]
-
-
-def _nodes_in(arguments: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg(arguments, found.append)
-    return found

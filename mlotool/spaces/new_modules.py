@@ -1,5 +1,6 @@
 """Modules that a graph gets beside those of its base."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ from torch import nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.building import Build, built
+from mlotool.spaces.own_behaviour import check_keeps, has_own_behaviour
 
 
 class NewModules:
@@ -20,6 +22,7 @@ class NewModules:
 
     def __init__(self, root: nn.Module, seed: int, anew: Callable[[], nn.Module] | None) -> None:
         self._root, self._seed, self._anew = root, seed, anew
+        self._modes = {module: module.training for module in root.modules()}
         self._makers: dict[str, tuple[Build, dict[str, Any]]] = {}
         # Of modules that the base has too: models made anew by the copy's name, and what they are copies of.
         self._models: dict[str, nn.Module] = {}
@@ -40,10 +43,16 @@ class NewModules:
             build: makes it.
             settings: of its place.
         """
-        if self.has(path):
+        before = self._root.get_submodule(path) if self.has(path) else None
+        if before is not None:
             self._check_untied(path)
         self._makers[path] = (build, settings)
-        self._keep(path, built(build, self._seed, path, settings))
+        new = built(build, self._seed, path, settings)
+        if before is not None:
+            check_keeps(path, [before], new)
+        # What stands in the place of a module that the base keeps in evaluation is in evaluation as well.
+        is_training = self._modes[self._root if before is None else before]
+        self._keep(path, new, is_training=is_training)
 
     def put_once_more(self, path: str, name: str) -> None:
         """Make the module at a path again, with random numbers of its own, and keep it below a name.
@@ -57,9 +66,25 @@ class NewModules:
         """
         self._check_untied(path)
         new = f"{name}.{path}"
+        self._hold(path, name)
         if path in self._makers:
             self.put(new, *self._makers[path])
+            self._set_modes(self._root.get_submodule(new), like=self._root.get_submodule(path))
             return
+        self._origins[new] = origin = self._origins.get(path, path)
+        self._keep(new, self._model(path, name).get_submodule(origin))
+
+    def restore_modes(self) -> None:
+        """Put all modules into the mode that they have had before; new ones into that of what they stand for."""
+        for module in self._root.modules():
+            module.training = self._modes.get(module, self._modes[self._root])
+
+    def _model(self, path: str, name: str) -> nn.Module:
+        """Return the base as it was made anew for a copy.
+
+        Raises:
+            ConfigError: nobody can make it.
+        """
         if self._anew is None:
             raise ConfigError(
                 f"cannot make '{path}' once more, as the base was given as a module; expected a function that makes "
@@ -67,8 +92,27 @@ class NewModules:
             )
         if name not in self._models:
             self._models[name] = built(self._anew, self._seed, name, {})
-        self._origins[new] = origin = self._origins.get(path, path)
-        self._keep(new, self._models[name].get_submodule(origin))
+        return self._models[name]
+
+    def _hold(self, path: str, name: str) -> None:
+        """Make the modules above a copy, of the same class where that does more than to hold others."""
+        names = path.split(".")[:-1]
+        for depth in range(len(names)):
+            above = ".".join(names[: depth + 1])
+            original, new = self._root.get_submodule(above), f"{name}.{above}"
+            if self.has(new):
+                continue
+            if not has_own_behaviour(original):
+                self._keep(new, nn.Module(), is_training=self._modes[self._root])
+                continue
+            self._origins[new] = origin = self._origins.get(above, above)
+            holder = copy.copy(self._model(above, name).get_submodule(origin))
+            holder._parameters, holder._buffers, holder._modules = {}, {}, {}
+            self._keep(new, holder)
+
+    def _set_modes(self, module: nn.Module, like: nn.Module) -> None:
+        for each, other in zip(module.modules(), like.modules(), strict=True):
+            self._modes[each] = self._modes[other]
 
     def _check_untied(self, path: str) -> None:
         """Refuse a module whose parameters another one has as well: a new one would have its own."""
@@ -81,11 +125,15 @@ class NewModules:
                     "modules whose parameters are their own. Write another path, or make a leaf of what holds both."
                 )
 
-    def _keep(self, path: str, module: nn.Module) -> None:
+    def _keep(self, path: str, module: nn.Module, *, is_training: bool = True) -> None:
+        self._modes |= {each: each.training and is_training for each in module.modules()}
         *above, last = path.split(".")
         parent = self._root
         for name in above:
             if not hasattr(parent, name):
                 parent.add_module(name, nn.Module())
             parent = getattr(parent, name)
-        parent.add_module(last, module.eval())
+        for each in module.modules():
+            # Not by `eval`, which may be a class's own, and want modules that come later.
+            each.training = False
+        parent.add_module(last, module)

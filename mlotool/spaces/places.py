@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from torch import fx, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.shapes import shape_of
 from mlotool.spaces.targets import Place, Target, node_id
 from mlotool.spaces.tracing import CALLS, OWNER
+
+MAX_TARGETS = 4
+"""Of a chain, those that a message tells."""
 
 
 class Places:
@@ -114,7 +118,8 @@ def _only_reader(node: fx.Node) -> fx.Node | None:
 
 def _written(target: Target) -> str:
     if target.chain:
-        return f"a chain of {', then '.join(_written(each) for each in target.chain)}"
+        more = f", then {len(target.chain) - MAX_TARGETS} more" if len(target.chain) > MAX_TARGETS else ""
+        return f"a chain of {', then '.join(_written(each) for each in target.chain[:MAX_TARGETS])}{more}"
     where = None if target.where is None else type(target.where).__name__
     given = {"path": target.path, "type": target.type, "where": where}
-    return ", ".join(f"{key} {value!r}" for key, value in given.items() if value is not None)
+    return ", ".join(f"{key} {shown(value)}" for key, value in given.items() if value is not None)

@@ -35,9 +35,10 @@ class HasSetting:
     """
 
     def __init__(self, name: str, value: Any) -> None:
-        self._name, self._value = name, value
+        # YAML has no tuples.
+        self._name, self._value = name, tuple(value) if isinstance(value, list) else value
 
     def __call__(self, place: Place) -> bool:
         """Say whether it has."""
         found = getattr(place.module, self._name, None)
-        return bool(found == self._value or (isinstance(found, tuple) and set(found) == {self._value}))
+        return bool(found == self._value or (isinstance(found, tuple) and all(each == self._value for each in found)))

@@ -1,9 +1,7 @@
-"""A graph as a function, and whether it computes what the model computes."""
+"""Whether a graph computes what the model computes."""
 
-import linecache
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
 import torch
@@ -11,27 +9,9 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError
+from mlotool.spaces.compiled_graph import compiled
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.tracing import Whole
-
-_numbers = count()
-
-
-def compiled(graph: fx.Graph, name: str) -> Callable[..., Any]:
-    """Return a graph as a function of its module and its inputs; tracebacks show its lines.
-
-    Args:
-        graph: what is computed.
-        name: of the model, for tracebacks.
-    """
-    code = graph.python_code("self")
-    file = f"<graph of {name} {next(_numbers)}>"
-    linecache.cache[file] = (len(code.src), None, code.src.splitlines(keepends=True), file)
-    namespace = dict(code.globals)
-    exec(compile(code.src, file, "exec"), namespace)
-    function = namespace["forward"]
-    assert callable(function)
-    return function
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
+from mlotool.core.faults import shown
 from mlotool.spaces.targets import node_id
 
 BATCH_SIZE = 2
@@ -217,9 +218,9 @@ def _shape_and_type(described: Any) -> tuple[tuple[int, ...], torch.dtype]:
     is_known = dtype in _DTYPES and type(batched) is bool and set(given) <= {"shape", "dtype", "batched"}
     if not (is_shape and is_known):
         raise ConfigError(
-            f"inputs: found {described!r}; expected the shape of an input without the batch, such as [3, 32, 32], or "
-            f"{{shape: [64], dtype: int64}} with one of {', '.join(_DTYPES)}, and batched: false where the first size "
-            "is not the batch's. Write inputs: ${data.image_shape}."
+            f"inputs: found {shown(described)}; expected the shape of an input without the batch, such as [3, 32, 32], "
+            f"or {{shape: [64], dtype: int64}} with one of {', '.join(_DTYPES)}, and batched: false where the first "
+            "size is not the batch's. Write inputs: ${data.image_shape}."
         )
     assert shape is not None
     return ((BATCH_SIZE, *shape) if batched else tuple(shape)), _DTYPES[dtype]

@@ -10,22 +10,26 @@ from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
+from mlotool.core.suggest import did_you_mean
+from mlotool.spaces.building import seed_at
+from mlotool.spaces.compiled_graph import compiled
 from mlotool.spaces.decisions import Decisions, Value, by_mapping, deciding, decisions_of
 from mlotool.spaces.in_place import without_in_place
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.same_result import check_result, compiled, kept_buffers
+from mlotool.spaces.own_behaviour import call_hooks, own_methods
+from mlotool.spaces.patterns import matches
+from mlotool.spaces.same_result import check_result, kept_buffers
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import summaries
 from mlotool.spaces.tracing import WHOLE, traced, whole
 from mlotool.spaces.unread import remove_unread, unread
 
 _OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_num_inputs", "_is_rewired", "_run"}
-_MODULE_METHODS = (
-    *("train", "eval", "requires_grad_", "_apply", "parameters", "named_parameters", "state_dict", "load_state_dict"),
-    *("_save_to_state_dict", "_load_from_state_dict", "get_extra_state", "set_extra_state", "__call__", "__setattr__"),
-)
-"""Of the base's class, those that would be torch's in a space."""
+
+MAX_PATHS = 8
+"""Of a base's modules, those that a message names."""
 
 
 class LostMethodError(ConfigError, AttributeError):
@@ -38,7 +42,7 @@ class Space(nn.Module):
     The base's forward is followed once (torch.fx), which makes a graph of its layers. Mutators change that graph, one
     after the other; what they may choose between are decisions. The result has the base's parameters under their own
     names, and new ones beside them. Modules that are new start from random numbers of their own, which depend on the
-    seed and on the node alone: two models that differ in one decision start alike in all else.
+    seed, the place and the node alone: two models that differ in one decision start alike in all else.
 
     Args:
         base: a function that makes a model, or a model, which is changed itself; in a recipe, a node with `_target_`.
@@ -46,10 +50,12 @@ class Space(nn.Module):
         inputs: the shape, without the batch, of what the model is called with: [1, 8, 8], or a list with one for each
             argument, as [[64], {shape: [64], dtype: int64}]. It is needed as soon as there is a mutator.
         leaves: paths of modules that are one node each, and are not followed; `*` is any text within one name, and "."
-            is the whole model.
+            is the whole model. Each is one of the base's, if that does not choose itself what it is made of.
         decisions: by name; the first candidate is taken where one is missing. None: those of `deciding`, which a run
             makes from the recipe's `decisions`.
-        seed: of new modules; None: the number that torch was seeded with (`torch.initial_seed()`).
+        seed: of new modules; None: the number that torch was seeded with (`torch.initial_seed()`), in a recipe one for
+            each problem.
+        place: where it stands in a module, so that two spaces of one seed start with other values; a recipe knows it.
 
     Attributes:
         decisions: those that this space has asked for, by name.
@@ -76,6 +82,8 @@ class Space(nn.Module):
 
     factories: ClassVar[tuple[str, ...]] = ("base",)
     """Settings that are handed over as functions: what they describe is built here."""
+    takes_place: ClassVar[bool] = True
+    """A recipe's place of it is handed over as `place`."""
 
     def __init__(
         self,
@@ -85,27 +93,32 @@ class Space(nn.Module):
         leaves: Sequence[str] = (),
         decisions: Mapping[str, Value] | None = None,
         seed: int | None = None,
+        place: str = "",
     ) -> None:
         super().__init__()
         _check_settings(mutators, inputs, leaves)
         if not callable(base):
-            raise ConfigError(f"base: found {base!r}; expected what makes a module. Write base: {{_target_: ..}}.")
+            raise ConfigError(f"base: found {shown(base)}; expected what makes a module. Write base: {{_target_: ..}}.")
         shapes = None if inputs is None else Shapes(inputs)
         with decisions_of(decisions) as asked:
             before = set(asked.made)
             root, anew = (base, None) if isinstance(base, nn.Module) else (base(), partial(_anew, base, asked))
             _check_base(root)
+            # A base that decides what it is made of may be without a part.
+            if len(asked.made) == len(before):
+                _check_leaves(root, leaves)
             if WHOLE not in leaves:
                 _check_own_names(root)
             self._own_type: type[nn.Module] = type(root)
             root, graph = _graph(root, leaves, shapes)
             self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
             unread_before = unread(graph)
-            modes, used = {module: module.training for module in root.modules()}, _used(graph)
+            used = _used(graph)
             if mutators:
                 without_in_place(graph, root)
             with kept_buffers(root):
-                model = ModelGraph(root.eval(), graph, shapes, torch.initial_seed() if seed is None else seed, anew)
+                start = seed_at(torch.initial_seed() if seed is None else seed, place)
+                model = ModelGraph(root, graph, shapes, start, anew)
                 if shapes is not None:
                     check_result(root, graph, shapes)
                 for mutator in mutators:
@@ -113,8 +126,7 @@ class Space(nn.Module):
                         mutator.mutate(model)
                 remove_unread(graph, root, unread_before)
             own = {name: each for name, each in asked.made.items() if name not in before}
-        for module in root.modules():
-            module.training = modes.get(module, modes[root])
+        model.restore_modes()
         still_used = _used(graph)
         for path in used - still_used:
             # A layer that is not called any more may hold a tensor that another node reads.
@@ -124,7 +136,7 @@ class Space(nn.Module):
         self.__dict__.update(vars(root))
         self.decisions, self.changes, self.nodes = own, tuple(model.changes), summaries(graph, root, model.changes)
         self._is_rewired = model.is_rewired
-        self._run: Callable[..., Any] = compiled(graph, self._own_type.__name__)
+        self._run = compiled(graph, self._own_type.__name__)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model makes of its inputs."""
@@ -138,7 +150,7 @@ class Space(nn.Module):
     def __getattr__(self, name: str) -> Any:
         """Return what the base's class offers beside its forward, where the graph is still that of its code."""
         own_type = self.__dict__.get("_own_type")
-        found = getattr(own_type, name, None)
+        found = None if name.startswith("__") else getattr(own_type, name, None)
         if (
             own_type is None
             or found is None
@@ -174,13 +186,28 @@ def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] |
                 f"mutators: found {type(mutator).__name__}; expected mutators, such as mlotool.spaces.Operator, or a "
                 "subclass of mlotool.spaces.AbstractMutator. Correct the list."
             )
-    if isinstance(leaves, str):
-        raise ConfigError(f"leaves: found {leaves!r}; expected a list of paths. Write leaves: ['{leaves}'].")
+    if isinstance(leaves, str) or not all(isinstance(each, str) for each in leaves):
+        example = shown([leaves] if isinstance(leaves, str) else ["blocks.*"])
+        raise ConfigError(f"leaves: found {shown(leaves)}; expected a list of paths. Write leaves: {example}.")
     if mutators and inputs is None:
         raise ConfigError(
             "inputs: missing; expected the shape of what the model is called with, as mutators need it. Write "
             "inputs: ${data.image_shape}."
         )
+
+
+def _check_leaves(base: nn.Module, leaves: Sequence[str]) -> None:
+    """Refuse a leaf that is none of the base's modules."""
+    paths = [path for path, _ in base.named_modules() if path]
+    # `blocks.*` is right where the base has a list of blocks without any.
+    empty = [f"{path}.*" for path, module in base.named_modules() if path and not module._modules]
+    for pattern in () if WHOLE in leaves else leaves:
+        if pattern not in empty and not any(matches(path, pattern) for path in paths):
+            some = ", ".join(paths[:MAX_PATHS]) + (", .." if len(paths) > MAX_PATHS else "")
+            raise ConfigError(
+                f"leaves: found {shown(pattern)}, which is no module of {type(base).__name__}; expected paths such as "
+                f"{some or WHOLE}.{did_you_mean(pattern, paths)} Correct the path, or remove it."
+            )
 
 
 def _check_base(base: nn.Module) -> None:
@@ -198,7 +225,7 @@ def _check_base(base: nn.Module) -> None:
 
 def _check_own_names(base: nn.Module) -> None:
     """Refuse a base of which a space would lose something without a word."""
-    changed = [name for name in _MODULE_METHODS if getattr(type(base), name) is not getattr(nn.Module, name)]
+    changed = own_methods(base)
     if changed:
         raise ConfigError(
             f"base: found {type(base).__name__}.{changed[0]}, which a space has from torch.nn.Module; expected a model "
@@ -223,7 +250,7 @@ def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes | None) -> tup
     for path, module in base.named_modules():
         is_inside = any(path == each or path.startswith(f"{each}.") for each in nodes)
         # A space takes over those of the model itself.
-        if path and not is_inside and (module._forward_hooks or module._forward_pre_hooks):
+        if path and not is_inside and call_hooks(module):
             raise ConfigError(
                 f"leaves: found hooks of '{path}', whose forward is followed, so that they would not be called; "
                 f"expected them on a layer or a leaf. Write leaves: ['{path}']."

@@ -6,7 +6,10 @@ from typing import Any
 
 from torch import Size, fx, nn
 
+from mlotool.core.described import kind_of as kind_of_result
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
+from mlotool.core.user_code import Call, WrongResultError, explained, note
 from mlotool.spaces.patterns import matches
 from mlotool.spaces.tracing import ID
 
@@ -72,8 +75,28 @@ class Target:
         return (
             (self.path is None or matches(place.id, self.path))
             and (self.type is None or self.type == place.kind)
-            and (self.where is None or bool(self.where(place)))
+            and (self.where is None or _is_meant(self.where, place))
         )
+
+
+def _is_meant(where: Predicate, place: Place) -> bool:
+    """Ask a predicate.
+
+    Raises:
+        ConfigError: it fails, or returns something else than a bool; with where it stands, and the line.
+    """
+    try:
+        found = where(place)
+        if not isinstance(found, bool):
+            raise WrongResultError(kind_of_result(found), "True or False", "Return bool(..).")
+    except KeyboardInterrupt:
+        raise
+    # SystemExit, which code of the user's may raise, is no Exception.
+    except BaseException as error:
+        advice = "Correct it: def __call__(self, place): return .."
+        note(error, lambda: Call("at.where", where, {"place": f"{place.id} ({place.kind})"}, advice=advice))
+        raise ConfigError(explained(error) or str(error)) from error
+    return found
 
 
 def as_target(described: "str | Mapping[str, Any] | Target") -> Target:
@@ -89,21 +112,21 @@ def as_target(described: "str | Mapping[str, Any] | Target") -> Target:
     keys = ("path", "type", "where", "chain")
     if not isinstance(described, Mapping) or not described or not set(described) <= set(keys):
         raise ConfigError(
-            f"at: found {described!r}; expected a path such as 'stages.*', or some of {', '.join(keys)}. "
+            f"at: found {shown(described)}; expected a path such as 'stages.*', or some of {', '.join(keys)}. "
             "Write at: {type: Conv2d}."
         )
     path, kind, where, chain = (described.get(key) for key in keys)
     for key, value in (("path", path), ("type", kind)):
         if value is not None and not isinstance(value, str):
-            raise ConfigError(f"at.{key}: found {value!r}; expected a text. Write at: {{{key}: ..}}.")
+            raise ConfigError(f"at.{key}: found {shown(value)}; expected a text. Write at: {{{key}: ..}}.")
     if where is not None and not callable(where):
         raise ConfigError(
-            f"at.where: found {where!r}; expected a predicate, whose object says of a place whether it is meant. "
+            f"at.where: found {shown(where)}; expected a predicate, whose object says of a place whether it is meant. "
             "Write at: {where: {_target_: ..}}."
         )
     if chain is not None and (not isinstance(chain, Sequence) or isinstance(chain, str) or len(chain) < 2):
         raise ConfigError(
-            f"at.chain: found {chain!r}; expected at least two targets, one after the other. Write at: {{chain: "
+            f"at.chain: found {shown(chain)}; expected at least two targets, one after the other. Write at: {{chain: "
             "[{type: Conv2d}, {type: BatchNorm2d}]}."
         )
     if chain is not None and (path, kind, where) != (None, None, None):

@@ -42,6 +42,15 @@ class Chosen(torch.nn.Module):
     def forward(self, images):
         return self.last(self.layers(self.flat(images)))
 
+class Needy(Chosen):
+    def forward(self, images):
+        return super().forward(images[images[:, 0, 0, 0] > -1e9])
+
+class NeedyAtOnce(Chosen):
+    def __init__(self):
+        super().__init__()
+        self.scale = float(self.last.weight.detach().abs().mean())
+
 class Untraceable(Chosen):
     def forward(self, images):
         return super().forward(images) if images.sum() > 0 else self.last(images)
@@ -97,6 +106,19 @@ def test_a_module_that_chooses(call: Call, package: str) -> None:
     assert "layers.1" in out
     assert any(line.split() == ["width_0", "..", "width_1", "(2)", "16", "16,", "32"] for line in out.splitlines())
     assert "size: 6 models" in out
+
+
+@pytest.mark.parametrize("name", ["Needy", "NeedyAtOnce"])
+def test_models_that_need_values_are_counted(call: Call, recipe: Write, package: str, name: str) -> None:
+    lines = SPACE.replace("Operator", "Insert").replace("{type: ReLU}", "base").splitlines()
+    kept = [line for line in lines if "base: {" not in line]
+    at = kept.index("      inputs: [1, 8, 8]")
+    file = recipe(
+        "\n".join([*kept[:at], f"      base: {{_target_: {package}.{name}}}", "      leaves: ['.']", *kept[at:]])
+    )
+    code, out, err = call("show", str(file), "--nodes", "classifier", "--trust", package)
+    assert (code, err) == (0, "")
+    assert "size: 12 models: each was built once" in out
 
 
 def test_what_cannot_be_followed_is_told_with_its_leaf(call: Call, package: str) -> None:

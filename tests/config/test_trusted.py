@@ -65,6 +65,14 @@ def test_trusted_names_are_there(name: str) -> None:
     assert resolve("key", name).__name__ == name.rpartition(".")[2]
 
 
+def test_models_of_torchvision_have_a_function() -> None:
+    for name in ("torchvision.models.resnet18", "torchvision.models.resnet.resnet18"):
+        fault = str(trust_fault("key", name, "module"))
+        words = "{_target_: mlotool.models.torchvision_model, name: resnet18, num_classes: .., image_shape: ..}"
+        assert f"For it write {words}. Correct the name." in fault
+    assert "torchvision_model" not in str(trust_fault("key", "torchvision.models.resnet18", "optimizer"))
+
+
 def test_a_close_name_is_suggested() -> None:
     assert "Did you mean 'torch.optim.SGD'?" in str(trust_fault("key", "torch.optim.sgd.SGD", "optimizer"))
     assert "Did you mean 'mlotool.models.WeightNet'?" in str(trust_fault("key", "mlotool.models.WeigthNet", "module"))

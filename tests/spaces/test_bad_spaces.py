@@ -107,6 +107,83 @@ def test_a_repetition_of_what_it_has_made_is_none() -> None:
     assert "expected whole numbers from 0 to 1000" in text
 
 
+def test_long_texts_are_cut() -> None:
+    long = "stages." * 1_500
+    targets = [long, {"chain": [long] * 50}, {"type": long}, [long], {"path": [long]}, {long: long}]
+    texts = [refusal(lambda at=at: chosen(Operator("kernel", at, {"keep": None}), {})) for at in targets]
+    texts += [
+        refusal(lambda: Space(base, leaves=[long])),
+        refusal(lambda: Space(base, leaves=long)),
+        refusal(lambda: chosen(Operator(long, "0", {"keep": None}), {})),
+        refusal(lambda: chosen(Operator("kernel", "0", {"keep": None}), {"kernel_0": long})),
+        refusal(lambda: chosen(Operator("kernel", "0", {"keep": None}), {long: "keep"})),
+        refusal(lambda: chosen(Operator("kernel", "0", {long: None}), {})),
+        refusal(lambda: Repeat("depth", "0", [2_000] * 2_000)),
+    ]
+    assert max(map(len, texts)) < 1_000
+
+
+def test_leaves_that_are_no_modules() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks, self.head, self.none = nn.ModuleList([nn.Linear(2, 2)]), nn.Linear(2, 2), nn.ModuleList()
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.head(self.blocks[0](values))
+
+    for typo in ("haed", "block.*", "blocks.1", "blocks.0.*.x", "none.0", ""):
+        text = refusal(lambda typo=typo: Space(Net, leaves=["head", typo]))
+        assert f"leaves: found {typo!r}, which is no module of Net; expected paths such as blocks, blocks.0, " in text
+    assert "Did you mean 'head'?" in refusal(lambda: Space(Net, leaves=["haed"]))
+    for right in ("head", "**", "blocks.*", "none.*", "none", "."):
+        assert Space(Net, leaves=[right]).nodes
+    assert "leaves: found [3]" in refusal(lambda: Space(Net, leaves=[3]))
+
+    def chooses() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(2, 2) for _ in range(choose("depth", [1, 2]))))
+
+    # Another decision has it.
+    assert Space(chooses, leaves=["1"]).decisions
+
+
+class Needy:
+    def __call__(self, place: Any, more: Any) -> bool:
+        return bool(place and more)
+
+
+class Failing:
+    def __call__(self, place: Any) -> bool:
+        return place.module.kernel_size > 3  # type: ignore[no-any-return]
+
+
+class Vague:
+    def __call__(self, place: Any) -> Any:
+        return place.module
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (Needy(), ["test_bad_spaces.Needy (", "line ", "missing 1 required positional argument: 'more'"]),
+        (Failing(), ["test_bad_spaces.Failing (", "in __call__: TypeError: '>' not supported between", "'0 (Conv2d)'"]),
+        (Vague(), ["test_bad_spaces.Vague (", "returned a Conv2d; expected True or False", "Return bool(..)"]),
+        (lambda place: None, ["<lambda>", "returned None; expected True or False"]),
+    ],
+)
+def test_predicates_that_fail(where: Any, words: list[str]) -> None:
+    for at in ({"where": where}, {"chain": [{"where": where}, "1"]}):
+        text = refusal(lambda at=at: chosen(Operator("kernel", at, {"keep": None}), {}))
+        assert text.startswith("mutator 'kernel': at.where: ")
+        for word in words:
+            assert word in text, text
+
+
+def test_settings_that_are_lists_in_yaml() -> None:
+    space = chosen(Operator("kernel", {"where": HasSetting("stride", [1, 1])}, {"keep": None}), {})
+    assert len(space.decisions) == 2
+
+
 def test_control_flow_on_values() -> None:
     class Moody(nn.Module):
         def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
@@ -31,7 +32,7 @@ class Input(AbstractMutator):
 
     def __init__(self, name: str, at: Any, sources: Any, most: int = 10) -> None:
         if type(most) is not int or most < 1:
-            raise ConfigError(f"Input: found most={most!r}; expected a whole number of at least 1. Correct it.")
+            raise ConfigError(f"Input: found most={shown(most)}; expected a whole number of at least 1. Correct it.")
         self.name, self.at, self.sources, self.most = name, at, sources, most
 
     def mutate(self, graph: ModelGraph) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.model_graph import ModelGraph
 
@@ -21,7 +22,7 @@ def check_join(key: str, join: str) -> None:
     """
     if join not in JOINS:
         raise ConfigError(
-            f"{key}: found {join!r}; expected one of {', '.join(JOINS)}.{did_you_mean(str(join), JOINS)} "
+            f"{key}: found {shown(join)}; expected one of {', '.join(JOINS)}.{did_you_mean(str(join), JOINS)} "
             f"Write {key}: sum."
         )
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
@@ -34,7 +35,7 @@ class Link(AbstractMutator):
 
     def __init__(self, name: str, at: Any, sources: Any = None, most: int = 1000) -> None:
         if type(most) is not int or most < 0:
-            raise ConfigError(f"Link: found most={most!r}; expected a whole number of at least 0. Correct it.")
+            raise ConfigError(f"Link: found most={shown(most)}; expected a whole number of at least 0. Correct it.")
         self.name, self.at, self.sources, self.most = name, at, sources, most
 
     def mutate(self, graph: ModelGraph) -> None:

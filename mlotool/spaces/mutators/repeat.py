@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
@@ -32,7 +33,7 @@ class Repeat(AbstractMutator):
     def __init__(self, name: str, at: Any, counts: Sequence[int]) -> None:
         if not counts or any(type(each) is not int or not 0 <= each <= 1000 for each in counts):
             raise ConfigError(
-                f"Repeat: found counts={list(counts)!r}; expected whole numbers from 0 to 1000. Write "
+                f"Repeat: found counts={shown(list(counts))}; expected whole numbers from 0 to 1000. Write "
                 "counts: [1, 2, 3]."
             )
         self.name, self.at, self.counts = name, at, list(counts)
