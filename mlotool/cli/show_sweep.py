@@ -31,6 +31,7 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
         whether all of them could be written.
     """
     from mlotool.report import write_sweep_page, write_sweep_summary
+    from mlotool.report.pareto import front_lines
     from mlotool.report.sweep_fusion import fusion_lines, warning_lines
     from mlotool.report.sweep_settings import compare
 
@@ -46,7 +47,14 @@ def show_sweep(sweep_dir: Path, console: Console | None = None) -> bool:
     _print_errors(console, comparison)
     console.print()
     _print_lines(
-        console, [_verdict(comparison), *comparison.notes, *fusion_lines(sweep_dir), *warning_lines(sweep_dir)]
+        console,
+        [
+            _verdict(comparison),
+            *front_lines(comparison),
+            *comparison.notes,
+            *fusion_lines(sweep_dir),
+            *warning_lines(sweep_dir),
+        ],
     )
     console.print()
     # The jobs are done: a file that cannot be written must not hide what they have found.
@@ -69,13 +77,10 @@ def _write(console: Console, sweep_dir: Path, name: str, writer: Callable[[], Pa
 
 
 def _print_errors(console: Console, comparison: "Comparison") -> None:
+    from mlotool.report.infeasible import infeasible_lines
     from mlotool.report.sweep import INFEASIBLE
 
-    infeasible = [row for row in comparison.rows if row.status == INFEASIBLE]
-    if infeasible:
-        first, num = infeasible[0], len(infeasible)
-        text = f"{num} draw{'s make' if num > 1 else ' makes'} no model (infeasible), untrained"
-        _print_lines(console, [f"{text}: job {first.job}: {first.error}"])
+    _print_lines(console, infeasible_lines(comparison.rows))
     failed = [row for row in comparison.rows if row.error and row.status != INFEASIBLE]
     lines = [f"job {row.job} failed: {row.error}" for row in failed[:MAX_ERRORS]]
     if len(failed) > MAX_ERRORS:
@@ -85,26 +90,36 @@ def _print_errors(console: Console, comparison: "Comparison") -> None:
 
 def _print_jobs(console: Console, comparison: "Comparison") -> None:
     from mlotool.report.formats import duration
+    from mlotool.report.pareto import jobs_on_front
     from mlotool.report.sweep_columns import labels, shown
 
     rows = _worth_most(comparison)
     keys = [*(column.key for column in comparison.columns), *comparison.seed_keys][:MAX_COLUMNS]
     names = labels(keys)
     best = () if comparison.best is None else {row.job for row in comparison.best.rows}
+    on_front = jobs_on_front(comparison)
+    marks = {row.job: ["best"] * (row.job in best) + ["front"] * (row.job in on_front) for row in rows}
     values = [row.value if row.objective == comparison.objective else None for row in rows]
     columns = [
         FittedColumn("job", [row.job for row in rows], is_needed=True),
         *(FittedColumn(names[key], [shown(row.parameters.get(key)) for row in rows]) for key in keys),
         FittedColumn(comparison.objective, [_short(value) for value in values], is_right=True, is_needed=True),
-        FittedColumn(
-            "status", [f"{row.status}, best" if row.job in best else row.status for row in rows], is_needed=True
-        ),
+        *_second_column(comparison, [row.number(comparison.plan.second_objective) for row in rows]),
+        FittedColumn("status", [", ".join([row.status, *marks[row.job]]) for row in rows], is_needed=True),
         FittedColumn("time", [duration(row.seconds) for row in rows], is_right=True),
     ]
     _print_table(console, columns, drop_first=[len(columns) - 1])
     left = len(comparison.rows) - len(rows)
     if left:
         console.print(f"{left} more jobs are in sweep.csv; these are the best.")
+
+
+def _second_column(comparison: "Comparison", values: "Sequence[float | None]") -> list[FittedColumn]:
+    """Return the column of a second objective; none where there is one."""
+    key = comparison.plan.second_objective
+    # The problem's name says no more where there is room for little.
+    label = "num_parameters" if key.endswith("/num_parameters") else key
+    return [FittedColumn(label, [_short(value) for value in values], is_right=True, is_needed=True)] if key else []
 
 
 def _worth_most(comparison: "Comparison") -> "Sequence[SweepRow]":
@@ -118,6 +133,7 @@ def _worth_most(comparison: "Comparison") -> "Sequence[SweepRow]":
 
 
 def _print_settings(console: Console, comparison: "Comparison") -> None:
+    from mlotool.report.pareto import second_mean
     from mlotool.report.sweep_columns import shown
 
     ordered = comparison.ordered[:MAX_SETTINGS]
@@ -128,6 +144,7 @@ def _print_settings(console: Console, comparison: "Comparison") -> None:
         ),
         FittedColumn(f"{comparison.objective}, mean", [_short(each.mean) for each in ordered], True, True),
         FittedColumn("± std. error", [_short(each.standard_error, 2) for each in ordered], True, True),
+        *_second_column(comparison, [second_mean(comparison, each.rows) for each in ordered]),
         FittedColumn("seeds", [f"{len(each.values)} of {each.num_planned}" for each in ordered], False, True),
         FittedColumn("", ["best" if each is comparison.best else "" for each in ordered], False, True),
         FittedColumn("jobs", [each.jobs for each in ordered]),
@@ -155,14 +172,15 @@ def _verdict(comparison: "Comparison") -> str:
     if setting is None or setting.mean is None:
         return ""
     better = comparison.direction
+    words = comparison.describe(setting)
     if not comparison.has_seeds:
-        if comparison.best is None:
+        if comparison.best is None and not words:
             return ""
-        words = comparison.describe(setting)
-        return f"best: job {setting.jobs}, {comparison.objective} {mean_text(setting)} ({better}): {words}"
+        which = "best: " if comparison.best is not None else ""
+        return f"{which}job {setting.jobs}, {comparison.objective} {mean_text(setting)} ({better}): {words}"
     meaning = "mean ± standard error of " if setting.standard_error is not None else ""
     found = f"{comparison.objective} {mean_text(setting)} ({meaning}{seeds(setting)}; {better})"
-    return found if comparison.best is None else f"best setting: {found}: {comparison.describe(setting)}"
+    return f"{'' if comparison.best is None else 'best setting: '}{found}{f': {words}' if words else ''}"
 
 
 def _print_lines(console: Console, lines: list[str]) -> None:

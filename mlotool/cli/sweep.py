@@ -65,7 +65,7 @@ def _run_locked(
         record = GroupRecord(folder, is_resumed=is_resumed)
         points = _points(plan, folder, record)
         launcher = make_launcher(plan.settings["launcher"], folder, plan.settings["launcher_options"])
-        write_plan(folder, plan)
+        write_plan(folder, plan, points)
     except ConfigError:
         if not is_resumed:
             discard(folder)
@@ -83,7 +83,13 @@ def _run_locked(
     is_grouped, command = plan.group_size > 1, shlex.join(["mlotool", "run", *words])
     shared = JobSpec(command, plan.fixed, file, tuple(trusted), is_in_group=is_grouped)
 
+    written = points.total, points.num_same
+
     def announce(point: Point, outcome: JobOutcome) -> None:
+        nonlocal written
+        if (points.total, points.num_same) != written:
+            written = points.total, points.num_same
+            write_plan(folder, plan, points)
         value = "" if outcome.value is None else f" {plan.objective} {outcome.value:.4g}"
         error = f": {escape(outcome.error)}" if outcome.error else ""
         _say(f"job {point.number} {outcome.status}{value} ({points.num_ended} of {points.total}){error}")
@@ -91,6 +97,7 @@ def _run_locked(
     with terminable():
         sweep = Sweep(folder, shared, announce, record.add if is_grouped else None)
         run_jobs(points, launcher, environments, sweep)
+    write_plan(folder, plan, points)
 
 
 def _at_a_time(plan: SweepPlan, num_workers: int) -> str:
@@ -116,8 +123,9 @@ def _show(folder: Path) -> None:
 
 
 def exit_code(folder: Path) -> int:
-    """Return 0 where all jobs of a sweep finished; a RunError names those that did not."""
+    """Return 0 where all jobs of a sweep finished; a RunError names those that did not, or why there is nothing."""
     from mlotool.report import sweep_rows
+    from mlotool.report.infeasible import nothing_fits
 
     rows = sweep_rows(folder)
     failed = [row for row in rows if row.status not in ("finished", "pruned", INFEASIBLE)]
@@ -126,6 +134,9 @@ def exit_code(folder: Path) -> int:
         # One that was interrupted, and then refused to go on, has no error of its own.
         first = failed[0].error or failed[0].status
         raise RunError(f"{len(failed)} of {len(rows)} jobs of the sweep failed: {names}; the first one: {first}")
+    fault = nothing_fits(rows)
+    if fault:
+        raise RunError(fault)
     return 0
 
 

@@ -1,16 +1,17 @@
 """Two objectives of a search: the settings of which no other one is better in both."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from mlotool.report.figure import Card, Sketchbook, legend_above, use_log_scale
-from mlotool.report.formats import shortened
-from mlotool.report.palette import light
+from mlotool.report.formats import number
 from mlotool.report.series import LARGEST
+from mlotool.report.sweep import SweepRow
 from mlotool.report.sweep_settings import Comparison, Setting
-from mlotool.report.visible_range import visible_range
+
+MAX_LINES = 10
+"""Settings on the front that have a line each; of more the best ones by the first objective."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +25,25 @@ class Point:
 
 def points(comparison: Comparison) -> list[Point]:
     """Return the settings that have both; none where there is one objective."""
-    key = comparison.plan.second_objective
-    if not key or not comparison.mode:
+    if not comparison.plan.second_objective or not comparison.mode:
         return []
     found = []
     for each in comparison.settings:
-        values = [row.number(key) for row in each.rows if row.status == "finished"]
-        known = [value for value in values if value is not None and abs(value) < LARGEST]
-        if each.mean is not None and each.is_complete and len(known) >= len(each.values):
+        known = _seconds(comparison, [row for row in each.rows if row.status == "finished"])
+        if each.mean is not None and each.is_complete and known and len(known) >= len(each.values):
             found.append(Point(each, each.mean, float(np.mean(known))))
     return found
+
+
+def second_mean(comparison: Comparison, rows: Sequence[SweepRow]) -> float | None:
+    """Return the mean of the second objective of jobs; None where none has it."""
+    known = _seconds(comparison, rows)
+    return float(np.mean(known)) if known else None
+
+
+def _seconds(comparison: Comparison, rows: Sequence[SweepRow]) -> list[float]:
+    values = [row.number(comparison.plan.second_objective) for row in rows]
+    return [value for value in values if value is not None and abs(value) < LARGEST]
 
 
 def front(found: list[Point], mode: str, second_mode: str) -> list[Point]:
@@ -59,46 +69,30 @@ def pareto_front(comparison: Comparison) -> list[Point]:
     return front(points(comparison), comparison.mode, comparison.plan.second_mode)
 
 
-def front_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
-    """Draw the settings by their two objectives, and their front; nothing below two settings."""
-    found = points(comparison)
-    if len(found) < 2:
+def jobs_on_front(comparison: Comparison) -> frozenset[str]:
+    """Return the names of the jobs of the settings on the front."""
+    return frozenset(row.job for each in pareto_front(comparison) for row in each.setting.rows)
+
+
+def front_lines(comparison: Comparison) -> list[str]:
+    """Return what a search of two objectives has found, in lines; none where there is one objective."""
+    found = pareto_front(comparison)
+    if not found:
         return []
-    plan = comparison.plan
-    best = front(found, comparison.mode, plan.second_mode)
-    figure, axes = book.new()
-    seen, across = (visible_range([getattr(each, which) for each in found]) for which in ("first", "second"))
-    on_front = set(map(id, best))
-    rest = [each for each in found if id(each) not in on_front]
-    handles, labels = [], []
-    if rest:
-        [line] = axes.plot(
-            across.clip([each.second for each in rest]), seen.clip([each.first for each in rest]), "o",
-            color=light("problem-0"), alpha=0.5, markersize=4,
-        )  # fmt: skip
-        handles.append(line)
-        labels.append("others")
-    x, y = across.clip([each.second for each in best]), seen.clip([each.first for each in best])
-    order = np.argsort(x, kind="stable")
-    # Between two of its points the front has nothing better than the corner.
-    where: Literal["post", "pre"] = "post" if plan.second_mode == "min" else "pre"
-    axes.step(x[order], y[order], where=where, color=light("problem-1"), linewidth=1.4)
-    [line] = axes.plot(x, y, "o", color=light("problem-1"), markersize=5.5, zorder=3)
-    seen.apply(axes)
-    if across.is_log:
-        use_log_scale(axes, "x")
-    axes.margins(x=0.06)
-    axes.set_xlabel(shortened(f"{plan.second_objective} ({_better(plan.second_mode)})", 60))
-    axes.set_ylabel(shortened(comparison.objective, 40))
-    axes.tick_params(axis="x", labelsize=7.5)
-    legend_above(axes, [line, *handles], ["Pareto front", *labels])
-    num = len(best)
-    note = (
-        f"{num} of {len(found)} settings {'are' if num > 1 else 'is'} on the front: none is better in both objectives."
+    plan, num, many = comparison.plan, len(found), "settings" if comparison.has_seeds else "jobs"
+    both = (
+        f"{comparison.objective} ({better(comparison.mode)})",
+        f"{plan.second_objective} ({better(plan.second_mode)})",
     )
-    clipped = " Values that crush the others are drawn at the edge." if seen.is_clipped or across.is_clipped else ""
-    return [book.finish(figure, "pareto", "Two objectives", note + clipped)]
+    lines = [f"Pareto front of {' and '.join(both)}: {num} of {len(points(comparison))} {many}"]
+    for each in found[:MAX_LINES]:
+        jobs = f"job{'s' if len(each.setting.rows) > 1 else ''} {each.setting.jobs}"
+        values = f"{comparison.objective} {number(each.first)}, {plan.second_objective} {number(each.second)}"
+        lines.append(f"  {jobs}: {values}: {comparison.describe(each.setting)}")
+    more = [f"  {num - MAX_LINES} more: on_front in sweep.csv"] if num > MAX_LINES else []
+    return [*lines, *more]
 
 
-def _better(mode: str) -> str:
+def better(mode: str) -> str:
+    """Return which values are better, in words."""
     return "smaller is better" if mode == "min" else "larger is better"

@@ -72,6 +72,8 @@ class SweepPlan:
         second_mode: "min" or "max" for it.
         sampler: that draws the trials; empty in a grid.
         num_random: trials that it draws at random before it looks at results; 0 where that is not known.
+        num_same: draws of points that a job has, which have none of their own.
+        ending: why there are fewer jobs than were asked for; empty where there are not.
     """
 
     objective: str = ""
@@ -84,6 +86,8 @@ class SweepPlan:
     second_mode: str = ""
     sampler: str = ""
     num_random: int = 0
+    num_same: int = 0
+    ending: str = ""
 
 
 PLAN_FILE = "plan.json"
@@ -122,6 +126,8 @@ def read_plan(sweep_dir: Path) -> SweepPlan:
         second_mode=second_mode,
         sampler=shortened(_text_of(search.get("sampler")), MAX_STATUS),
         num_random=_whole(search.get("num_random")) or 0,
+        num_same=_whole(search.get("num_same")) or 0,
+        ending=shortened(_text_of(search.get("ending")), MAX_ERROR),
         objective=_text_of(found.get("objective")),
         mode=_mode(found.get("mode")),
         num_jobs=_whole(found.get("num_jobs")),

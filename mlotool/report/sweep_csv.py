@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mlotool.core.escape import escape
 from mlotool.core.run_files import replacing
+from mlotool.report.pareto import jobs_on_front, pareto_front, second_mean
 from mlotool.report.sweep_settings import Comparison, compare
 
 FILE = "sweep.csv"
@@ -22,6 +23,7 @@ def write_sweep_summary(sweep_dir: Path, comparison: Comparison | None = None) -
     sweep.csv has a column for the job's name, one for each override, the objective's key and value (at the best
     checkpoint, where one is kept), one for the last value of each metric, and status, time_s, folder and error.
     settings.csv has a column for each hyperparameter, mean, standard_error, num_seeds, num_planned, is_best and jobs.
+    With a second objective both say its key, its value and whether a job, or a setting, is on the Pareto front.
 
     Args:
         sweep_dir: the folder of a sweep.
@@ -46,13 +48,16 @@ def _jobs(comparison: Comparison) -> tuple[list[str], list[list[object]]]:
     rows = comparison.rows
     keys = [*(column.key for column in comparison.columns), *comparison.seed_keys, *comparison.constants]
     metrics = list(dict.fromkeys(key for row in rows for key in row.metrics))[:MAX_METRICS]
-    heads = ["job", *keys, "objective", "value", *metrics, "status", "time_s", "folder", "error"]
+    second, on_front = comparison.plan.second_objective, jobs_on_front(comparison)
+    two = ["second_objective", "second_value", "on_front"] if second else []
+    heads = ["job", *keys, "objective", "value", *two, *metrics, "status", "time_s", "folder", "error"]
     lines: list[list[object]] = [
         [
             row.job,
             *(row.parameters.get(key) for key in keys),
             row.objective,
             row.value,
+            *((second, row.number(second), str(row.job in on_front).lower()) if second else ()),
             *(row.metrics.get(key) for key in metrics),
             row.status,
             row.seconds,
@@ -66,13 +71,16 @@ def _jobs(comparison: Comparison) -> tuple[list[str], list[list[object]]]:
 
 def _settings(comparison: Comparison) -> tuple[list[str], list[list[object]]]:
     keys = [column.key for column in comparison.columns]
-    heads = [*keys, "objective", "mean", "standard_error", "num_seeds", "num_planned", "is_best", "jobs"]
+    second, on_front = comparison.plan.second_objective, {id(each.setting) for each in pareto_front(comparison)}
+    two = ["second_objective", "second_mean", "on_front"] if second else []
+    heads = [*keys, "objective", "mean", "standard_error", *two, "num_seeds", "num_planned", "is_best", "jobs"]
     lines: list[list[object]] = [
         [
             *(each.parameters.get(key) for key in keys),
             comparison.objective,
             each.mean,
             each.standard_error,
+            *((second, second_mean(comparison, each.rows), str(id(each) in on_front).lower()) if second else ()),
             len(each.values),
             each.num_planned,
             str(each is comparison.best).lower(),

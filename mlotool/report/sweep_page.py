@@ -11,7 +11,8 @@ from mlotool.report.formats import NONE, number
 from mlotool.report.markup import Markup, details, element
 from mlotool.report.model_nodes import read_models
 from mlotool.report.model_picture import model_section
-from mlotool.report.pareto import front_cards, pareto_front
+from mlotool.report.pareto import pareto_front
+from mlotool.report.pareto_figure import front_cards
 from mlotool.report.sweep import ENDED, INFEASIBLE
 from mlotool.report.sweep_curves import curve_cards, objective_cards, read_curves
 from mlotool.report.sweep_figures import importance_cards, parallel_cards
@@ -102,11 +103,12 @@ def _header(title: str, comparison: Comparison) -> Markup:
     head = element("div", element("h1", title), element("span", sign, text, class_=f"badge {class_}"), class_="head")
     tiles = [_first_tile(comparison), *_best_tile(comparison), _count_tile(comparison)]
     parts = [head, element("dl", *tiles, class_="tiles")]
-    best = comparison.best
-    if best is not None and best.parameters:
-        words = comparison.overrides(best)
+    chosen = comparison.best or comparison.only
+    words = [] if chosen is None or chosen.mean is None else comparison.overrides(chosen)
+    if words:
         lines = ("\n" if len(words) <= MAX_LINES else " ").join(words)
-        parts.append(element("p", "The best setting's own overrides; one click selects them.", class_="muted"))
+        whose = "The best setting's own" if comparison.best else "Its"
+        parts.append(element("p", f"{whose} overrides; one click selects them.", class_="muted"))
         parts.append(element("pre", lines, class_="command"))
     if comparison.num_ended:
         parts.append(element("p", WHICH_VALUE, class_="muted"))

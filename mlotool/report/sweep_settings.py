@@ -146,7 +146,11 @@ class Comparison:
         """What a reader must know of the values of the settings and of the choice of the best one."""
         best, ranked = self.best, self.ranked
         repeated = {job for each in self.settings for job in each.repeated}
-        notes = [_repetition_note([row.job for row in self.rows if row.job in repeated])] if repeated else []
+        notes = [_ending_note(self.plan)] if self.plan.ending else []
+        if self.plan.num_same:
+            notes.append(_same_note(self.plan))
+        if repeated:
+            notes.append(_repetition_note([row.job for row in self.rows if row.job in repeated]))
         if best is None:
             return notes
         sign = 1 if self.mode == "min" else -1
@@ -262,6 +266,15 @@ def _setting(parameters: Mapping[str, str], jobs: Sequence[SweepRow], objective:
     values = tuple(row.value for row in rows if counts(row, objective) and row.value is not None)
     repeated = tuple(row.job for row in jobs if row.job not in kept)
     return Setting(parameters, rows, values, max(planned, len(rows)), repeated)
+
+
+def _ending_note(plan: SweepPlan) -> str:
+    return f"{plan.ending[:1].upper()}{plan.ending[1:]}."
+
+
+def _same_note(plan: SweepPlan) -> str:
+    one, many = "draw was of a point that a job has", "draws were of points that jobs have"
+    return f"{plan.num_same} more {one if plan.num_same == 1 else many}: told what is known, and not trained."
 
 
 def _repetition_note(jobs: Sequence[str]) -> str:

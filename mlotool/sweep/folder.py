@@ -12,6 +12,7 @@ from mlotool.core.run_files import check_tree, read_json
 
 if TYPE_CHECKING:
     from mlotool.config.sweep_plan import SweepPlan
+    from mlotool.sweep.points import AbstractPoints
 
 FILE = "sweep.json"
 LOCK = ".lock"
@@ -60,21 +61,24 @@ def choose_folder(plan: "SweepPlan", resume: str | None) -> tuple[Path, bool]:
     return _made(plan), False
 
 
-def write_plan(folder: Path, plan: "SweepPlan") -> None:
+def write_plan(folder: Path, plan: "SweepPlan", points: "AbstractPoints | None" = None) -> None:
     """Write plan.json: what the report of a sweep says of jobs that have not begun.
 
     Args:
         folder: of the sweep.
         plan: the sweep; of a search, the values that a key may take say nothing of how many jobs it has.
+        points: its jobs, of which there may be fewer than were asked for; None where there are as many.
     """
     is_grid = plan.settings["method"] == "grid"
     keys = {
         each.key.lstrip("+"): {"num_values": len(each.choices) if is_grid else 0, "is_log": each.log}
         for each in plan.dimensions
     }
-    content = {"objective": plan.objective, "mode": plan.mode, "num_jobs": plan.num_jobs, "keys": keys}
+    num_jobs = plan.num_jobs if points is None else points.total
+    content = {"objective": plan.objective, "mode": plan.mode, "num_jobs": num_jobs, "keys": keys}
     if not is_grid:
-        content["search"] = _search(plan.settings)
+        drawn = {} if points is None else {"num_same": points.num_same, "ending": points.ending}
+        content["search"] = {**_search(plan.settings), **drawn}
     write_text(folder / PLAN_FILE, json.dumps(content, indent=2) + "\n")
 
 

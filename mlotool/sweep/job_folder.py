@@ -163,8 +163,9 @@ def note_failure(folder: Path, words: tuple[str, ...], error: str, status: str =
     summary, listing = folder / SUMMARY, folder / "overrides.txt"
     with writing(summary):
         folder.mkdir(exist_ok=True)
+    # The summary is last: with it the job has ended, whenever this process is killed.
+    if not listing.exists():
+        write_text(listing, "".join(f"{line}\n" for line in words))
     if not summary.exists():
         content: dict[str, Any] = {"status": status, "objective": None, "metrics": {}, "best": None, "error": error}
         write_text(summary, json.dumps(content, indent=2) + "\n")
-    if not listing.exists():
-        write_text(listing, "".join(f"{line}\n" for line in words))

@@ -14,10 +14,19 @@ from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 
 
 class AbstractPoints(ABC):
-    """Gives the jobs of a sweep, those of a process together, without those that a sweep before has ended."""
+    """Gives the jobs of a sweep, those of a process together, without those that a sweep before has ended.
+
+    Attributes:
+        total: how many jobs there are to be.
+        num_ended: how many have ended.
+        ending: why there are fewer jobs than were asked for; empty where there are not.
+        num_same: points that were drawn again, and have no jobs of their own.
+    """
 
     total: int
     num_ended: int
+    ending: str = ""
+    num_same: int = 0
 
     @abstractmethod
     def next(self) -> Group | None:

@@ -1,38 +1,32 @@
 """Optuna chooses the points: one trial a job, kept in a database in the sweep's folder."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlotool.config.schema import OWN_SAMPLERS
-from mlotool.config.sweep_plan import Dimension, SweepPlan
+from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
 from mlotool.sweep.folder import STUDY_FILE
 from mlotool.sweep.group_record import GroupRecord
 from mlotool.sweep.groups import Group, Point
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 from mlotool.sweep.points import AbstractPoints
-from mlotool.sweep.study_decisions import (
-    checked_decisions,
-    is_drawn,
-    is_infeasible,
-    is_repeated,
-    note_drawn,
-    note_infeasible,
-    note_repeated,
-    suggest,
-    words_of,
-)
-from mlotool.sweep.study_file import check_study_file
-from mlotool.sweep.study_options import make_pruner, make_sampler
+from mlotool.sweep.study_decisions import is_drawn, note_drawn, note_infeasible, reason_of, suggest, words_of
+from mlotool.sweep.study_dimensions import check_values, distributions_of
+from mlotool.sweep.study_file import check_own_study
+from mlotool.sweep.study_options import make_pruner, make_sampler, sampler_options
+from mlotool.sweep.study_same import MOST_IN_A_ROW, SamePoints
 from mlotool.sweep.study_storage import import_optuna, open_storage, storing
 from mlotool.sweep.study_values import StudyValues
 
 _ALL_TRIED = "all_tried"
 """What a study is marked with once brute force has nothing left to try."""
+
+_ALL_TRIED_TEXT = "brute force has tried every point"
 
 Draw = Callable[[Sequence[str], Callable[[str, tuple[Any, ...]], Any]], Any]
 
@@ -74,18 +68,16 @@ class StudyPoints(AbstractPoints):
                 "a module of _target_: mlotool.spaces.Space."
             )
         self._draw_decisions, self._values = draw, StudyValues(plan)
-        self._distributions = {each.key: _distribution(optuna, each) for each in plan.dimensions}
-        if settings["sampler"] == "brute_force":
-            _check_countable(plan)
+        self._distributions = distributions_of(plan)
         if not settings["storage"]:
-            _check_own_study(folder, settings["sampler"])
+            check_own_study(folder, STUDY_FILE, settings["sampler"])
         self._watched = {
             "url": settings["storage"] or f"sqlite:///{folder / STUDY_FILE}",
             "name": folder.name,
             "pruner": settings["pruner"],
             "pruner_options": dict(settings["pruner_options"]),
         }
-        self._fixed_seed, self._is_brute_force = plan.seed, settings["sampler"] == "brute_force"
+        self._fixed_seed = plan.seed
         self._optuna, self._states = optuna, optuna.trial.TrialState
         self._folder, pruner = folder, make_pruner(settings["pruner"], settings["pruner_options"])
         is_found = not settings["storage"] and (folder / STUDY_FILE).exists()
@@ -104,117 +96,151 @@ class StudyPoints(AbstractPoints):
                 f"resume: found a study in {folder} that is to {' and '.join(found)} {plan.objective}; expected one "
                 f"that is to {' and '.join(self._values.directions)} it. Leave resume out for a new sweep."
             )
-        self.total, self.num_ended = settings["num_trials"] * self._values.repeats, 0
-        self._group_size = plan.group_size
+        self._num_planned = settings["num_trials"] * self._values.repeats
+        self.total, self.num_ended = self._num_planned, 0
+        self._group_size, self._sampler = plan.group_size, settings["sampler"]
+        self._same, self._num_in_a_row, self._num_running = SamePoints(optuna, self._study), 0, 0
         with reading():
             self._begun, self._waiting = self._take_up(folder, record)
-        if self._study.user_attrs.get(_ALL_TRIED) is True and not self._begun and not self._waiting:
-            self.total = self.num_ended
+        self._num_given, self._num_running = self.num_ended, 0
+        if self._study.user_attrs.get(_ALL_TRIED) is True:
+            self._end(_ALL_TRIED_TEXT)
         # The first points of a seed are not to be drawn again. A sequence (qmc) is kept in the study, with its seed;
         # our own samplers draw by a trial's number.
         is_numbered = settings["sampler"] in ("qmc", *OWN_SAMPLERS)
         past = 0 if is_numbered else len(self._study.get_trials(deepcopy=False))
-        self._study.sampler = make_sampler(settings["sampler"], self._options(settings), settings["seed"] + past)
-        self._num_given = self.num_ended
-
-    def _options(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the sampler, with those of ours where the user has none."""
-        own: dict[str, Any] = {}
-        if settings["sampler"] == "tpe" and self._group_size > 1:
-            # The jobs of a group are drawn before one of them has ended: a draw takes those before it for bad ones.
-            own["constant_liar"] = True
-        if settings["sampler"] == "tpe" and self._draw_decisions is not None:
-            # Decisions depend on one another; some there are only in some models.
-            own |= {"multivariate": True, "group": True}
-        options = own | dict(settings["sampler_options"])
-        if options.get("multivariate") is False and "group" not in settings["sampler_options"]:
-            options.pop("group", None)
-        return options
+        options = sampler_options(plan, has_decisions=draw is not None)
+        self._study.sampler = make_sampler(settings["sampler"], options, settings["seed"] + past)
 
     def next(self) -> Group | None:
-        """Return jobs that died, or else new ones."""
+        """Return jobs that died, or else new ones; the jobs of a trial stay together as far as a group has room."""
         if self._begun and self._num_given < self.total:
-            group = self._begun.pop(0)
-            self._num_given += len(group.waiting)
-            return group
+            return self._given(self._begun.pop(0))
         points: list[Point] = []
-        while len(points) < self._group_size and self._num_given < self.total:
-            if not self._waiting:
-                self._waiting += self._draw()
-            if not self._waiting:
-                break
-            points.append(self._waiting.pop(0))
-            self._num_given += 1
+        while more := self._of_one_trial(self._group_size - len(points), is_first=not points):
+            points += more
+            self._given(Group(tuple(more)))
         return Group(tuple(points)) if points else None
 
-    def _draw(self) -> list[Point]:
-        """Return the jobs of a new trial; none where brute force has drawn all."""
-        points, trial = self._drawn()
-        others = self._study.get_trials(deepcopy=False)[: trial.number] if self._is_brute_force else []
-        # Optuna notices it when a trial ends, and draws what it has drawn until then.
-        if any(each.params == trial.params for each in others):
-            with storing(self._watched["url"]), self._until_all_are_tried():
-                note_repeated(trial)
-                self._study.tell(trial.number, state=self._states.FAIL)
-            self._study.set_user_attr(_ALL_TRIED, True)
-            self.total = self._num_given
+    def _given(self, group: Group) -> Group:
+        self._num_given += len(group.waiting)
+        self._num_running += len(group.waiting)
+        return group
+
+    def _of_one_trial(self, room: int, *, is_first: bool) -> list[Point]:
+        """Return jobs of one trial, all that are left of it or as many as a group takes; none without room for all."""
+        if self._num_given >= self.total or (not self._waiting and not is_first and room < self._values.repeats):
             return []
+        if not self._waiting:
+            self._waiting = self._new_trial()
+        same = [each for each in self._waiting if self._trial_of(each) == self._trial_of(self._waiting[0])]
+        if len(same) > room and not is_first:
+            return []
+        self._waiting = self._waiting[len(same[:room]) :]
+        return same[:room]
+
+    def _new_trial(self) -> list[Point]:
+        """Return the jobs of a new trial; none where only points are drawn that there were."""
+        while self._num_in_a_row < MOST_IN_A_ROW and self._num_given < self.total:
+            points = self._draw()
+            if points:
+                self._num_in_a_row = 0
+                return points
+        # What runs may teach the sampler others.
+        if self._num_in_a_row >= MOST_IN_A_ROW and not self._num_running:
+            self._end(
+                f"the last {self._num_in_a_row} draws were all of points that there were. Either each has been tried, "
+                f"which sweep.sampler=brute_force would know, or sweep.sampler={self._sampler} has settled"
+            )
+        return []
+
+    def _draw(self) -> list[Point]:
+        """Return the jobs of a new trial; none where its point is that of a trial before."""
+        trial, refused = self._drawn()
+        first = self._same.first(trial)
+        if first is not None:
+            self._num_in_a_row, self.num_same = self._num_in_a_row + 1, self.num_same + 1
+            with self._telling():
+                self._same.repeat(trial.number, first)
+            if self._sampler == "brute_force":
+                # Optuna notices it when a trial ends, and draws what it has drawn until then.
+                self._note_all_tried()
+            return []
+        points = self._points(trial, refused)
+        self._same.add(trial)
+        with self._telling(num_more=len(points)):
+            if refused is not None:
+                note_infeasible(trial, refused)
+                self._study.tell(trial.number, state=self._states.FAIL)
+            elif self._draw_decisions is not None:
+                note_drawn(trial)
         return points
 
-    def _drawn(self) -> tuple[list[Point], Any]:
+    def _drawn(self) -> tuple[Any, str | None]:
+        """Return a trial with its values and decisions, and why they make no model, if so."""
         with warnings.catch_warnings():
             # Samplers that are experimental in Optuna say so each time.
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             with storing(self._watched["url"]):
                 trial = self._study.ask(self._distributions)
-            if self._draw_decisions is None:
-                return self._points(trial), trial
-            decided: dict[str, Any] = {}
             try:
-                self._draw_decisions(self._own_words(trial), partial(suggest, trial, decided))
+                if self._draw_decisions is not None:
+                    self._draw_decisions(self._own_words(trial), partial(suggest, trial, {}))
             except InfeasibleModelError as error:
-                with storing(self._watched["url"]), self._until_all_are_tried(num_more=self._values.repeats):
-                    note_infeasible(trial, str(error))
-                    self._study.tell(trial.number, state=self._states.FAIL)
-                return self._points(trial, refused=str(error)), trial
+                return trial, str(error)
             except ConfigError:
                 # Values that are drawn may be wrong: the job fails, and says so.
                 pass
-            with storing(self._watched["url"]):
-                note_drawn(trial)
-        return self._points(trial), trial
+        return trial, None
 
     def finish(self, point: Point, outcome: JobOutcome) -> None:
         """Tell the study, once all jobs of a trial have ended; one that was interrupted stays as it is, to go on."""
+        self._num_running -= 1
         if outcome.status not in ENDED:
             return
         self.num_ended += 1
+        self._num_in_a_row = 0
         if point.refused is not None:
             return
-        number = point.number // self._values.repeats
+        number = self._trial_of(point)
         told = self._values.add(number, point.number, outcome, self._folder / str(point.number))
         if told is None:
             return
-        with storing(self._watched["url"]), self._until_all_are_tried():
+        with self._telling():
             if told.values is not None:
                 self._study.tell(number, told.values)
             else:
                 self._study.tell(number, state=self._states.PRUNED if told.is_pruned else self._states.FAIL)
+        with self._telling():
+            self._same.told(number)
 
     @contextmanager
-    def _until_all_are_tried(self, num_more: int = 0) -> Iterator[None]:
-        """Take no more trials once every value has been tried, which Optuna says by an error after it took note.
+    def _telling(self, num_more: int = 0) -> Iterator[None]:
+        """Write into the study; take no more trials once every value has been tried.
+
+        Optuna says so by an error, after it took note of what it was told.
 
         Args:
             num_more: jobs that were drawn, and are still to be given.
         """
-        try:
-            yield
-        except RuntimeError as error:
-            if "stop" not in str(error):
-                raise
-            self._study.set_user_attr(_ALL_TRIED, True)
-            self.total = self._num_given + num_more
+        with storing(self._watched["url"]):
+            try:
+                yield
+            except RuntimeError as error:
+                if "stop" not in str(error):
+                    raise
+                self._note_all_tried(num_more)
+
+    def _note_all_tried(self, num_more: int = 0) -> None:
+        self._study.set_user_attr(_ALL_TRIED, True)
+        self._end(_ALL_TRIED_TEXT, num_more)
+
+    def _end(self, reason: str, num_more: int = 0) -> None:
+        """Draw no more trials."""
+        begun = sum(len(group.waiting) for group in self._begun)
+        self.total = self._num_given + begun + len(self._waiting) + num_more
+        if self.total < self._num_planned:
+            self.ending = f"the search ends with {self.total} of {self._num_planned} jobs: {reason}"
 
     def _take_up(self, folder: Path, record: GroupRecord) -> tuple[list[Group], list[Point]]:
         """Count the jobs of an earlier process; return the groups that it left unfinished, and single jobs."""
@@ -222,25 +248,29 @@ class StudyPoints(AbstractPoints):
         waiting: dict[int, Point] = {}
         trials: dict[int, Any] = {}
         for trial in self._study.get_trials():
-            if is_repeated(trial):
+            if self._same.take_up(trial):
+                self.num_same += 1
                 continue
+            refused, is_over = reason_of(trial), trial.state.is_finished()
+            is_whole = refused is not None or is_drawn(trial, self._draw_decisions is not None)
+            if not is_over and (refused is not None or not is_whole or not self._has_values(trial)):
+                self._study.tell(trial.number, state=self._states.FAIL)
             # Without all of its values a trial never was a job: its process died while it was drawn.
-            is_whole = trial.params.keys() >= self._distributions.keys() and is_drawn(
-                trial, self._draw_decisions is not None
-            )
-            if not is_whole:
-                if trial.state == self._states.RUNNING:
-                    self._study.tell(trial.number, state=self._states.FAIL)
-                elif trial.state == self._states.FAIL and is_infeasible(trial):
-                    self.num_ended += self._values.repeats
+            if not is_whole or not self._has_values(trial):
                 continue
-            jobs = self._points(trial)
+            jobs, first = self._points(trial, refused), self._same.first(trial)
+            if not is_over and first is not None and not any((folder / str(each.number)).exists() for each in jobs):
+                self._same.repeat(trial.number, first)
+                self.num_same += 1
+                continue
+            if trial.state != self._states.FAIL or refused is not None:
+                self._same.add(trial)
             trials |= {point.number: trial for point in jobs}
             points |= {point.number: point for point in jobs}
-            if trial.state.is_finished():
+            if is_over and refused is None:
                 self.num_ended += len(jobs)
                 continue
-            self._check_values(trial)
+            check_values(trial, self._distributions)
             for point in jobs:
                 outcome = read_outcome(folder / str(point.number))
                 if outcome.status in ENDED:
@@ -250,19 +280,9 @@ class StudyPoints(AbstractPoints):
                     waiting[point.number] = point
         groups = record.groups(points, waiting)
         for number in frozenset().union(*(group.ended for group in groups)):
-            self._check_values(trials[number])
+            check_values(trials[number], self._distributions)
         taken = {point.number for group in groups for point in group.points}
         return groups, [point for number, point in waiting.items() if number not in taken]
-
-    def _check_values(self, trial: Any) -> None:
-        """Refuse values that the command line does not have: they become words of a job's command line."""
-        for key, distribution in self._distributions.items():
-            if not isinstance(trial.number, int) or trial.distributions[key] != distribution:
-                raise ValueError(f"its trial {trial.number} draws {key} from {trial.distributions[key]}"[:300])
-            value = distribution.to_internal_repr(trial.params[key])
-            if not distribution._contains(value) or trial.params[key] != distribution.to_external_repr(value):
-                raise ValueError(f"its trial {trial.number} has {key}={trial.params[key]!r}"[:300])
-        checked_decisions(trial)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -291,38 +311,11 @@ class StudyPoints(AbstractPoints):
         seeds = [f"seed={self._fixed_seed + number}" for number in range(repeats)]
         return [Point(first + number, (*words, seed), None, refused) for number, seed in enumerate(seeds)]
 
+    def _has_values(self, trial: Any) -> bool:
+        return bool(trial.params.keys() >= self._distributions.keys())
+
+    def _trial_of(self, point: Point) -> int:
+        return point.number // self._values.repeats
+
     def _own_words(self, trial: Any) -> tuple[str, ...]:
         return tuple(f"{key}={trial.params[key]}" for key in self._distributions)
-
-
-def _check_own_study(folder: Path, sampler: str) -> None:
-    """Refuse a study in a sweep's folder, which may be a stranger's, where reading it could do harm."""
-    check_study_file(folder, STUDY_FILE)
-    if sampler == "cmaes" and (folder / STUDY_FILE).exists():
-        # Optuna keeps the state of CMA-ES as a pickle in the study, and unpickles whatever stands there.
-        url = f"sqlite:///{(folder / STUDY_FILE).absolute()}"
-        raise ConfigError(
-            f"resume: found a study in {folder} with sweep.sampler=cmaes, whose state is a pickle, which can run any "
-            "code, while the folder may be anybody's; expected another sampler, or your word that the study is yours. "
-            f"If it is, say where it is: sweep.storage={url}"
-        )
-
-
-def _check_countable(plan: SweepPlan) -> None:
-    """Refuse intervals of real numbers where each value is to be tried."""
-    for each in plan.dimensions:
-        if each.low is not None and not each.whole and each.step is None:
-            raise ConfigError(
-                f"{each.key}: found an interval with sweep.sampler=brute_force, which tries every value; expected "
-                f"choices, or a range with a step. Write {each.key}=0.01,0.1, or choose another sampler."
-            )
-
-
-def _distribution(optuna: Any, dimension: Dimension) -> Any:
-    kinds = optuna.distributions
-    if dimension.low is None or dimension.high is None:
-        return kinds.CategoricalDistribution(dimension.choices)
-    if dimension.whole:
-        step = int(dimension.step or 1)
-        return kinds.IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log, step=step)
-    return kinds.FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)

@@ -8,7 +8,7 @@ from mlotool.config.check_decisions import decision_faults
 from mlotool.core.errors import MlotoolError, RunError
 
 PREFIX = "decisions."
-_DRAWN, _INFEASIBLE, _REPEATED = "drawn", "infeasible", "repeated"
+_DRAWN, _INFEASIBLE = "drawn", "infeasible"
 _MAX_REASON = 2_000
 _OTHER_VALUES = ("null", "true", "false", "nan", "inf")
 """Words that are no text to Hydra."""
@@ -80,14 +80,9 @@ def is_infeasible(trial: Any) -> bool:
     return _INFEASIBLE in trial.user_attrs
 
 
-def note_repeated(trial: Any) -> None:
-    """Note that a trial is one that there was: it has no job."""
-    trial.set_user_attr(_REPEATED, True)
-
-
-def is_repeated(trial: Any) -> bool:
-    """Say whether a trial is one that there was."""
-    return trial.user_attrs.get(_REPEATED) is True
+def reason_of(trial: Any) -> str | None:
+    """Return why a trial's decisions make no model; None where they make one."""
+    return str(trial.user_attrs[_INFEASIBLE])[:_MAX_REASON] if is_infeasible(trial) else None
 
 
 def _decisions(trial: Any) -> Iterator[tuple[str, Any]]:

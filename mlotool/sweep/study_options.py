@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from mlotool.config.schema import OWN_SAMPLERS, PRUNERS, SAMPLERS
+from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.sweep.extras import import_extra
@@ -17,6 +18,21 @@ from mlotool.sweep.study_storage import import_optuna
 def make_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
     """Return the sampler that `sweep.sampler` names; options that it does not take are a ConfigError."""
     return _make(_sampler_class(name), "sampler", name, options, seed=seed)
+
+
+def sampler_options(plan: SweepPlan, *, has_decisions: bool) -> dict[str, Any]:
+    """Return the options of a sweep's sampler, with those of ours where the user has none."""
+    settings, own = plan.settings, dict[str, Any]()
+    if settings["sampler"] == "tpe" and plan.group_size > 1:
+        # The jobs of a group are drawn before one of them has ended: a draw takes those before it for bad ones.
+        own["constant_liar"] = True
+    if settings["sampler"] == "tpe" and has_decisions:
+        # Decisions depend on one another; some there are only in some models.
+        own |= {"multivariate": True, "group": True}
+    options = own | dict(settings["sampler_options"])
+    if options.get("multivariate") is False and "group" not in settings["sampler_options"]:
+        options.pop("group", None)
+    return options
 
 
 def make_pruner(name: str, options: Mapping[str, Any]) -> Any:

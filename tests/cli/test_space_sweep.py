@@ -5,6 +5,8 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,12 @@ problems:
         - _target_: mlotool.spaces.Operator
           name: activation
           at: {type: ReLU}
-          candidates: {relu: null, tanh: {_target_: torch.nn.Tanh}, silu: {_target_: torch.nn.SiLU}}
+          candidates:
+            relu: null
+            tanh: {_target_: torch.nn.Tanh}
+            silu: {_target_: torch.nn.SiLU}
+            gelu: {_target_: torch.nn.GELU}
+            elu: {_target_: torch.nn.ELU}
         - _target_: mlotool.spaces.Insert
           name: norm
           at: layers.1
@@ -101,38 +108,92 @@ def test_one_model_of_a_space(
     assert "mutator 'norm': node 'layers.3' does not take" in capsys.readouterr().err
 
 
+NUM_TRIALS, NUM_KILLS, SECONDS_TO_MOMENT = 40, 20, 300.0
+MOMENTS = ("plan.json", "study.db", "*/job.json", "*/checkpoints/*.ckpt", "*/summary.json")
+"""Files of a sweep whose next change is when it is killed: it has taken up its trials, draws, starts jobs, trains, and
+has seen a job end. Between two kills at most one process of four jobs ends, and of 20 kills 8 let it come so far."""
+
+
+def written(sweep: Path, pattern: str) -> set[tuple[str, int]]:
+    """Return the files of a pattern, each with when it was written."""
+    found = set()
+    for each in sweep.glob(pattern):
+        with suppress(FileNotFoundError):
+            found.add((str(each), each.stat().st_mtime_ns))
+    return found
+
+
+def statuses_of(sweep: Path) -> dict[int, str]:
+    """Return how each job has ended, of those that have a summary."""
+    return {int(each.parent.name): summary_of(each.parent)["status"] for each in sweep.glob("*/summary.json")}
+
+
+def finished(sweep: Path) -> dict[int, set[tuple[str, int]]]:
+    """Return when the summary of each job was written that has finished."""
+    jobs = [job for job, status in statuses_of(sweep).items() if status == "finished"]
+    return {job: written(sweep, f"{job}/summary.json") for job in jobs}
+
+
+def wait_for(process: "subprocess.Popen[bytes]", pattern: str, before: set[tuple[str, int]]) -> Path:
+    """Return the sweep once a file of a pattern is written; a search that ends before is an error."""
+    until = time.monotonic() + SECONDS_TO_MOMENT
+    while time.monotonic() < until:
+        assert process.poll() is None, "the search has ended before it could be killed"
+        for sweep in Path("outputs/small/multirun").glob("*"):
+            if written(sweep, pattern) - before:
+                return sweep
+        time.sleep(0.01)
+    raise AssertionError(f"no {pattern} was written")
+
+
 @pytest.mark.slow
 def test_a_search_that_is_killed_twenty_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(mlotool.__file__).parents[1])}
-    command = [sys.executable, "-m", "mlotool", *words("sweep.num_trials=40", "sweep.fuse=4", "resume=auto")]
-    moments, num_kills = random.Random(0), 0
-    while num_kills < 20:
+    more = (f"sweep.num_trials={NUM_TRIALS}", "sweep.fuse=4", "runner.max_ticks=30", "resume=auto")
+    command = [sys.executable, "-m", "mlotool", *words(*more)]
+    random_numbers, ends = random.Random(0), dict[int, set[tuple[str, int]]]()
+    moments = [MOMENTS[number % len(MOMENTS)] for number in range(NUM_KILLS)]
+    random_numbers.shuffle(moments)
+    num_kills, taken_up = 0, set[tuple[str, int]]()
+    for moment in moments:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            code = process.wait(timeout=moments.uniform(2, 16))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            num_kills += 1
-            continue
-        assert code == 0
-        break
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
-    assert num_kills >= 5
+        sweep = wait_for(process, "plan.json", taken_up)
+        taken_up = written(sweep, "plan.json")
+        if moment != "plan.json":
+            wait_for(process, moment, written(sweep, moment))
+        time.sleep(random_numbers.uniform(0, 0.3))
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        # It had more to do: jobs are left.
+        assert len(statuses_of(sweep)) < NUM_TRIALS
+        num_kills += 1
+        now = finished(sweep)
+        assert ends.items() <= now.items()
+        ends = now
+    assert num_kills == NUM_KILLS
+    last = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert last.returncode == 0, last.stderr
     sweep = only_sweep()
+    assert ends and ends.items() <= finished(sweep).items()
     jobs = sorted(int(each.name) for each in sweep.iterdir() if each.name.isdigit())
-    statuses = {job: summary_of(sweep / str(job))["status"] for job in jobs}
-    assert len(jobs) == 40
-    assert set(statuses.values()) <= {"finished", "infeasible"}
-    study = optuna.load_study(study_name=None, storage=f"sqlite:///{sweep / 'study.db'}")
-    told = {each.number: each.state.name for each in study.trials}
-    assert len(told) == len(study.trials)
+    statuses = statuses_of(sweep)
+    assert sorted(statuses) == jobs and len(jobs) == NUM_TRIALS
+    assert set(statuses.values()) == {"finished", "infeasible"}
+    trials = optuna.load_study(study_name=None, storage=f"sqlite:///{sweep / 'study.db'}").trials
+    assert [each.number for each in trials] == list(range(len(trials)))
+    told = {each.number: each.state.name for each in trials}
     assert all(told[job] == ("COMPLETE" if statuses[job] == "finished" else "FAIL") for job in jobs)
-    # What has no folder died while it was drawn.
-    assert all(state == "FAIL" for number, state in told.items() if number not in jobs)
-    best = max((job for job in jobs if statuses[job] == "finished"), key=lambda job: study.trials[job].value)
+    assert len({tuple(sorted(trials[job].params.items())) for job in jobs}) == NUM_TRIALS
+    # What has no folder died while it was drawn, or has the point of a job.
+    for trial in (each for each in trials if each.number not in jobs):
+        first = trial.user_attrs.get("same_as_trial")
+        assert trial.state.name == "FAIL" if first is None else trial.values == trials[first].values
+    for job in jobs:
+        listed = (sweep / str(job) / "overrides.txt").read_text().split()
+        assert {f"{key}={value}" for key, value in trials[job].params.items()} <= {each.lstrip("+") for each in listed}
+    best = max((job for job in jobs if statuses[job] == "finished"), key=lambda job: trials[job].value)
     trained = mlotool.load(sweep / str(best), "classifier").state_dict()
     build = f"mlotool.load({str(sweep / str(best))!r}, 'classifier').state_dict()"
     script = f"import torch, mlotool; torch.save({build}, 'built.pt')"

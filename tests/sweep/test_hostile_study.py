@@ -108,6 +108,41 @@ def test_a_journal_removes_no_other_file(begun: bytes, tmp_path: Path) -> None:
     assert victim.read_text() == "precious"
 
 
+def _half_written(begun: bytes, tmp_path: Path, before: str, within: str) -> Path:
+    """Return the folder of a study whose process was killed within a transaction: its journal takes that back."""
+    made, folder = _spoiled(begun, tmp_path, before), tmp_path / "killed" / "sweep"
+    folder.mkdir(parents=True)
+    connection = sqlite3.connect(made / "study.db", isolation_level=None)
+    # Pages go to the disk before the transaction ends.
+    connection.execute("PRAGMA cache_size = 1")
+    connection.execute("BEGIN")
+    connection.execute(within)
+    connection.execute(
+        "CREATE TABLE filler AS WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 9000) "
+        "SELECT x FROM n"
+    )
+    for name in ("study.db", "study.db-journal"):
+        (folder / name).write_bytes((made / name).read_bytes())
+    connection.close()
+    assert (folder / "study.db").read_bytes() != begun
+    return folder
+
+
+def test_a_transaction_that_a_kill_has_cut_off_is_taken_back(begun: bytes, tmp_path: Path) -> None:
+    folder = _half_written(begun, tmp_path, "SELECT 1", "UPDATE trials SET number = number + 7")
+    assert _take_up(folder).next() is not None
+    with sqlite3.connect(folder / "study.db") as connection:
+        assert [row[0] for row in connection.execute("SELECT number FROM trials ORDER BY number")] == [0, 1]
+    connection.close()
+
+
+def test_a_view_that_a_journal_brings_back_is_refused(begun: bytes, tmp_path: Path) -> None:
+    view = f"CREATE VIEW other AS {ENDLESS}"
+    folder = _half_written(begun, tmp_path, view, "DROP VIEW other")
+    with pytest.raises(MlotoolError, match="a view beside the tables"):
+        _take_up(folder)
+
+
 class _Call:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -59,8 +59,9 @@ def trials(folder: Path) -> list[Any]:
 def test_a_job_has_the_decisions_of_its_trial(tmp_path: Path, sampler: str) -> None:
     plan = make_plan(tmp_path, num_trials=4, sampler=sampler)
     points = StudyPoints(plan, tmp_path, known(tmp_path), draw)
-    assert len(run(points, tmp_path).started) == 4
-    for trial in trials(tmp_path):
+    started = run(points, tmp_path).started
+    assert len(started) == 4
+    for trial in (each for each in trials(tmp_path) if str(each.number) in started):
         values = values_of(read_job(tmp_path / str(trial.number)))
         decided = {key: value for key, value in values.items() if key.startswith("decisions.")}
         assert decided == {key: str(value) for key, value in trial.params.items()}
@@ -113,7 +114,7 @@ def test_what_makes_no_model_is_told_and_not_trained(tmp_path: Path) -> None:
             raise InfeasibleModelError("node 'x' does not fit")
         return decisions
 
-    plan, announced = make_plan(tmp_path, num_trials=8, sampler="random", fuse=4), list[tuple[int, str]]()
+    plan, announced = make_plan(tmp_path, RATE, num_trials=8, sampler="random", fuse=4), list[tuple[int, str]]()
     points = StudyPoints(plan, tmp_path, known(tmp_path), refuse_a)
     launcher = run(points, tmp_path, announced=announced)
     kinds = {trial.number: trial.params["decisions.kind"] for trial in trials(tmp_path)}
@@ -175,14 +176,14 @@ def test_repetitions_go_on_after_a_kill(tmp_path: Path) -> None:
             raise Killed
         return score(folder, spec)
 
-    plan = make_plan(tmp_path, num_trials=3, repeats=3, sampler="evolution")
+    plan = make_plan(tmp_path, RATE, num_trials=3, repeats=3, sampler="evolution")
     with pytest.raises(Killed):
         run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path, die)
     points = StudyPoints(plan, tmp_path, known(tmp_path), draw)
     assert points.num_ended == 4
     assert run(points, tmp_path).started == ["4", "5", "6", "7", "8"]
     (tmp_path / "other").mkdir()
-    other = make_plan(tmp_path / "other", num_trials=3, repeats=3, sampler="evolution")
+    other = make_plan(tmp_path / "other", RATE, num_trials=3, repeats=3, sampler="evolution")
     run(StudyPoints(other, tmp_path / "other", known(tmp_path / "other"), draw), tmp_path / "other")
     found = [[(trial.params, trial.value) for trial in trials(folder)] for folder in (tmp_path, tmp_path / "other")]
     assert found[0] == found[1]
