@@ -77,7 +77,7 @@ def write_plan(folder: Path, plan: "SweepPlan", points: "AbstractPoints | None" 
     num_jobs = plan.num_jobs if points is None else points.total
     content = {"objective": plan.objective, "mode": plan.mode, "num_jobs": num_jobs, "keys": keys}
     if not is_grid:
-        drawn = {} if points is None else {"num_same": points.num_same, "ending": points.ending}
+        drawn: dict[str, Any] = {} if points is None else {"num_same": points.num_same, "ending": points.ending}
         content["search"] = {**_search(plan.settings), **drawn}
     write_text(folder / PLAN_FILE, json.dumps(content, indent=2) + "\n")
 
