@@ -271,8 +271,7 @@ class ModelGraph:
         self._modules.restore_modes()
 
     def _is_called_elsewhere(self, node: fx.Node) -> bool:
-        same = (each for each in self.graph.nodes if (each.op, each.target) == (node.op, node.target))
-        return any(each is not node for each in same)
+        return sum((each.op, each.target) == (node.op, node.target) for each in self.graph.nodes) > 1
 
     def _create(
         self,
@@ -297,11 +296,8 @@ class ModelGraph:
         return node
 
     def _check_name(self, name: str) -> None:
-        if (
-            any(node_id(each) == name for each in self.graph.nodes)
-            or not name.isidentifier()
-            or self._modules.has(name)
-        ):
+        is_taken = self._modules.has(name) or any(node_id(each) == name for each in self.graph.nodes)
+        if is_taken or not name.isidentifier():
             raise ConfigError(
                 f"found the id {shown(name)} of a new node; expected one that no node or module has, of "
                 "letters, digits and '_'. Give the mutator another name."

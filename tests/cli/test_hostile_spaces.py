@@ -12,7 +12,7 @@ from tests.cli.hostile_spaces import SPACES
 
 Call = Callable[..., Result]
 SECRET = "a-secret-of-the-environment"
-# Seconds; on an idle core each takes less than two, and the first one's imports ten.
+# Seconds; on an idle core each takes less than two, the first one's imports ten, and long ones ten.
 LIMIT = 60
 LONG = ("counts:cells",)
 # `show` tells of a decision that another problem may have.
