@@ -20,8 +20,8 @@ from mlotool.spaces.shapes import Shapes, shape_of, shapes_of_result
 from mlotool.spaces.targets import Place, as_target, node_id
 from mlotool.spaces.tracing import ID, OWNER
 
-MAX_NODES = 20_000
-"""A model of more is refused, before it takes all memory."""
+MAX_NEW_NODES = 2_000
+"""A model to which mutators add more is refused, before it takes minutes and all memory."""
 
 
 class ModelGraph:
@@ -45,6 +45,7 @@ class ModelGraph:
         self.root, self.graph = root, graph
         self._shapes, self._modules = shapes, NewModules(root, seed, anew)
         root.eval()
+        self._num_nodes = len(graph.nodes)
         self.changes: list[Change] = []
         self.is_rewired = False
         self._mutator = ""
@@ -270,8 +271,7 @@ class ModelGraph:
         self._modules.restore_modes()
 
     def _is_called_elsewhere(self, node: fx.Node) -> bool:
-        same = (each for each in self.graph.nodes if (each.op, each.target) == (node.op, node.target))
-        return any(each is not node for each in same)
+        return sum((each.op, each.target) == (node.op, node.target) for each in self.graph.nodes) > 1
 
     def _create(
         self,
@@ -296,11 +296,8 @@ class ModelGraph:
         return node
 
     def _check_name(self, name: str) -> None:
-        if (
-            any(node_id(each) == name for each in self.graph.nodes)
-            or not name.isidentifier()
-            or self._modules.has(name)
-        ):
+        is_taken = self._modules.has(name) or any(node_id(each) == name for each in self.graph.nodes)
+        if is_taken or not name.isidentifier():
             raise ConfigError(
                 f"found the id {shown(name)} of a new node; expected one that no node or module has, of "
                 "letters, digits and '_'. Give the mutator another name."
@@ -308,8 +305,10 @@ class ModelGraph:
         self._check_room()
 
     def _check_room(self) -> None:
-        if len(self.graph.nodes) >= MAX_NODES:
-            raise InfeasibleModelError(f"found {MAX_NODES} nodes; expected less. Correct its candidates.")
+        if len(self.graph.nodes) >= self._num_nodes + MAX_NEW_NODES:
+            raise InfeasibleModelError(
+                f"found {MAX_NEW_NODES:,} nodes more than the base has; expected less. Correct candidates or counts."
+            )
 
     def _erase(self, place: Place) -> None:
         for node in reversed(place.nodes):

@@ -31,7 +31,7 @@ class Places:
         for node in self._graph.nodes:
             if node.op in ("call_module", "call_function", "call_method"):
                 yield self._of_node(node)
-        seen = {place.id for place in self._leaves()}
+        seen = {node_id(node) for node in self._graph.nodes if node.op == "call_module"}
         for path, module in self._root.named_modules():
             if path and path not in seen and (nodes := self._inside(path)):
                 yield self._place(path, nodes, module)
@@ -67,9 +67,6 @@ class Places:
             f"at: found no place for {_written(target)}; expected one of the graph's nodes, or a module of them.{hint} "
             "`mlotool show RECIPE --nodes PROBLEM` lists them."
         )
-
-    def _leaves(self) -> Iterator[Place]:
-        return (self._of_node(node) for node in self._graph.nodes if node.op == "call_module")
 
     def _chains(self, chain: tuple[Target, ...]) -> Iterator[Place]:
         for node in self._graph.nodes:

@@ -1,6 +1,7 @@
 """The shapes in a graph, computed without data: each node on tensors that have a shape and nothing else."""
 
 import logging
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,6 +22,7 @@ from mlotool.core.faults import shown
 from mlotool.spaces.targets import node_id
 
 BATCH_SIZE = 2
+MAX_VALUES = 10**8
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 VALUE, STRETCHED, GIVEN = "value", "stretched", "given"
 """What `node.meta` holds: a stand-in for its result; which operands it stretches, where the model has it so; what the
@@ -223,4 +225,9 @@ def _shape_and_type(described: Any) -> tuple[tuple[int, ...], torch.dtype]:
             "size is not the batch's. Write inputs: ${data.image_shape}."
         )
     assert shape is not None
+    if math.prod(shape) > MAX_VALUES:
+        raise ConfigError(
+            f"inputs: found {shown(described)}, of {math.prod(shape):.0e} values; expected at most {MAX_VALUES:.0e}, "
+            "as a space is compared with its base on random ones. Write the shape of one input, without the batch."
+        )
     return ((BATCH_SIZE, *shape) if batched else tuple(shape)), _DTYPES[dtype]

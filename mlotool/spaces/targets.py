@@ -129,6 +129,11 @@ def as_target(described: "str | Mapping[str, Any] | Target") -> Target:
             f"at.chain: found {shown(chain)}; expected at least two targets, one after the other. Write at: {{chain: "
             "[{type: Conv2d}, {type: BatchNorm2d}]}."
         )
+    if chain is not None and any(isinstance(each, Mapping) and "chain" in each for each in chain):
+        raise ConfigError(
+            "at.chain: found a chain inside a chain; expected targets of one node each. Write their targets in one "
+            "chain."
+        )
     if chain is not None and (path, kind, where) != (None, None, None):
         raise ConfigError(
             "at: found chain beside other keys; expected it alone. Write them in the targets of the chain."

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.spaces.building import Build
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
@@ -76,10 +77,11 @@ class Cell(AbstractMutator):
                 "concatenated, as its size depends on decisions. Write project: {_target_: torch.nn.Conv2d, "
                 "kernel_size: 1}, or join: sum and end: sum."
             )
-        if not 1 <= num_nodes <= 100 or not 1 <= num_inputs <= len(ascii_lowercase):
+        are_whole = type(num_nodes) is int and type(num_inputs) is int
+        if not are_whole or not 1 <= num_nodes <= 100 or not 1 <= num_inputs <= len(ascii_lowercase):
             raise ConfigError(
-                f"Cell: found num_nodes={num_nodes} and num_inputs={num_inputs}; expected 1 to 100 and 1 to "
-                f"{len(ascii_lowercase)}. Correct them."
+                f"Cell: found num_nodes={shown(num_nodes)} and num_inputs={shown(num_inputs)}; expected 1 to 100 and 1 "
+                f"to {len(ascii_lowercase)}. Correct them."
             )
         self.name, self.at, self.candidates, self.project, self.tied = name, at, candidates, project, tied
         self.num_nodes, self.num_inputs, self.join, self.end = num_nodes, num_inputs, join, end

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
@@ -41,8 +42,10 @@ class Grow(AbstractMutator):
     def __init__(
         self, name: str, at: Any, mutators: Mapping[str, Callable[..., AbstractMutator] | None], steps: int
     ) -> None:
-        if not 0 <= steps <= MAX_STEPS:
-            raise ConfigError(f"Grow: found steps={steps}; expected a whole number from 0 to {MAX_STEPS}. Correct it.")
+        if type(steps) is not int or not 0 <= steps <= MAX_STEPS:
+            raise ConfigError(
+                f"Grow: found steps={shown(steps)}; expected a whole number from 0 to {MAX_STEPS}. Correct it."
+            )
         self.name, self.at, self.mutators, self.steps = name, at, mutators, steps
 
     def mutate(self, graph: ModelGraph) -> None:

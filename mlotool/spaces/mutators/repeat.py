@@ -31,10 +31,13 @@ class Repeat(AbstractMutator):
     """
 
     def __init__(self, name: str, at: Any, counts: Sequence[int]) -> None:
-        if not counts or any(type(each) is not int or not 0 <= each <= 1000 for each in counts):
+        if (
+            not isinstance(counts, Sequence)
+            or not counts
+            or any(type(each) is not int or not 0 <= each <= 1000 for each in counts)
+        ):
             raise ConfigError(
-                f"Repeat: found counts={shown(list(counts))}; expected whole numbers from 0 to 1000. Write "
-                "counts: [1, 2, 3]."
+                f"Repeat: found counts={shown(counts)}; expected whole numbers from 0 to 1000. Write counts: [1, 2, 3]."
             )
         self.name, self.at, self.counts = name, at, list(counts)
 
