@@ -47,7 +47,7 @@ def two(tmp_path: Path) -> Path:
 def test_both_objectives_and_the_front_are_in_the_terminal(two: Path, width: int) -> None:
     head, *rows = printed(two, width).strip().splitlines()[:5]
     assert head.split()[0] == "job"
-    assert ["val/accuracy", "num_parameters"] == [each for each in head.split() if each.startswith(("val", "num"))]
+    assert [each for each in head.split() if each.startswith(("val", "num"))] == ["val/accuracy", "num_parameters"]
     assert ["front" in line for line in rows] == [True, True, False, False]
     assert "finished, best, front" in rows[0]
     assert [str(size) in line.split() for line, size in zip(rows, (500, 100, 200, 100), strict=True)] == [True] * 4
