@@ -114,12 +114,14 @@ def _print_jobs(console: Console, comparison: "Comparison") -> None:
         console.print(f"{left} more jobs are in sweep.csv; these are the best.")
 
 
-def _second_column(comparison: "Comparison", values: "Sequence[float | None]") -> list[FittedColumn]:
+def _second_column(comparison: "Comparison", found: "Sequence[float | None]") -> list[FittedColumn]:
     """Return the column of a second objective; none where there is one."""
     key = comparison.plan.second_objective
+    values = [None if each is None else float(each) for each in found]
     # The problem's name says no more where there is room for little.
     label = "num_parameters" if key.endswith("/num_parameters") else key
-    return [FittedColumn(label, [_short(value) for value in values], is_right=True, is_needed=True)] if key else []
+    texts = [f"{value:.0f}" if value is not None and value.is_integer() else _short(value) for value in values]
+    return [FittedColumn(label, texts, is_right=True, is_needed=True)] if key else []
 
 
 def _worth_most(comparison: "Comparison") -> "Sequence[SweepRow]":

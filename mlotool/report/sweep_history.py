@@ -38,7 +38,7 @@ def history_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     is_wide = len(every) > MANY or baseline is not None or comparison.plan.num_random > 0
     figure, axes = book.new(WIDE_INCHES if is_wide else SIZE_INCHES)
     seen = visible_range([each.value or 0.0 for each in found])
-    handles, labels = _draw_random(axes, comparison, len(every))
+    handles, labels = _draw_random(axes, comparison, every)
     more, names = _draw_values(axes, places, found, seen)
     handles, labels = [*handles, *more], [*labels, *names]
     best = best_so_far(every, comparison.mode)
@@ -59,10 +59,13 @@ def history_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     return [book.finish(figure, "objective", f"Objective over the {what}", " ".join(filter(None, notes)))]
 
 
-def _draw_random(axes: Axes, comparison: Comparison, count: int) -> tuple[list[Artist], list[str]]:
+def _draw_random(axes: Axes, comparison: Comparison, every: Sequence[Trial]) -> tuple[list[Artist], list[str]]:
     """Mark the trials that a sampler draws before it looks at results."""
-    num = comparison.plan.num_random
-    if not 0 < num < count:
+    plan = comparison.plan
+    names = [each.name for each in every if each.name.isdecimal() and len(each.name) < 10]
+    # Trials that have no jobs, as their points had been drawn before, are not in the figure.
+    num = sum(int(name) // plan.repeats < plan.num_random for name in names)
+    if not 0 < num < len(every):
         return [], []
     axes.axvspan(-0.5, num - 0.5, color=light("muted"), alpha=0.12, linewidth=0)
     return [Patch(color=light("muted"), alpha=0.25)], ["random start"]

@@ -75,10 +75,11 @@ def write_plan(folder: Path, plan: "SweepPlan", points: "AbstractPoints | None" 
         for each in plan.dimensions
     }
     num_jobs = plan.num_jobs if points is None else points.total
-    content = {"objective": plan.objective, "mode": plan.mode, "num_jobs": num_jobs, "keys": keys}
+    content: dict[str, Any] = {"objective": plan.objective, "mode": plan.mode, "num_jobs": num_jobs, "keys": keys}
     if not is_grid:
-        drawn: dict[str, Any] = {} if points is None else {"num_same": points.num_same, "ending": points.ending}
-        content["search"] = {**_search(plan.settings), **drawn}
+        content["search"] = _search(plan.settings)
+        if points is not None:
+            content["search"] |= {"num_same": points.num_same, "ending": points.ending}
     write_text(folder / PLAN_FILE, json.dumps(content, indent=2) + "\n")
 
 

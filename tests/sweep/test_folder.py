@@ -123,3 +123,21 @@ def test_a_job_whose_folder_was_removed_has_its_row(tmp_path: Path) -> None:
     note_failure(tmp_path / "1", ("seed=1",), "Its folder is gone.")
     assert read_outcome(tmp_path / "1") == JobOutcome("failed", None, "Its folder is gone.")
     assert (tmp_path / "1" / "overrides.txt").read_text() == "seed=1\n"
+
+
+def test_a_job_that_is_refused_has_ended_only_when_all_of_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def dies_before(path: Path, text: str) -> None:
+        if path.name == "summary.json":
+            raise Killed
+        path.write_text(text)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("mlotool.sweep.job_folder.write_text", dies_before)
+        note_failure(tmp_path / "0", ("seed=1",), "it does not fit", "infeasible")
+    assert (tmp_path / "0" / "overrides.txt").read_text() == "seed=1\n"
+    assert read_outcome(tmp_path / "0").status == "unfinished"

@@ -151,7 +151,9 @@ def test_pruning_ends_jobs_that_do_worse(start: Start, tmp_path: Path) -> None:
     assert code == 0
     folder = sweep_folder(tmp_path)
     found = trials(folder)
-    pruned = [trial.number for trial in found if trial.state.name == "PRUNED"]
+    is_job = [(folder / str(trial.number)).is_dir() for trial in found]
+    assert sum(is_job) == 6
+    pruned = [trial.number for trial in found if trial.state.name == "PRUNED" and is_job[trial.number]]
     assert pruned
     assert len(pruned) < 6
     assert all(len(found[number].intermediate_values) < 5 for number in pruned)
@@ -166,12 +168,14 @@ def test_a_search_in_groups_tells_the_study_of_each_job(start: Start, tmp_path: 
     code, out, err = finish(start(*words, "sweep.pruner_options={n_startup_trials: 1}", "sweep.seed=3"))
     assert code == 0, err
     folder = sweep_folder(tmp_path)
-    assert read(folder, "groups.json") == {"groups": [[0, 1], [2, 3], [4]]}
-    pids = [read(folder / str(number), "began.json")["pid"] for number in range(5)]
-    assert [pids[number] == pids[number - 1] for number in range(1, 5)] == [True, False, True, False]
+    groups = read(folder, "groups.json")["groups"]
+    # A seed that is drawn again is no job.
+    assert [len(group) for group in groups] == [2, 2, 1]
+    pids = [read(folder / str(number), "began.json")["pid"] for group in groups for number in group]
+    assert [pids[place] == pids[place - 1] for place in range(1, 5)] == [True, False, True, False]
     rows = list(csv.DictReader((folder / "sweep.csv").read_text().splitlines()))
-    states = {"COMPLETE": "finished", "PRUNED": "pruned"}
-    assert [row["status"] for row in rows] == [states[trial.state.name] for trial in trials(folder)]
+    states, found = {"COMPLETE": "finished", "PRUNED": "pruned"}, trials(folder)
+    assert [row["status"] for row in rows] == [states[found[int(row["job"])].state.name] for row in rows]
     assert {"finished", "pruned"} == {row["status"] for row in rows}
     assert "pruned" in out
 

@@ -13,7 +13,6 @@ from mlotool.core.errors import InfeasibleModelError, MlotoolError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.job_folder import JobSpec, read_job
 from mlotool.sweep.study import StudyPoints
-from mlotool.sweep.study_same import MOST_IN_A_ROW
 from mlotool.sweep.watcher import Watcher
 from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
@@ -22,6 +21,15 @@ optuna = pytest.importorskip("optuna")
 SEED = Dimension("seed", ("0", "1"))
 SIZE = Dimension("width", ("2", "4", "6"))
 Decide = Callable[[str, tuple[Any, ...]], Any]
+
+
+MOST_IN_A_ROW = 25
+"""Draws of points that there were, of which each writes into a database: enough for spaces of four points."""
+
+
+@pytest.fixture(autouse=True)
+def few_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlotool.sweep.study.MOST_IN_A_ROW", MOST_IN_A_ROW)
 
 
 class Killed(BaseException):
