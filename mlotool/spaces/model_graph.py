@@ -64,9 +64,16 @@ class ModelGraph:
             at: a target, as in a recipe (see `Target`); or a place, which is the only one then.
 
         Raises:
-            ConfigError: there is none, or two of them share a node.
+            ConfigError: there is none, or two of them share a node; an InfeasibleModelError once a mutator has changed
+                the graph, as another decision may have left some.
         """
-        return [at] if isinstance(at, Place) else self._places.find(as_target(at))
+        target = at if isinstance(at, Place) else as_target(at)
+        try:
+            return [target] if isinstance(target, Place) else self._places.find(target)
+        except ConfigError as error:
+            if not self.changes:
+                raise
+            raise InfeasibleModelError(str(error)) from error
 
     def node(self, name: str) -> fx.Node:
         """Return a node by its id.
@@ -226,7 +233,7 @@ class ModelGraph:
         """
         last, source = place.nodes[-1], self._input_of(place)
         readers = list(last.users)
-        self._check_room()
+        self.check_room()
         copies: dict[fx.Node, fx.Node] = {source: last}
         after = last
         for node in place.nodes:
@@ -302,10 +309,15 @@ class ModelGraph:
                 f"found the id {shown(name)} of a new node; expected one that no node or module has, of "
                 "letters, digits and '_'. Give the mutator another name."
             )
-        self._check_room()
+        self.check_room()
 
-    def _check_room(self) -> None:
-        if len(self.graph.nodes) >= self._num_nodes + MAX_NEW_NODES:
+    def check_room(self, num_nodes: int = 1) -> None:
+        """Refuse more new nodes than a model may have.
+
+        Raises:
+            InfeasibleModelError: there is no room for so many.
+        """
+        if len(self.graph.nodes) + num_nodes > self._num_nodes + MAX_NEW_NODES:
             raise InfeasibleModelError(
                 f"found {MAX_NEW_NODES:,} nodes more than the base has; expected less. Correct candidates or counts."
             )

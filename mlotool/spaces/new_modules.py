@@ -24,8 +24,8 @@ class NewModules:
         self._root, self._seed, self._anew = root, seed, anew
         self._modes = {module: module.training for module in root.modules()}
         self._makers: dict[str, tuple[Build, dict[str, Any]]] = {}
-        # Of modules that the base has too: models made anew by the copy's name, and what they are copies of.
-        self._models: dict[str, nn.Module] = {}
+        # Of modules that the base has too: the last model made anew with the copy's name, and what they are copies of.
+        self._last: tuple[str, nn.Module] = ("", root)
         self._origins: dict[str, str] = {}
 
     def has(self, path: str) -> bool:
@@ -90,9 +90,9 @@ class NewModules:
                 f"cannot make '{path}' once more, as the base was given as a module; expected a function that makes "
                 "it. Write Space(lambda: MyModel(..), ..)."
             )
-        if name not in self._models:
-            self._models[name] = built(self._anew, self._seed, name, {})
-        return self._models[name]
+        if name != self._last[0]:
+            self._last = name, built(self._anew, self._seed, name, {})
+        return self._last[1]
 
     def _hold(self, path: str, name: str) -> None:
         """Make the modules above a copy, of the same class where that does more than to hold others."""

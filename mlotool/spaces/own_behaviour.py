@@ -1,6 +1,9 @@
 """What modules do beside their forward, which a graph or a module in their place would not: hooks and the like."""
 
+import inspect
 from collections.abc import Iterable
+from types import FunctionType
+from typing import Any
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
@@ -8,8 +11,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from mlotool.core.errors import ConfigError
 
 MODULE_METHODS = (
-    *("train", "eval", "requires_grad_", "_apply", "parameters", "named_parameters", "state_dict", "load_state_dict"),
-    *("_save_to_state_dict", "_load_from_state_dict", "get_extra_state", "set_extra_state", "__call__", "__setattr__"),
+    *(name for name, found in vars(nn.Module).items() if name[0] != "_" and isinstance(found, FunctionType)),
+    *("_apply", "_save_to_state_dict", "_load_from_state_dict", "__call__", "__setattr__"),
 )
 """Of a model's class, those that would be torch's in a space."""
 
@@ -25,9 +28,39 @@ _STATE_HOOKS = (
 )
 
 
+_FREE = {"forward", "extra_repr"}
+"""Of these a space has its own."""
+
+
+class LostMethodError(ConfigError, AttributeError):
+    """What a base offers beside its forward, and its space does not have."""
+
+
 def own_methods(module: nn.Module) -> list[str]:
     """Return the methods of a module that are its class's and no longer torch's."""
-    return [name for name in MODULE_METHODS if getattr(type(module), name) is not getattr(nn.Module, name)]
+    names = (name for name in MODULE_METHODS if name not in _FREE)
+    return [name for name in names if getattr(type(module), name) is not getattr(nn.Module, name)]
+
+
+def offered(kind: type, name: str, module: nn.Module) -> Any:
+    """Return what a class offers under a name, for a module that is not of that class.
+
+    Args:
+        kind: the class.
+        name: of a method, a property, or a value.
+        module: what a method gets as `self`.
+
+    Raises:
+        LostMethodError: a method calls `super()`, which wants an object of the class.
+    """
+    found = inspect.getattr_static(kind, name)
+    if isinstance(found, FunctionType) and "__class__" in found.__code__.co_freevars:
+        raise LostMethodError(
+            f"{kind.__name__}.{name}: calls super(), which wants an object of {kind.__name__}, and a space is none; "
+            "expected a method without it. Write leaves: ['.'], which makes one node of the whole model."
+        )
+    bound = getattr(type(found), "__get__", None)
+    return found if bound is None else bound(found, module, kind)
 
 
 def call_hooks(module: nn.Module) -> list[str]:

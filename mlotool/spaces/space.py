@@ -1,8 +1,8 @@
 """A space of models as one module: a base, what may be changed in it, and the decisions that were made."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MethodType
 from typing import Any, ClassVar
 
 import torch
@@ -13,27 +13,25 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import seed_at
+from mlotool.spaces.changes import Change
 from mlotool.spaces.compiled_graph import compiled
-from mlotool.spaces.decisions import Decisions, Value, by_mapping, deciding, decisions_of
+from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, deciding, decisions_of
 from mlotool.spaces.in_place import without_in_place
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.own_behaviour import call_hooks, own_methods
+from mlotool.spaces.own_behaviour import LostMethodError, call_hooks, offered, own_methods
 from mlotool.spaces.patterns import matches
 from mlotool.spaces.same_result import check_result, kept_buffers
 from mlotool.spaces.shapes import Shapes
-from mlotool.spaces.summary import summaries
+from mlotool.spaces.summary import NodeSummary, summaries
 from mlotool.spaces.tracing import WHOLE, traced, whole
 from mlotool.spaces.unread import remove_unread, unread
 
-_OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_num_inputs", "_is_rewired", "_run"}
+_OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_num_inputs", "_is_rewired", "_fixed", "_run"}
+_PLAIN = bool | int | float | str | tuple
 
 MAX_PATHS = 8
 """Of a base's modules, those that a message names."""
-
-
-class LostMethodError(ConfigError, AttributeError):
-    """A method of the base that its graph does not have."""
 
 
 class Space(nn.Module):
@@ -85,6 +83,10 @@ class Space(nn.Module):
     takes_place: ClassVar[bool] = True
     """A recipe's place of it is handed over as `place`."""
 
+    decisions: dict[str, Decision]
+    changes: tuple[Change, ...]
+    nodes: tuple[NodeSummary, ...]
+
     def __init__(
         self,
         base: nn.Module | Callable[[], nn.Module],
@@ -132,11 +134,17 @@ class Space(nn.Module):
             # A layer that is not called any more may hold a tensor that another node reads.
             if not any(each.startswith(f"{path}.") for each in still_used):
                 _remove(root, path)
+        fixed = {name: each for name, each in vars(root).items() if name[0] != "_" and isinstance(each, _PLAIN)}
         # Parameters, buffers, children and attributes keep their names and their order.
-        self.__dict__.update(vars(root))
-        self.decisions, self.changes, self.nodes = own, tuple(model.changes), summaries(graph, root, model.changes)
-        self._is_rewired = model.is_rewired
-        self._run = compiled(graph, self._own_type.__name__)
+        self.__dict__.update(
+            vars(root),
+            decisions=own,
+            changes=tuple(model.changes),
+            nodes=summaries(graph, root, model.changes),
+            _is_rewired=model.is_rewired,
+            _fixed={name: each for name, each in fixed.items() if name != "training"},
+            _run=compiled(graph, self._own_type.__name__),
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model makes of its inputs."""
@@ -150,14 +158,16 @@ class Space(nn.Module):
     def __getattr__(self, name: str) -> Any:
         """Return what the base's class offers beside its forward, where the graph is still that of its code."""
         own_type = self.__dict__.get("_own_type")
-        found = None if name.startswith("__") else getattr(own_type, name, None)
         if (
             own_type is None
-            or found is None
             or name in self._modules
             or name in self._parameters
             or name in self._buffers
+            or name.startswith("__")
         ):
+            return super().__getattr__(name)
+        whole_base = self._whole_base()
+        if not hasattr(own_type if whole_base is None else whole_base, name):
             return super().__getattr__(name)
         if self._is_rewired:
             raise LostMethodError(
@@ -165,12 +175,30 @@ class Space(nn.Module):
                 f"'{name}' knows nothing of; expected mutators that put one module in the place of another, or a loss "
                 "that calls the model alone. Take one of the two."
             )
-        if isinstance(self._modules.get("base"), own_type):
-            return getattr(self._modules["base"], name)
-        if isinstance(found, property):
-            assert found.fget is not None
-            return found.fget(self)
-        return MethodType(found, self) if callable(found) else found
+        return offered(own_type, name, self) if whole_base is None else getattr(whole_base, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute as the base would; one that the graph may have as a fixed number is refused."""
+        own_type = self.__dict__.get("_own_type")
+        whole_base = self._whole_base()
+        if whole_base is not None and hasattr(whole_base, name) and name not in self.__dict__:
+            setattr(whole_base, name, value)
+        elif own_type is not None and isinstance(inspect.getattr_static(own_type, name, None), property):
+            inspect.getattr_static(own_type, name).__set__(self, value)
+        elif name in self.__dict__.get("_fixed", {}) and value != self._fixed[name]:
+            raise LostMethodError(
+                f"Space.{name}: found the new value {shown(value)} of what is {shown(self._fixed[name])} in the base, "
+                "whose graph keeps what its forward has read; expected a buffer "
+                f"(self.register_buffer('{name}', ..)), which may change. Make it one, or write leaves: ['.'], which "
+                "makes one node of the whole model."
+            )
+        else:
+            super().__setattr__(name, value)
+
+    def _whole_base(self) -> nn.Module | None:
+        """Return the base where it is one node of the graph, as it was made."""
+        own_type, base = self.__dict__.get("_own_type"), self.__dict__.get("_modules", {}).get("base")
+        return base if own_type is not None and isinstance(base, own_type) else None
 
 
 def _anew(base: Callable[[], nn.Module], asked: Decisions) -> nn.Module:
@@ -199,15 +227,25 @@ def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] |
 def _check_leaves(base: nn.Module, leaves: Sequence[str]) -> None:
     """Refuse a leaf that is none of the base's modules."""
     paths = [path for path, _ in base.named_modules() if path]
-    # `blocks.*` is right where the base has a list of blocks without any.
-    empty = [f"{path}.*" for path, module in base.named_modules() if path and not module._modules]
+    # A base may be without a part by its own settings: `down` is None, `blocks` of `blocks.*.norm` an empty list.
+    none = [f"{path}.{name}".lstrip(".") for path, module in base.named_modules() for name in _absent(module)]
+    lists = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    empty = [path for path, module in base.named_modules() if isinstance(module, lists) and not len(module)]
     for pattern in () if WHOLE in leaves else leaves:
-        if pattern not in empty and not any(matches(path, pattern) for path in paths):
+        names = pattern.split(".")
+        above = [".".join(names[:count]) for count in range(1, len(names)) if "*" in names[count]]
+        is_absent = any(matches(path, each) for path in empty for each in above)
+        if not is_absent and not any(matches(path, pattern) for path in paths + none):
             some = ", ".join(paths[:MAX_PATHS]) + (", .." if len(paths) > MAX_PATHS else "")
             raise ConfigError(
                 f"leaves: found {shown(pattern)}, which is no module of {type(base).__name__}; expected paths such as "
                 f"{some or WHOLE}.{did_you_mean(pattern, paths)} Correct the path, or remove it."
             )
+
+
+def _absent(module: nn.Module) -> list[str]:
+    every = {**module._modules, **vars(module)}
+    return [name for name, value in every.items() if value is None and name[0] != "_"]
 
 
 def _check_base(base: nn.Module) -> None:

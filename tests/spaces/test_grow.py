@@ -10,7 +10,7 @@ from torch import nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.models import ResNet, SharedWeightNetwork, SharedWeightUnit, TwoBackNetwork
-from mlotool.spaces import Branch, Grow, Insert, Link, Operator, Space, Split
+from mlotool.spaces import Branch, Grow, Insert, Link, Operator, Repeat, Space, Split
 from mlotool.spaces.mutators.grow import MAX_STEPS
 
 UNITS = {name: partial(SharedWeightUnit, name) for name in ("tanh", "inverse", "gaussian")}
@@ -139,3 +139,60 @@ def test_branches_join_as_they_are_told(join: str, atol: float) -> None:
 def test_a_model_grows_by_so_many_steps_at_most() -> None:
     with pytest.raises(ConfigError, match=f"steps={MAX_STEPS + 1}"):
         Grow("grow", "*", {"none": None}, MAX_STEPS + 1)
+
+
+def linears(count: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(2, 2) for _ in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("mutators", "message"),
+    [
+        ({"place": None}, "found a mutator 'place', whose decisions"),
+        ({"m": None, "m_0": None}, "found a mutator 'm_0', whose decisions"),
+        ([Insert], "found mutators=.*expected a mapping"),
+        ({"relu": nn.ReLU}, r"the mutator 'relu' cannot be made .*expected a mutator"),
+        ({"none": lambda name, at: nn.ReLU()}, "found ReLU as the mutator 'none'"),
+    ],
+    ids=["place", "number", "list", "module", "other"],
+)
+def test_mutators_that_grow_nothing_are_refused(mutators: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Space(partial(linears, 1), [Grow("grow", {"type": "Linear"}, mutators, 1)], inputs=[2])
+
+
+def test_a_place_that_growth_has_taken_makes_no_model() -> None:
+    replace = partial(Operator, candidates={"tanh": nn.Tanh})
+    grow = Grow("grow", {"type": "Linear"}, {"none": None, "replace": replace}, 2)
+    make = partial(Space, partial(linears, 1), [grow], inputs=[2])
+    with pytest.raises(InfeasibleModelError, match="found no place for type 'Linear'"):
+        make(decisions={"grow_0": "replace", "grow_1": "replace"})
+    with pytest.raises(ConfigError, match="found no place for type 'Conv2d'") as error:
+        Space(linears(1), [Grow("grow", {"type": "Conv2d"}, {"replace": replace}, 1)], inputs=[2])
+    assert not isinstance(error.value, InfeasibleModelError)
+
+
+def test_too_many_nodes_are_refused_before_they_are_made() -> None:
+    made = []
+
+    def base() -> nn.Module:
+        made.append(1)
+        return linears(10)
+
+    with pytest.raises(InfeasibleModelError, match="2,000 nodes more than the base has"):
+        Space(base, [Repeat("depth", {"type": "Linear"}, [300])], inputs=[2])
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("kind", [Operator, Insert, Branch, Split])
+@pytest.mark.parametrize(
+    ("candidates", "message"),
+    [
+        (None, "candidates=None; expected a mapping"),
+        ({"a": nn.PReLU()}, "PReLU.*as the candidate 'a'; expected what makes"),
+    ],
+    ids=["none", "made"],
+)
+def test_candidates_are_what_makes_modules(kind: Any, candidates: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"{kind.__name__}: found {message}"):
+        kind("name", "0", candidates)

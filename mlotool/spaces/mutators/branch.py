@@ -8,7 +8,7 @@ from mlotool.spaces.building import Build
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.joins import check_join, joined
-from mlotool.spaces.mutators.mutator import AbstractMutator
+from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 
 
 class Branch(AbstractMutator):
@@ -45,6 +45,7 @@ class Branch(AbstractMutator):
         join: str = "sum",
         project: Build | None = None,
     ) -> None:
+        check_candidates("Branch", candidates)
         check_join("Branch: join", join)
         self.name, self.at, self.candidates, self.join, self.project = name, at, candidates, join, project
 

@@ -12,7 +12,7 @@ from mlotool.spaces.building import Build
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.joins import check_join, joined
-from mlotool.spaces.mutators.mutator import AbstractMutator
+from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 from mlotool.spaces.targets import Place
 
 Reads = list[tuple[int, Build | None]]
@@ -69,6 +69,7 @@ class Cell(AbstractMutator):
         project: Build | None = None,
         tied: bool = False,
     ) -> None:
+        check_candidates("Cell", candidates)
         check_join("Cell: join", join)
         check_join("Cell: end", end)
         if "concat" in (join, end) and project is None:
@@ -89,6 +90,7 @@ class Cell(AbstractMutator):
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and put the cells."""
         places = graph.find(self.at)
+        graph.check_room(len(places) * self.num_nodes * self.num_inputs)
         counts = [len(place.inputs) for place in places]
         if self.tied and len(set(counts)) > 1:
             raise ConfigError(

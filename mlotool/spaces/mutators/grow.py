@@ -1,5 +1,6 @@
 """A model that grows, one mutation after the other."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -8,8 +9,10 @@ from mlotool.core.faults import shown
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
+from mlotool.spaces.targets import Place
 
 MAX_STEPS = 1000
+_MUTATOR = "expected what makes a mutator of a name and a place, such as mlotool.spaces.Insert. Correct it."
 
 
 class Grow(AbstractMutator):
@@ -46,6 +49,7 @@ class Grow(AbstractMutator):
             raise ConfigError(
                 f"Grow: found steps={shown(steps)}; expected a whole number from 0 to {MAX_STEPS}. Correct it."
             )
+        _check_mutators(mutators)
         self.name, self.at, self.mutators, self.steps = name, at, mutators, steps
 
     def mutate(self, graph: ModelGraph) -> None:
@@ -58,4 +62,29 @@ class Grow(AbstractMutator):
                 places = graph.find(self.at)
                 place = places[choose(f"{name}_place", range(len(places)))]
                 # Each mutator's decisions have names of their own: in a study, one name has one set of candidates.
-                make(name=f"{name}_{which}", at=place).mutate(graph)
+                _made(which, make, f"{name}_{which}", place).mutate(graph)
+
+
+def _check_mutators(mutators: Any) -> None:
+    if not isinstance(mutators, Mapping):
+        raise ConfigError(
+            f"Grow: found mutators={shown(mutators)}; expected a mapping from names to mutators without a name and a "
+            "place. Write mutators: {none: null, branch: {_target_: mlotool.spaces.Branch, candidates: ..}}."
+        )
+    for name in mutators:
+        numbered = re.fullmatch(r"(.+)_[0-9]+", str(name))
+        if name == "place" or (numbered and numbered[1] in mutators):
+            raise ConfigError(
+                f"Grow: found a mutator '{name}', whose decisions would have names that others have; expected a name "
+                "that is not 'place', nor another's with a number. Rename it."
+            )
+
+
+def _made(which: Any, make: Callable[..., Any], name: str, place: Place) -> AbstractMutator:
+    try:
+        made = make(name=name, at=place)
+    except TypeError as error:
+        raise ConfigError(f"Grow: the mutator {shown(which)} cannot be made ({error}); {_MUTATOR}") from error
+    if not isinstance(made, AbstractMutator):
+        raise ConfigError(f"Grow: found {type(made).__name__} as the mutator {shown(which)}; {_MUTATOR}")
+    return made

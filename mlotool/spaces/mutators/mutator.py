@@ -1,7 +1,13 @@
 """What a mutator is."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 
 if TYPE_CHECKING:
     from mlotool.spaces.model_graph import ModelGraph
@@ -39,3 +45,26 @@ class AbstractMutator(ABC):
     @abstractmethod
     def mutate(self, graph: "ModelGraph") -> None:
         """Change the graph."""
+
+
+def check_candidates(mutator: str, candidates: Any) -> None:
+    """Refuse candidates that are none.
+
+    Args:
+        mutator: its class, for the message.
+        candidates: by name, what makes each; or None, which is no module.
+
+    Raises:
+        ConfigError: they have no names, or one is made already.
+    """
+    if not isinstance(candidates, Mapping):
+        raise ConfigError(
+            f"{mutator}: found candidates={shown(candidates)}; expected a mapping from names to what makes a module. "
+            "Write candidates: {relu: null, tanh: {_target_: torch.nn.Tanh}}."
+        )
+    for name, build in candidates.items():
+        if build is not None and (isinstance(build, nn.Module) or not callable(build)):
+            raise ConfigError(
+                f"{mutator}: found {shown(build)} as the candidate {shown(name)}; expected what makes a module, such "
+                "as torch.nn.Tanh or functools.partial(torch.nn.Conv2d, kernel_size=5), or None. Correct it."
+            )

@@ -6,7 +6,7 @@ from typing import Any
 from mlotool.spaces.building import Build
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.mutator import AbstractMutator
+from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 
 
 class Operator(AbstractMutator):
@@ -33,6 +33,7 @@ class Operator(AbstractMutator):
     """
 
     def __init__(self, name: str, at: Any, candidates: Mapping[str, Build | None], tied: bool = False) -> None:
+        check_candidates("Operator", candidates)
         self.name, self.at, self.candidates, self.tied = name, at, candidates, tied
 
     def mutate(self, graph: ModelGraph) -> None:

@@ -43,8 +43,12 @@ class Repeat(AbstractMutator):
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and repeat."""
-        for number, place in enumerate(graph.find(self.at)):
-            count = choose(f"{self.name}_{number}", self.counts)
+        places = graph.find(self.at)
+        counts = [choose(f"{self.name}_{number}", self.counts) for number, _ in enumerate(places)]
+        graph.check_room(
+            sum(count * len(place.nodes) for count, place in zip(counts, places, strict=True) if count > 1)
+        )
+        for number, (place, count) in enumerate(zip(places, counts, strict=True)):
             for copy in range(count - 1, 0, -1):
                 graph.repeat(place, f"{self.name}_{number}_{copy}")
             if count == 0:

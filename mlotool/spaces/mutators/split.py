@@ -6,7 +6,7 @@ from typing import Any
 from mlotool.spaces.building import Build
 from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.mutator import AbstractMutator
+from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 
 
 class Split(AbstractMutator):
@@ -30,6 +30,7 @@ class Split(AbstractMutator):
     """
 
     def __init__(self, name: str, at: Any, candidates: Mapping[str, Build | None]) -> None:
+        check_candidates("Split", candidates)
         self.name, self.at, self.candidates = name, at, candidates
 
     def mutate(self, graph: ModelGraph) -> None:
