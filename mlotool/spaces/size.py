@@ -1,6 +1,7 @@
 """How many models a space has, found by building some of them without values."""
 
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from mlotool.spaces.decisions import Decide, Decision, Decisions, Value
 
 Made = Mapping[str, tuple[Value, ...]]
 """The candidates of the decisions that a build has asked for, by name."""
+
+NUM_RANDOM = 4
+"""Random models that are built to see whether decisions change each other."""
 
 FEW = 50
 """Of so many models each is built, and those that fit are counted."""
@@ -56,6 +60,7 @@ class _Builds:
     num: int = 0
     num_infeasible: int = 0
     refused: Mapping[str, Value] = field(default_factory=dict)
+    models: set[frozenset[tuple[str, Value]]] = field(default_factory=set)
     _began: float = field(default_factory=time.monotonic)
 
     def ask(self, values: Mapping[str, Value]) -> Made | None:
@@ -71,10 +76,12 @@ class _Builds:
             raise _SpentError
         self.num += 1
         try:
-            return _candidates(self.build(decide).made)
+            made = self.build(decide).made
         except ConfigError:
             self.num_infeasible += 1
             return None
+        self.models.add(frozenset((name, each.value) for name, each in made.items()))
+        return _candidates(made)
 
 
 def space_size(
@@ -145,8 +152,8 @@ class _Walk:
         except _SpentError:
             known = {name: each for name, each in first.items() if name in self._seen - set(self._deciding)}
             # Where some make no model, those that were built are all that is certain.
-            feasible = builds.num - builds.num_infeasible
-            number = feasible if builds.num_infeasible else max(number, _product(known), feasible)
+            built = len(builds.models)
+            number = built if builds.num_infeasible else max(number, _product(known), built)
             return SpaceSize(number, "at least", f"the count ended after {builds.num} builds of models without values")
         few = ", ".join([*self._deciding][:3]) + (", .." if len(self._deciding) > 3 else "")
         if builds.num_infeasible:
@@ -163,9 +170,17 @@ class _Walk:
         if made is None:
             return
         self._look(fixed, made)
-        name = next((each for each in made if each in self._deciding and each not in fixed), None)
+        free = {each: candidates for each, candidates in made.items() if each not in fixed}
+        name = next((each for each in free if each in self._deciding), None)
+        if name is None and not self._are_free(fixed, made, free):
+            # What changes others only here, behind the values that are fixed.
+            self._seen -= free.keys()
+            self._look(fixed, made)
+            name = next((each for each in free if each in self._deciding), None)
+            if name is None:
+                raise _SpentError
         if name is None:
-            yield _product({each: made[each] for each in made if each not in fixed})
+            yield _product(free)
             return
         for value in made[name]:
             yield from self._counts({**fixed, name: value})
@@ -173,7 +188,7 @@ class _Walk:
     def _look(self, fixed: Mapping[str, Value], made: Made) -> None:
         """Change each decision that was not seen before, alone, and note those that change others."""
         for name, candidates in made.items():
-            if name in self._seen:
+            if name in self._seen or name in fixed:
                 continue
             for value in candidates:
                 if value == _taken(self._start, name, candidates):
@@ -183,6 +198,14 @@ class _Walk:
                     self._deciding[name] = None
                     break
             self._seen.add(name)
+
+    def _are_free(self, fixed: Mapping[str, Value], made: Made, free: Made) -> bool:
+        """Say whether models in which many decisions are others, together, ask for the same decisions."""
+        for values in _probes(free, self._start):
+            found = self._builds.ask({**self._start, **fixed, **values})
+            if found is not None and found != made:
+                return False
+        return True
 
 
 def _every(builds: _Builds) -> Iterator[Made]:
@@ -217,14 +240,23 @@ def _taken(values: Mapping[str, Value], name: str, candidates: tuple[Value, ...]
 
 
 def _is_same_diagonally(builds: _Builds, first: Made, start: Mapping[str, Value]) -> bool:
-    """Say whether models in which every decision is another one ask for the same decisions."""
-    others = {name: [each for each in candidates if each != start[name]] for name, candidates in first.items()}
-    for step in range(max(map(len, others.values()), default=0)):
-        values = {name: each[step % len(each)] if each else start[name] for name, each in others.items()}
-        if builds.ask(values) != first:
+    """Say whether models in which many decisions are others, together, ask for the same decisions."""
+    for values in _probes(first, start):
+        if builds.ask({**start, **values}) != first:
             builds.num_infeasible, builds.refused = 0, {}
             return False
     return True
+
+
+def _probes(made: Made, start: Mapping[str, Value]) -> Iterator[dict[str, Value]]:
+    """Yield models far from the start: in each all decisions are others, then random ones."""
+    several = {name: candidates for name, candidates in made.items() if len(candidates) > 1}
+    others = {name: [each for each in every if each != _taken(start, name, every)] for name, every in several.items()}
+    for step in range(max(map(len, others.values()), default=0)):
+        yield {name: each[step % len(each)] for name, each in others.items()}
+    generator = random.Random(0)
+    for _ in range(NUM_RANDOM if len(several) > 1 else 0):
+        yield {name: generator.choice(candidates) for name, candidates in several.items()}
 
 
 def _candidates(made: Mapping[str, Decision]) -> dict[str, tuple[Value, ...]]:

@@ -151,7 +151,7 @@ def linears(count: int) -> nn.Module:
         ({"place": None}, "found a mutator 'place', whose decisions"),
         ({"m": None, "m_0": None}, "found a mutator 'm_0', whose decisions"),
         ([Insert], "found mutators=.*expected a mapping"),
-        ({"relu": nn.ReLU}, r"the mutator 'relu' cannot be made .*expected a mutator"),
+        ({"relu": nn.ReLU}, r"the mutator 'relu' cannot be made .*expected what makes a mutator"),
         ({"none": lambda name, at: nn.ReLU()}, "found ReLU as the mutator 'none'"),
     ],
     ids=["place", "number", "list", "module", "other"],

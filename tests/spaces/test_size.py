@@ -86,6 +86,30 @@ def test_many_of_which_some_are_none_are_a_bound() -> None:
     assert "such as last=2" in found.reason
 
 
+def test_decisions_that_change_others_only_together() -> None:
+    # A cell's operations are more places for what grows, once something grows.
+    def ask() -> None:
+        places = 2 + sum(choose(f"operation_{number}", ["skip", "pool", "conv"]) == "conv" for number in range(3))
+        if choose("grow", ["none", "branch"]) == "branch":
+            choose("place", range(places))
+            choose("kind", ["a", "b"])
+
+    found = size(ask, most=2_000)
+    cells = dict(enumerate((8, 12, 6, 1)))
+    assert (found.number, found.bound) == (27 + sum(2 * (2 + number) * count for number, count in cells.items()), "")
+
+
+def test_decisions_that_change_others_only_in_pairs_are_a_bound() -> None:
+    def ask() -> None:
+        kernels(6)
+        first, second = choose("first", [0, 1]), choose("second", [0, 1])
+        if first and second:
+            choose("third", [1, 2, 3])
+
+    found = size(ask)
+    assert found.bound == "at least" and 3**6 * 4 <= found.number <= 3**6 * 6
+
+
 @pytest.mark.parametrize("limits", [{"most": 30}, {"seconds": 0.0}])
 def test_a_count_that_ends_early_is_a_lower_bound(limits: dict[str, float]) -> None:
     def ask() -> None:
