@@ -85,6 +85,12 @@ def _print_errors(console: Console, comparison: "Comparison") -> None:
     lines = [f"job {row.job} failed: {row.error}" for row in failed[:MAX_ERRORS]]
     if len(failed) > MAX_ERRORS:
         lines.append(f"{len(failed) - MAX_ERRORS} more jobs failed: see sweep.csv.")
+    without = [row.job for row in comparison.rows if _is_without_value(row)]
+    if without:
+        some = ", ".join(without[:MAX_ERRORS]) + (", .." if len(without) > MAX_ERRORS else "")
+        lines.append(
+            f"{len(without)} jobs finished without a value of the objective, or with nan: {some}. See log.txt."
+        )
     _print_lines(console, lines)
 
 
@@ -98,7 +104,12 @@ def _print_jobs(console: Console, comparison: "Comparison") -> None:
     names = labels(keys)
     best = () if comparison.best is None else {row.job for row in comparison.best.rows}
     on_front = jobs_on_front(comparison)
-    marks = {row.job: ["best"] * (row.job in best) + ["front"] * (row.job in on_front) for row in rows}
+    marks = {
+        row.job: ["best"] * (row.job in best)
+        + ["front"] * (row.job in on_front)
+        + ["no value"] * _is_without_value(row)
+        for row in rows
+    }
     values = [row.value if row.objective == comparison.objective else None for row in rows]
     columns = [
         FittedColumn("job", [row.job for row in rows], is_needed=True),
@@ -112,6 +123,10 @@ def _print_jobs(console: Console, comparison: "Comparison") -> None:
     left = len(comparison.rows) - len(rows)
     if left:
         console.print(f"{left} more jobs are in sweep.csv; these are the best.")
+
+
+def _is_without_value(row: "SweepRow") -> bool:
+    return row.status == "finished" and bool(row.objective) and row.value is None
 
 
 def _second_column(comparison: "Comparison", found: "Sequence[float | None]") -> list[FittedColumn]:

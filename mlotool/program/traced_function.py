@@ -106,7 +106,7 @@ class MemberGradients:
                 each.plan.live(entry[each.problem.name], self._moment(entry, parameters)) for entry in batches
             )
         if not before.equals(self._random()):
-            raise UntraceableError("its losses draw random numbers")
+            raise UntraceableError("the losses draw random numbers")
         return found
 
     def _moment(self, entry: Batches, parameters: Sequence[Sequence[Tensor]]) -> Moment:

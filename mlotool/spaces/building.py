@@ -62,7 +62,8 @@ def settings_of(module: nn.Module | None, before: Size | None, after: Size | Non
 
     Those are the settings of the module that stands there (`stride`, `padding`, `bias`, ..), and sizes:
     `in_channels`, `out_channels`, `num_features`, `num_channels` and `width` from the first entry of a shape,
-    `in_features`, `out_features`, `normalized_shape`, `embed_dim` and `d_model` from the last one.
+    `in_features`, `out_features`, `normalized_shape`, `embed_dim` and `d_model` from the last one. A candidate that
+    brings another `kernel_size` and no `padding` gets the padding that keeps the size, where the one before has such.
 
     Args:
         module: that stands there; None for a function.
@@ -101,4 +102,26 @@ def _accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(settings)
     named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
     # What functools.partial has bound is not to be changed.
-    return {name: value for name, value in settings.items() if name in named - set(getattr(build, "keywords", ()))}
+    bound: Mapping[str, Any] = getattr(build, "keywords", {})
+    found = {name: value for name, value in settings.items() if name in named - set(bound)}
+    if "kernel_size" in bound and isinstance(found.get("padding"), int | tuple):
+        found.pop("padding")
+        found |= _same_padding(settings, bound)
+    return found
+
+
+def _same_padding(settings: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the padding by which a new kernel keeps the size of images, where that before it does; else none."""
+    kernel, padding, dilation = (_sizes(settings.get(name, 1)) for name in ("kernel_size", "padding", "dilation"))
+    new_kernel, new_dilation = _sizes(bound["kernel_size"]), _sizes(bound.get("dilation", settings.get("dilation", 1)))
+    if not all(type(each) is int for each in (*kernel, *padding, *dilation, *new_kernel, *new_dilation)):
+        return {}
+    keeps_size = all(2 * p == d * (k - 1) for k, p, d in zip(kernel, padding, dilation, strict=False))
+    doubled = [d * (k - 1) for k, d in zip(new_kernel, new_dilation, strict=False)][: len(padding)]
+    can_keep = keeps_size and all(each % 2 == 0 for each in doubled)
+    return {"padding": tuple(each // 2 for each in doubled)} if can_keep else {}
+
+
+def _sizes(value: Any) -> tuple[Any, ...]:
+    """Return a setting for each of at most three sizes of an image."""
+    return value if isinstance(value, tuple) else (value,) * 3

@@ -208,6 +208,8 @@ def _anew(base: Callable[[], nn.Module], asked: Decisions) -> nn.Module:
 
 
 def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] | None, leaves: Sequence[str]) -> None:
+    if not isinstance(mutators, Sequence):
+        raise ConfigError(f"mutators: found {type(mutators).__name__}; expected a list. Write mutators: [..].")
     for mutator in mutators:
         if not isinstance(mutator, AbstractMutator):
             raise ConfigError(
@@ -217,6 +219,10 @@ def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] |
     if isinstance(leaves, str) or not all(isinstance(each, str) for each in leaves):
         example = shown([leaves] if isinstance(leaves, str) else ["blocks.*"])
         raise ConfigError(f"leaves: found {shown(leaves)}; expected a list of paths. Write leaves: {example}.")
+    if not isinstance(inputs, Sequence | None) or isinstance(inputs, str):
+        raise ConfigError(
+            f"inputs: found {shown(inputs)}; expected a shape without the batch. Write inputs: [1, 8, 8]."
+        )
     if mutators and inputs is None:
         raise ConfigError(
             "inputs: missing; expected the shape of what the model is called with, as mutators need it. Write "

@@ -307,7 +307,7 @@ def _untraceable(base: nn.Module, tracer: fx.Tracer, error: Exception) -> Config
     reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
     return ConfigError(
         f"leaves: the forward of {_named(base, path)} cannot be followed{where} ({reason}); expected steps that depend "
-        f"on no value of a tensor. {_leaf(path)}"
+        f"on no value and no shape of a tensor. {_leaf(path)}"
     )
 
 

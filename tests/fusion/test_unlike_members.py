@@ -58,7 +58,7 @@ def test_modules_of_different_structure() -> None:
 
 def test_dropout() -> None:
     found = compared(lambda k: plain(k, lambda: network(nn.Dropout(0.5))))
-    assert found.reasons == ["its losses draw random numbers"]
+    assert found.reasons == ["the losses draw random numbers"]
     assert found.error == 0
 
 

@@ -222,7 +222,7 @@ def test_losses_that_draw_random_numbers_go_on_by_their_plan() -> None:
             ends.append(ticked(made))
         texts = [str(each.message) for each in caught if "are not traced" in str(each.message)]
         assert len(texts) == (0 if trace is None else 2)
-        assert all("its losses draw random numbers" in text for text in texts)
+        assert all("the losses draw random numbers" in text for text in texts)
     assert_identical(*ends)
 
 

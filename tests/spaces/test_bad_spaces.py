@@ -342,3 +342,19 @@ def test_a_call_with_more_than_it_was_made_for() -> None:
     space = Space(Optional, inputs=[2])
     assert torch.equal(space(torch.ones(2)), torch.ones(2))
     assert "inputs: the model was called with 2 arguments; expected 1" in refusal(lambda: space(torch.ones(2), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inputs": 64}, "inputs: found 64; expected a shape without the batch"),
+        ({"inputs": "64"}, "inputs: found '64'; expected a shape"),
+        (
+            {"mutators": Operator("kernel", "0", {"keep": None}), "inputs": [1, 8, 8]},
+            "mutators: found Operator; expected a list",
+        ),
+    ],
+    ids=["number", "text", "mutator"],
+)
+def test_settings_that_are_no_lists(settings: dict[str, Any], message: str) -> None:
+    assert message in refusal(lambda: Space(base, **settings))
