@@ -99,6 +99,14 @@ def test_the_page_of_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert namespace["program"].gradient("decay")["log"].isfinite()  # type: ignore[attr-defined]
 
 
+def test_the_page_of_spaces_runs() -> None:
+    text = (ROOT / "docs" / "spaces.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    namespace: dict[str, object] = {}
+    exec(compile(code, "docs/spaces.md", "exec"), namespace)
+    assert "padding=(2, 2)" in str(namespace["model"]) and {"Norms", "Net"} <= namespace.keys()
+
+
 def test_the_page_of_own_code_runs(call: Call, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "own_code.md").read_text()
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL):
