@@ -49,7 +49,7 @@ def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Pla
 
 def _known(node: fx.Node, name: str) -> dict[str, Any]:
     """Return what the copy of a node is known to be: with the names that it has in the copy."""
-    known = {ID: f"{name}.{node_id(node)}", OWNER: _within(name, node.meta[OWNER])}
+    known: dict[str, Any] = {ID: f"{name}.{node_id(node)}", OWNER: _within(name, node.meta[OWNER])}
     if CALLS in node.meta:
         known[CALLS] = tuple(_within(name, call) for call in node.meta[CALLS])
     if STRETCHED in node.meta:
