@@ -11,6 +11,7 @@ from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import Build, settings_of
 from mlotool.spaces.changes import Change
+from mlotool.spaces.copies import put_copies
 from mlotool.spaces.in_place import is_changed
 from mlotool.spaces.new_modules import NewModules
 from mlotool.spaces.node_order import last_of, nodes_in
@@ -231,27 +232,11 @@ class ModelGraph:
         Raises:
             ConfigError: a module cannot be made once more.
         """
-        last, source = place.nodes[-1], self._input_of(place)
-        readers = list(last.users)
+        self._input_of(place)
         self.check_room()
-        copies: dict[fx.Node, fx.Node] = {source: last}
-        after = last
-        for node in place.nodes:
-            with self.graph.inserting_after(after):
-                copy = self.graph.node_copy(node, lambda each: copies.get(each, each))
-            if node.op == "call_module":
-                path = str(node.target)
-                copy.target = f"{name}.{path}"
-                if not self._modules.has(copy.target):
-                    self._modules.put_once_more(path, name)
-            elif node.op == "get_attr" and not str(node.target).endswith("training"):
-                raise InfeasibleModelError(
-                    f"'{place.id}' holds '{node_id(node)}', which cannot be had once more; expected "
-                    "modules that hold their own parameters. Declare it as a leaf: "
-                    f"leaves: ['{place.id}']."
-                )
-            copy.meta = {ID: f"{name}.{node_id(node)}", OWNER: name}
-            copies[node] = after = copy
+        last = place.nodes[-1]
+        readers = list(last.users)
+        after = put_copies(self.graph, self.root, self._modules, place, name)
         for reader in readers:
             reader.replace_input_with(last, after)
         self._note("create", name, is_rewired=True)

@@ -66,7 +66,7 @@ class NewModules:
         """
         self._check_untied(path)
         new = f"{name}.{path}"
-        self._hold(path, name)
+        self.hold(path, name)
         if path in self._makers:
             self.put(new, *self._makers[path])
             self._set_modes(self._root.get_submodule(new), like=self._root.get_submodule(path))
@@ -94,8 +94,13 @@ class NewModules:
             self._last = name, built(self._anew, self._seed, name, {})
         return self._last[1]
 
-    def _hold(self, path: str, name: str) -> None:
-        """Make the modules above a copy, of the same class where that does more than to hold others."""
+    def hold(self, path: str, name: str) -> None:
+        """Make the modules above a copy, of the same class where that does more than to hold others.
+
+        Args:
+            path: of what is copied.
+            name: of the copy.
+        """
         names = path.split(".")[:-1]
         for depth in range(len(names)):
             above = ".".join(names[: depth + 1])
@@ -103,7 +108,7 @@ class NewModules:
             if self.has(new):
                 continue
             if not has_own_behaviour(original):
-                self._keep(new, nn.Module(), is_training=self._modes[self._root])
+                self._keep(new, nn.Module(), is_training=self._modes.get(original, True))
                 continue
             self._origins[new] = origin = self._origins.get(above, above)
             holder = copy.copy(self._model(above, name).get_submodule(origin))

@@ -12,6 +12,7 @@ from torch import Size, Tensor, fx
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     unset_fake_temporarily,
 )
@@ -19,14 +20,15 @@ from torch.utils import _pytree as pytree
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.faults import shown
+from mlotool.spaces.node_calls import Effect, called
 from mlotool.spaces.targets import node_id
 
 BATCH_SIZE = 2
 MAX_VALUES = 10**8
 NEED_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-VALUE, STRETCHED, GIVEN = "value", "stretched", "given"
-"""What `node.meta` holds: a stand-in for its result; which operands it stretches, where the model has it so; what the
-stand-in was computed from."""
+VALUE, EFFECT, STRETCHED, GIVEN = "value", "effect", "stretched", "given"
+"""What `node.meta` holds: a stand-in for its result; what its call does beside; which operands it stretches, where the
+model has it so; what the stand-in was computed from."""
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64, "bool": torch.bool}
 _BROADCASTING = {
@@ -86,44 +88,47 @@ class Shapes:
 
     def infer_node(self, node: fx.Node, root: torch.nn.Module, *, is_base: bool = False) -> None:
         """Compute the shape of one node, whose inputs have theirs."""
-        args, kwargs = _values(node.args), _values(dict(node.kwargs))
+        values = {each: each.meta[VALUE] for each in node.all_input_nodes}
+        args = fx.node.map_arg(node.args, values.__getitem__)
         if node.op == "output":
             node.meta[VALUE] = args[0]
             return
         given_now = _given(node, root)
-        if node.meta.get(GIVEN) == given_now:
+        if node.op != "get_attr" and node.meta.get(GIVEN) == given_now:
             # Mutators change a few nodes, and each operation on stand-ins takes milliseconds.
             return
         with _without_log(), self._mode, torch.no_grad():
             try:
-                node.meta[VALUE] = self._result(node, root, args, kwargs)
+                node.meta[VALUE], node.meta[EFFECT] = self._called(node, root, values)
             except NEED_VALUES as error:
                 raise ConfigError(
                     f"node '{node_id(node)}' takes steps that depend on values of tensors, while shapes alone are "
                     "computed; expected a model that is built with its values."
                 ) from error
             except Exception as error:
-                given = ", ".join(described(each) for each in [*args, *kwargs.values()] if isinstance(each, Tensor))
-                raise InfeasibleModelError(
-                    f"node '{node_id(node)}' does not take what it is given ({given}): {str(error).splitlines()[0]}; "
-                    "expected shapes that fit. Correct the candidate, or what stands before it."
-                ) from error
+                raise _unfit(node, values, error) from error
         if is_base:
             node.meta[STRETCHED] = _stretched(node, args)
         _check_operands(node, args)
         node.meta[GIVEN] = given_now
 
-    def _result(self, node: fx.Node, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return a stand-in of what a node returns."""
+    def _called(self, node: fx.Node, root: torch.nn.Module, values: dict[fx.Node, Any]) -> tuple[Any, Effect]:
+        """Return a stand-in of what a node returns, and what the call does beside."""
         try:
-            return _result(node, root, args, kwargs)
+            result, effect = called(node, root, values)
         except NEED_VALUES:
             if self.is_without_values:
                 raise
-        with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
-            given = pytree.tree_map_only(Tensor, _random_like, (args, kwargs))
-            result = _result(node, root, *given)
-        return pytree.tree_map_only(Tensor, self._mode.from_tensor, result)
+            with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
+                given = {each: pytree.tree_map_only(Tensor, _random_like, value) for each, value in values.items()}
+                result, effect = called(node, root, given)
+        if self.is_without_values:
+            return result, effect
+        return pytree.tree_map_only(Tensor, self._stand_in, result), effect
+
+    def _stand_in(self, value: Tensor) -> Tensor:
+        found: Tensor = value if isinstance(value, FakeTensor) else self._mode.from_tensor(value)
+        return found
 
 
 @contextmanager
@@ -149,10 +154,29 @@ def described(value: Tensor) -> str:
     return f"(b{rest})" if value.shape[:1] == (BATCH_SIZE,) else str(tuple(value.shape))
 
 
+def _described_with_type(value: Tensor) -> str:
+    is_usual = value.dtype == torch.get_default_dtype()
+    return described(value) if is_usual else f"{described(value)} of {str(value.dtype).removeprefix('torch.')}"
+
+
 def shapes_of_result(graph: fx.Graph) -> str:
-    """Return the shapes of what a model returns, in words."""
+    """Return the shapes of what a model returns, in words, and the type of its numbers where it is no usual one."""
     [output] = (node for node in graph.nodes if node.op == "output")
-    return str(pytree.tree_map_only(Tensor, described, output.meta.get(VALUE)))
+    return str(pytree.tree_map_only(Tensor, _described_with_type, output.meta.get(VALUE)))
+
+
+def _unfit(node: fx.Node, values: Mapping[fx.Node, Any], error: Exception) -> InfeasibleModelError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if node.op == "get_attr":
+        return InfeasibleModelError(
+            f"node '{node_id(node)}' reads a tensor that is not there any more ({reason}); expected a new module that "
+            "has it under the same name. Correct the candidate, or write another path."
+        )
+    given = ", ".join(described(each) for each in values.values() if isinstance(each, Tensor))
+    return InfeasibleModelError(
+        f"node '{node_id(node)}' does not take what it is given ({given}): {reason}; expected shapes that fit. Correct "
+        "the candidate, or what stands before it."
+    )
 
 
 def _check_operands(node: fx.Node, args: tuple[Any, ...]) -> None:
@@ -185,28 +209,10 @@ def _shapes_in(value: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda each: (each.shape, each.dtype), value)
 
 
-def _result(node: fx.Node, root: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if node.op == "call_module":
-        return root.get_submodule(str(node.target))(*args, **kwargs)
-    if node.op == "get_attr":
-        found: Any = root
-        for name in str(node.target).split("."):
-            found = getattr(found, name)
-        return found
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    assert callable(node.target)
-    return node.target(*args, **kwargs)
-
-
 def _random_like(value: Tensor) -> Tensor:
     if value.dtype.is_floating_point:
         return torch.randn(value.shape, dtype=value.dtype, device=value.device)
     return torch.randint(2, value.shape, device=value.device).to(value.dtype)
-
-
-def _values(arguments: Any) -> Any:
-    return fx.node.map_arg(arguments, lambda node: node.meta[VALUE])
 
 
 def _float() -> str:

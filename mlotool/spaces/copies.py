@@ -1,0 +1,71 @@
+"""Nodes once more behind themselves: what they know of the model, their copies know of the copy."""
+
+from typing import Any
+
+from torch import fx, nn
+
+from mlotool.core.errors import InfeasibleModelError
+from mlotool.spaces.new_modules import NewModules
+from mlotool.spaces.shapes import STRETCHED
+from mlotool.spaces.targets import Place, node_id
+from mlotool.spaces.tracing import CALLS, ID, OWNER
+
+
+def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Place, name: str) -> fx.Node:
+    """Put the nodes of a place once more behind its last one, where nobody reads them yet.
+
+    Args:
+        graph: of the model.
+        root: the model.
+        modules: makes the copies' modules.
+        place: with one input.
+        name: begins the ids of the copies, and is the path of their modules.
+
+    Returns:
+        the copy of the last node.
+
+    Raises:
+        ConfigError: a module cannot be made once more.
+        InfeasibleModelError: the place reads a parameter or buffer that is outside of its layers.
+    """
+    [source] = place.inputs
+    after = place.nodes[-1]
+    copies: dict[fx.Node, fx.Node] = {source: after}
+    for node in place.nodes:
+        with graph.inserting_after(after):
+            copy = graph.node_copy(node, lambda each: copies.get(each, each))
+        if node.op in ("call_module", "get_attr"):
+            path = str(node.target)
+            copy.target = f"{name}.{path}"
+            if node.op == "get_attr":
+                _check_mode(place, node, root)
+                modules.hold(path, name)
+            elif not modules.has(copy.target):
+                modules.put_once_more(path, name)
+        copy.meta = _known(node, name)
+        copies[node] = after = copy
+    return after
+
+
+def _known(node: fx.Node, name: str) -> dict[str, Any]:
+    """Return what the copy of a node is known to be: with the names that it has in the copy."""
+    known: dict[str, Any] = {ID: f"{name}.{node_id(node)}", OWNER: _within(name, node.meta[OWNER])}
+    if CALLS in node.meta:
+        known[CALLS] = tuple(_within(name, call) for call in node.meta[CALLS])
+    if STRETCHED in node.meta:
+        known[STRETCHED] = node.meta[STRETCHED]
+    return known
+
+
+def _within(name: str, path: str) -> str:
+    return f"{name}.{path}" if path else name
+
+
+def _check_mode(place: Place, node: fx.Node, root: nn.Module) -> None:
+    """Refuse a tensor that a place holds itself; a copy's mode is that of its own module."""
+    above, _, last = str(node.target).rpartition(".")
+    if last != "training" or type(getattr(root.get_submodule(above), last)) is not bool:
+        raise InfeasibleModelError(
+            f"'{place.id}' holds '{node_id(node)}', which cannot be had once more; expected modules that hold their "
+            f"own parameters. Declare it as a leaf: leaves: ['{place.id}']."
+        )
