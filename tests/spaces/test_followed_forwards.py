@@ -232,5 +232,5 @@ def test_texts_make_no_modules() -> None:
     text: Any = "torch.nn.Linear"
     with pytest.raises(ConfigError, match=r"base: found 'torch.nn.Linear'; expected what makes a module"):
         Space(text, inputs=[4])
-    with pytest.raises(ConfigError, match=r"node 'first': found the candidate 'torch.nn.Linear'; expected what makes"):
+    with pytest.raises(ConfigError, match=r"Operator: found 'torch.nn.Linear' as the candidate 'linear'; expected"):
         Space(Net, [Operator("layer", "first", {"linear": text})], inputs=[4])
