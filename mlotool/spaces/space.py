@@ -15,7 +15,6 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import seed_at
 from mlotool.spaces.compiled_graph import compiled
 from mlotool.spaces.decisions import Decisions, Value, by_mapping, deciding, decisions_of
-from mlotool.spaces.in_place import without_in_place
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.own_behaviour import call_hooks, own_methods
@@ -114,13 +113,13 @@ class Space(nn.Module):
             self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
             unread_before = unread(graph)
             used = _used(graph)
-            if mutators:
-                without_in_place(graph, root)
             with kept_buffers(root):
                 start = seed_at(torch.initial_seed() if seed is None else seed, place)
                 model = ModelGraph(root, graph, shapes, start, anew)
                 if shapes is not None:
                     check_result(root, graph, shapes)
+                if mutators:
+                    model.without_in_place()
                 for mutator in mutators:
                     with model.by(mutator.name):
                         mutator.mutate(model)
