@@ -32,7 +32,7 @@ class ModelGraph:
     Args:
         root: the model; its modules are changed in place, and in evaluation until `restore_modes`.
         graph: of its forward, with ids.
-        shapes: of its inputs; None: nothing is known of shapes.
+        shapes: of its inputs.
         seed: of new modules.
         anew: makes the model anew, for modules that are to be had once more; None where nobody can.
 
@@ -42,7 +42,7 @@ class ModelGraph:
     """
 
     def __init__(
-        self, root: nn.Module, graph: fx.Graph, shapes: Shapes | None, seed: int, anew: Callable[[], nn.Module] | None
+        self, root: nn.Module, graph: fx.Graph, shapes: Shapes, seed: int, anew: Callable[[], nn.Module] | None
     ) -> None:
         self.root, self.graph = root, graph
         self._shapes, self._modules = shapes, NewModules(root, seed, anew)
@@ -52,11 +52,10 @@ class ModelGraph:
         self.is_rewired = False
         self._mutator = ""
         self._places = Places(root, graph)
-        if shapes is not None:
-            try:
-                shapes.infer(graph, root, is_base=True)
-            except InfeasibleModelError as error:
-                raise ConfigError(f"inputs: {error}") from error
+        try:
+            shapes.infer(graph, root, is_base=True)
+        except InfeasibleModelError as error:
+            raise ConfigError(f"inputs: {error}") from error
         self._result = shapes_of_result(graph)
 
     def find(self, at: Any) -> list[Place]:
@@ -243,8 +242,7 @@ class ModelGraph:
             ConfigError: what a node changes is read afterwards under another name.
         """
         without_in_place(self.graph, self.root)
-        if self._shapes is not None:
-            self._shapes.infer(self.graph, self.root)
+        self._shapes.infer(self.graph, self.root)
 
     @contextmanager
     def by(self, mutator: str) -> Iterator[None]:
@@ -287,8 +285,7 @@ class ModelGraph:
     def _created(self, node: fx.Node, name: str) -> fx.Node:
         node.meta |= {ID: name, OWNER: ""}
         self._note("create", name, is_rewired=True)
-        if self._shapes is not None:
-            self._infer_new(node)
+        self._infer_new(node)
         return node
 
     def _check_name(self, name: str) -> None:
@@ -321,20 +318,16 @@ class ModelGraph:
         )
 
     def _infer_users_of(self, path: str) -> None:
-        if self._shapes is not None:
-            for node in self.graph.nodes:
-                if node.op == "call_module" and node.target == path:
-                    self._infer_new(node)
+        for node in self.graph.nodes:
+            if node.op == "call_module" and node.target == path:
+                self._infer_new(node)
 
     def _infer_new(self, node: fx.Node) -> None:
-        assert self._shapes is not None
         self._shapes.infer_node(node, self.root)
         check_changes_nothing(node)
 
     def _check(self) -> None:
         self.graph.lint()
-        if self._shapes is None:
-            return
         self._shapes.infer(self.graph, self.root)
         check_order(self.graph)
         result = shapes_of_result(self.graph)

@@ -19,7 +19,7 @@ from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.own_behaviour import call_hooks, own_methods
 from mlotool.spaces.patterns import matches
-from mlotool.spaces.same_result import check_result, kept_buffers
+from mlotool.spaces.same_result import OwnResult, kept_buffers
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import summaries
 from mlotool.spaces.tracing import WHOLE, traced, whole
@@ -47,7 +47,7 @@ class Space(nn.Module):
         base: a function that makes a model, or a model, which is changed itself; in a recipe, a node with `_target_`.
         mutators: change its graph, in this order.
         inputs: the shape, without the batch, of what the model is called with: [1, 8, 8], or a list with one for each
-            argument, as [[64], {shape: [64], dtype: int64}]. It is needed as soon as there is a mutator.
+            argument, as [[64], {shape: [64], dtype: int64}].
         leaves: paths of modules that are one node each, and are not followed; `*` is any text within one name, and "."
             is the whole model. Each is one of the base's, if that does not choose itself what it is made of.
         decisions: by name; the first candidate is taken where one is missing. None: those of `deciding`, which a run
@@ -98,7 +98,8 @@ class Space(nn.Module):
         _check_settings(mutators, inputs, leaves)
         if not callable(base):
             raise ConfigError(f"base: found {shown(base)}; expected what makes a module. Write base: {{_target_: ..}}.")
-        shapes = None if inputs is None else Shapes(inputs)
+        assert inputs is not None
+        shapes = Shapes(inputs)
         with decisions_of(decisions) as asked:
             before = set(asked.made)
             root, anew = (base, None) if isinstance(base, nn.Module) else (base(), partial(_anew, base, asked))
@@ -114,16 +115,18 @@ class Space(nn.Module):
             unread_before = unread(graph)
             used = _used(graph)
             with kept_buffers(root):
+                own_result = OwnResult(root, shapes)
                 start = seed_at(torch.initial_seed() if seed is None else seed, place)
                 model = ModelGraph(root, graph, shapes, start, anew)
-                if shapes is not None:
-                    check_result(root, graph, shapes)
                 if mutators:
                     model.without_in_place()
+                own_result.check(root, graph)
                 for mutator in mutators:
                     with model.by(mutator.name):
                         mutator.mutate(model)
                 remove_unread(graph, root, unread_before)
+                if mutators:
+                    own_result.check_runs(root, graph)
             own = {name: each for name, each in asked.made.items() if name not in before}
         model.restore_modes()
         still_used = _used(graph)
@@ -188,10 +191,10 @@ def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] |
     if isinstance(leaves, str) or not all(isinstance(each, str) for each in leaves):
         example = shown([leaves] if isinstance(leaves, str) else ["blocks.*"])
         raise ConfigError(f"leaves: found {shown(leaves)}; expected a list of paths. Write leaves: {example}.")
-    if mutators and inputs is None:
+    if inputs is None:
         raise ConfigError(
-            "inputs: missing; expected the shape of what the model is called with, as mutators need it. Write "
-            "inputs: ${data.image_shape}."
+            "inputs: missing; expected the shape of what the model is called with, without the batch, as its graph is "
+            "compared with it. Write inputs: ${data.image_shape}."
         )
 
 
@@ -240,11 +243,10 @@ def _check_own_names(base: nn.Module) -> None:
         )
 
 
-def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes | None) -> tuple[nn.Module, fx.Graph]:
-    num_inputs = None if shapes is None else len(shapes)
+def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes) -> tuple[nn.Module, fx.Graph]:
     if WHOLE in leaves:
-        return whole(base, num_inputs)
-    graph = traced(base, leaves, num_inputs)
+        return whole(base, len(shapes))
+    graph = traced(base, leaves, len(shapes))
     nodes = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     for path, module in base.named_modules():
         is_inside = any(path == each or path.startswith(f"{each}.") for each in nodes)
