@@ -25,7 +25,7 @@ from mlotool.spaces.summary import summaries
 from mlotool.spaces.tracing import WHOLE, traced, whole
 from mlotool.spaces.unread import remove_unread, unread
 
-_OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_num_inputs", "_is_rewired", "_run"}
+_OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_arguments", "_is_rewired", "_run"}
 
 MAX_PATHS = 8
 """Of a base's modules, those that a message names."""
@@ -111,7 +111,7 @@ class Space(nn.Module):
                 _check_own_names(root)
             self._own_type: type[nn.Module] = type(root)
             root, graph = _graph(root, leaves, shapes)
-            self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
+            self._arguments = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
             unread_before = unread(graph)
             used = _used(graph)
             with kept_buffers(root):
@@ -130,7 +130,8 @@ class Space(nn.Module):
             own = {name: each for name, each in asked.made.items() if name not in before}
         model.restore_modes()
         still_used = _used(graph)
-        for path in used - still_used:
+        # A module holds what is below it, which is removed before.
+        for path in sorted(used - still_used, key=lambda each: (-each.count("."), each)):
             # A layer that is not called any more may hold a tensor that another node reads.
             if not any(each.startswith(f"{path}.") for each in still_used):
                 _remove(root, path)
@@ -141,13 +142,16 @@ class Space(nn.Module):
         self._run = compiled(graph, self._own_type.__name__)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model makes of its inputs."""
-        if len(args) + len(kwargs) != self._num_inputs:
+        """Return what the model makes of its inputs, which are given in their order or by the names of the base's."""
+        given = dict(zip(self._arguments, args, strict=False))
+        if len(args) + len(kwargs) != len(self._arguments) or given.keys() | kwargs.keys() != set(self._arguments):
+            names = f" ({', '.join([f'{len(args)} without a name', *sorted(kwargs)])})" if kwargs else ""
             raise ConfigError(
-                f"inputs: the model was called with {len(args) + len(kwargs)} arguments; expected {self._num_inputs}, "
-                "as its space was made for: those for which inputs has a shape. Write a shape for each argument."
+                f"inputs: the model was called with {len(args) + len(kwargs)} arguments{names}; expected "
+                f"{len(self._arguments)}, as its space was made for ({', '.join(self._arguments)}): those for which "
+                "inputs has a shape. Write a shape for each argument."
             )
-        return self._run(self, *args, **kwargs)
+        return self._run(self, *({**given, **kwargs}[name] for name in self._arguments))
 
     def __getattr__(self, name: str) -> Any:
         """Return what the base's class offers beside its forward, where the graph is still that of its code."""
@@ -266,6 +270,9 @@ def _used(graph: fx.Graph) -> set[str]:
 
 def _remove(root: nn.Module, path: str) -> None:
     above, _, name = path.rpartition(".")
-    parent = root.get_submodule(above)
-    for kept in (parent._modules, parent._parameters, parent._buffers):
+    parent: Any = root
+    for each in above.split(".") if above else ():
+        # A new module may lack what the one that it replaces had.
+        parent = getattr(parent, each, None)
+    for kept in (parent._modules, parent._parameters, parent._buffers) if isinstance(parent, nn.Module) else ():
         kept.pop(name, None)
