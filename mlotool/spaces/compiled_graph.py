@@ -1,6 +1,7 @@
 """A graph as a function, which can be pickled."""
 
 import linecache
+import weakref
 from collections.abc import Mapping
 from importlib import import_module
 from itertools import count
@@ -28,6 +29,8 @@ class CompiledGraph:
         self._source, self._names, self._title = source, dict(names), title
         file = f"<graph of {title} {next(_numbers)}>"
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        # A search makes thousands of graphs in one process.
+        weakref.finalize(self, linecache.cache.pop, file, None).atexit = False
         namespace = dict(names)
         exec(compile(source, file, "exec"), namespace)
         self._function = namespace["forward"]

@@ -42,6 +42,8 @@ def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Pla
                 modules.hold(path, name)
             elif not modules.has(copy.target):
                 modules.put_once_more(path, name)
+                if hasattr(layer := root.get_submodule(path), "inplace"):
+                    root.get_submodule(copy.target).inplace = layer.inplace
         copy.meta = _known(node, name)
         copies[node] = after = copy
     return after

@@ -12,7 +12,8 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import Build, settings_of
 from mlotool.spaces.changes import Change
 from mlotool.spaces.copies import put_copies
-from mlotool.spaces.in_place import is_changed
+from mlotool.spaces.fitting import check_changes_nothing, dtype_at
+from mlotool.spaces.in_place import check_order, is_changed, without_in_place
 from mlotool.spaces.new_modules import NewModules
 from mlotool.spaces.node_order import last_of, nodes_in
 from mlotool.spaces.own_behaviour import check_keeps
@@ -31,7 +32,7 @@ class ModelGraph:
     Args:
         root: the model; its modules are changed in place, and in evaluation until `restore_modes`.
         graph: of its forward, with ids.
-        shapes: of its inputs; None: nothing is known of shapes.
+        shapes: of its inputs.
         seed: of new modules.
         anew: makes the model anew, for modules that are to be had once more; None where nobody can.
 
@@ -41,7 +42,7 @@ class ModelGraph:
     """
 
     def __init__(
-        self, root: nn.Module, graph: fx.Graph, shapes: Shapes | None, seed: int, anew: Callable[[], nn.Module] | None
+        self, root: nn.Module, graph: fx.Graph, shapes: Shapes, seed: int, anew: Callable[[], nn.Module] | None
     ) -> None:
         self.root, self.graph = root, graph
         self._shapes, self._modules = shapes, NewModules(root, seed, anew)
@@ -51,11 +52,10 @@ class ModelGraph:
         self.is_rewired = False
         self._mutator = ""
         self._places = Places(root, graph)
-        if shapes is not None:
-            try:
-                shapes.infer(graph, root, is_base=True)
-            except InfeasibleModelError as error:
-                raise ConfigError(f"inputs: {error}") from error
+        try:
+            shapes.infer(graph, root, is_base=True)
+        except InfeasibleModelError as error:
+            raise ConfigError(f"inputs: {error}") from error
         self._result = shapes_of_result(graph)
 
     def find(self, at: Any) -> list[Place]:
@@ -99,7 +99,7 @@ class ModelGraph:
         """Say whether a node could read another one in the place of one that it reads."""
         order = {each: number for number, each in enumerate(self.graph.nodes)}
         is_other = source is not now and order[source] < order[reader]
-        return is_other and shape_of(source) == shape_of(now) and not is_changed(source, self.root)
+        return is_other and shape_of(source) == shape_of(now) and not is_changed(self.graph, source)
 
     def create(self, name: str, build: Build, inputs: Sequence[fx.Node], shape: Size | None = None) -> fx.Node:
         """Add a node with a new module, which nobody reads yet.
@@ -183,7 +183,7 @@ class ModelGraph:
         last = place.nodes[-1]
         if len(place.nodes) == 1 and last.op == "call_module" and not self._is_called_elsewhere(last):
             path = str(last.target)
-            self._modules.put(path, build, settings)
+            self._modules.put(path, build, settings, dtype_at([*place.inputs, last]))
             self._note("replace", place.id)
             self._infer_users_of(path)
             return last
@@ -242,6 +242,15 @@ class ModelGraph:
         self._note("create", name, is_rewired=True)
         return after
 
+    def without_in_place(self) -> None:
+        """Let nodes return new tensors where they may: mutators may then change each without the others.
+
+        Raises:
+            ConfigError: what a node changes is read afterwards under another name.
+        """
+        without_in_place(self.graph, self.root)
+        self._shapes.infer(self.graph, self.root)
+
     @contextmanager
     def by(self, mutator: str) -> Iterator[None]:
         """Let a mutator work on the graph, and check what it leaves.
@@ -274,7 +283,7 @@ class ModelGraph:
         before: fx.Node | None = None,
     ) -> fx.Node:
         self._check_name(name)
-        self._modules.put(name, build, settings)
+        self._modules.put(name, build, settings, dtype_at([*inputs, *([before] if before else [])]))
         last = last_of(self.graph, inputs)
         with self.graph.inserting_before(before) if before else self.graph.inserting_after(last):
             node = self.graph.create_node("call_module", name, tuple(inputs))
@@ -283,8 +292,7 @@ class ModelGraph:
     def _created(self, node: fx.Node, name: str) -> fx.Node:
         node.meta |= {ID: name, OWNER: ""}
         self._note("create", name, is_rewired=True)
-        if self._shapes is not None:
-            self._shapes.infer_node(node, self.root)
+        self._infer_new(node)
         return node
 
     def _check_name(self, name: str) -> None:
@@ -322,16 +330,18 @@ class ModelGraph:
         )
 
     def _infer_users_of(self, path: str) -> None:
-        if self._shapes is not None:
-            for node in self.graph.nodes:
-                if node.op == "call_module" and node.target == path:
-                    self._shapes.infer_node(node, self.root)
+        for node in self.graph.nodes:
+            if node.op == "call_module" and node.target == path:
+                self._infer_new(node)
+
+    def _infer_new(self, node: fx.Node) -> None:
+        self._shapes.infer_node(node, self.root)
+        check_changes_nothing(node)
 
     def _check(self) -> None:
         self.graph.lint()
-        if self._shapes is None:
-            return
         self._shapes.infer(self.graph, self.root)
+        check_order(self.graph)
         result = shapes_of_result(self.graph)
         if result != self._result:
             raise InfeasibleModelError(

@@ -4,10 +4,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.building import Build, built
+from mlotool.spaces.fitting import fitted
 from mlotool.spaces.own_behaviour import check_keeps, has_own_behaviour
 
 
@@ -23,7 +25,7 @@ class NewModules:
     def __init__(self, root: nn.Module, seed: int, anew: Callable[[], nn.Module] | None) -> None:
         self._root, self._seed, self._anew = root, seed, anew
         self._modes = {module: module.training for module in root.modules()}
-        self._makers: dict[str, tuple[Build, dict[str, Any]]] = {}
+        self._makers: dict[str, tuple[Build, dict[str, Any], torch.dtype | None]] = {}
         # Of modules that the base has too: the last model made anew with the copy's name, and what they are copies of.
         self._last: tuple[str, nn.Module] = ("", root)
         self._origins: dict[str, str] = {}
@@ -35,19 +37,20 @@ class NewModules:
             found = getattr(found, name, None)
         return found is not None
 
-    def put(self, path: str, build: Build, settings: dict[str, Any]) -> None:
+    def put(self, path: str, build: Build, settings: dict[str, Any], dtype: torch.dtype | None = None) -> None:
         """Make a module and keep it at a path, which is its name for random numbers too.
 
         Args:
             path: where; the modules above it are made where there are none.
             build: makes it.
             settings: of its place.
+            dtype: of the numbers there; None: what it is made with.
         """
         before = self._root.get_submodule(path) if self.has(path) else None
         if before is not None:
             self._check_untied(path)
-        self._makers[path] = (build, settings)
-        new = built(build, self._seed, path, settings)
+        self._makers[path] = (build, settings, dtype)
+        new = fitted(built(build, self._seed, path, settings), dtype)
         if before is not None:
             check_keeps(path, [before], new)
         # What stands in the place of a module that the base keeps in evaluation is in evaluation as well.

@@ -16,18 +16,17 @@ from mlotool.spaces.building import seed_at
 from mlotool.spaces.changes import Change
 from mlotool.spaces.compiled_graph import compiled
 from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, deciding, decisions_of
-from mlotool.spaces.in_place import without_in_place
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.own_behaviour import LostMethodError, call_hooks, offered, own_methods
 from mlotool.spaces.patterns import matches
-from mlotool.spaces.same_result import check_result, kept_buffers
+from mlotool.spaces.same_result import OwnResult, kept_buffers
 from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.summary import NodeSummary, summaries
 from mlotool.spaces.tracing import WHOLE, traced, whole
 from mlotool.spaces.unread import remove_unread, unread
 
-_OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_num_inputs", "_is_rewired", "_fixed", "_run"}
+_OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_arguments", "_is_rewired", "_fixed", "_run"}
 _PLAIN = bool | int | float | str | tuple
 
 MAX_PATHS = 8
@@ -46,7 +45,7 @@ class Space(nn.Module):
         base: a function that makes a model, or a model, which is changed itself; in a recipe, a node with `_target_`.
         mutators: change its graph, in this order.
         inputs: the shape, without the batch, of what the model is called with: [1, 8, 8], or a list with one for each
-            argument, as [[64], {shape: [64], dtype: int64}]. It is needed as soon as there is a mutator.
+            argument, as [[64], {shape: [64], dtype: int64}].
         leaves: paths of modules that are one node each, and are not followed; `*` is any text within one name, and "."
             is the whole model. Each is one of the base's, if that does not choose itself what it is made of.
         decisions: by name; the first candidate is taken where one is missing. None: those of `deciding`, which a run
@@ -101,7 +100,8 @@ class Space(nn.Module):
         _check_settings(mutators, inputs, leaves)
         if not callable(base):
             raise ConfigError(f"base: found {shown(base)}; expected what makes a module. Write base: {{_target_: ..}}.")
-        shapes = None if inputs is None else Shapes(inputs)
+        assert inputs is not None
+        shapes = Shapes(inputs)
         with decisions_of(decisions) as asked:
             before = set(asked.made)
             root, anew = (base, None) if isinstance(base, nn.Module) else (base(), partial(_anew, base, asked))
@@ -113,24 +113,27 @@ class Space(nn.Module):
                 _check_own_names(root)
             self._own_type: type[nn.Module] = type(root)
             root, graph = _graph(root, leaves, shapes)
-            self._num_inputs = sum(node.op == "placeholder" for node in graph.nodes)
+            self._arguments = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
             unread_before = unread(graph)
             used = _used(graph)
-            if mutators:
-                without_in_place(graph, root)
             with kept_buffers(root):
+                own_result = OwnResult(root, shapes)
                 start = seed_at(torch.initial_seed() if seed is None else seed, place)
                 model = ModelGraph(root, graph, shapes, start, anew)
-                if shapes is not None:
-                    check_result(root, graph, shapes)
+                if mutators:
+                    model.without_in_place()
+                own_result.check(root, graph)
                 for mutator in mutators:
                     with model.by(mutator.name):
                         mutator.mutate(model)
                 remove_unread(graph, root, unread_before)
+                if mutators:
+                    own_result.check_runs(root, graph)
             own = {name: each for name, each in asked.made.items() if name not in before}
         model.restore_modes()
         still_used = _used(graph)
-        for path in used - still_used:
+        # A module holds what is below it, which is removed before.
+        for path in sorted(used - still_used, key=lambda each: (-each.count("."), each)):
             # A layer that is not called any more may hold a tensor that another node reads.
             if not any(each.startswith(f"{path}.") for each in still_used):
                 _remove(root, path)
@@ -147,13 +150,18 @@ class Space(nn.Module):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model makes of its inputs."""
-        if len(args) + len(kwargs) != self._num_inputs:
+        """Return what the model makes of its inputs, which are given in their order or by the names of the base's."""
+        if not kwargs and len(args) == len(self._arguments):
+            return self._run(self, *args)
+        given = dict(zip(self._arguments, args, strict=False))
+        if len(args) + len(kwargs) != len(self._arguments) or given.keys() | kwargs.keys() != set(self._arguments):
+            names = f" ({', '.join([f'{len(args)} without a name', *sorted(kwargs)])})" if kwargs else ""
             raise ConfigError(
-                f"inputs: the model was called with {len(args) + len(kwargs)} arguments; expected {self._num_inputs}, "
-                "as its space was made for: those for which inputs has a shape. Write a shape for each argument."
+                f"inputs: the model was called with {len(args) + len(kwargs)} arguments{names}; expected "
+                f"{len(self._arguments)}, as its space was made for ({', '.join(self._arguments)}): those for which "
+                "inputs has a shape. Write a shape for each argument."
             )
-        return self._run(self, *args, **kwargs)
+        return self._run(self, *({**given, **kwargs}[name] for name in self._arguments))
 
     def __getattr__(self, name: str) -> Any:
         """Return what the base's class offers beside its forward, where the graph is still that of its code."""
@@ -223,10 +231,10 @@ def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] |
         raise ConfigError(
             f"inputs: found {shown(inputs)}; expected a shape without the batch. Write inputs: [1, 8, 8]."
         )
-    if mutators and inputs is None:
+    if inputs is None:
         raise ConfigError(
-            "inputs: missing; expected the shape of what the model is called with, as mutators need it. Write "
-            "inputs: ${data.image_shape}."
+            "inputs: missing; expected the shape of what the model is called with, without the batch, as its graph is "
+            "compared with it. Write inputs: ${data.image_shape}."
         )
 
 
@@ -285,11 +293,10 @@ def _check_own_names(base: nn.Module) -> None:
         )
 
 
-def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes | None) -> tuple[nn.Module, fx.Graph]:
-    num_inputs = None if shapes is None else len(shapes)
+def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes) -> tuple[nn.Module, fx.Graph]:
     if WHOLE in leaves:
-        return whole(base, num_inputs)
-    graph = traced(base, leaves, num_inputs)
+        return whole(base, len(shapes))
+    graph = traced(base, leaves, len(shapes))
     nodes = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     for path, module in base.named_modules():
         is_inside = any(path == each or path.startswith(f"{each}.") for each in nodes)
@@ -309,6 +316,9 @@ def _used(graph: fx.Graph) -> set[str]:
 
 def _remove(root: nn.Module, path: str) -> None:
     above, _, name = path.rpartition(".")
-    parent = root.get_submodule(above)
-    for kept in (parent._modules, parent._parameters, parent._buffers):
+    parent: Any = root
+    for each in above.split(".") if above else ():
+        # A new module may lack what the one that it replaces had.
+        parent = getattr(parent, each, None)
+    for kept in (parent._modules, parent._parameters, parent._buffers) if isinstance(parent, nn.Module) else ():
         kept.pop(name, None)

@@ -112,8 +112,8 @@ def test_long_texts_are_cut() -> None:
     targets = [long, {"chain": [long] * 50}, {"type": long}, [long], {"path": [long]}, {long: long}]
     texts = [refusal(lambda at=at: chosen(Operator("kernel", at, {"keep": None}), {})) for at in targets]
     texts += [
-        refusal(lambda: Space(base, leaves=[long])),
-        refusal(lambda: Space(base, leaves=long)),
+        refusal(lambda: Space(base, inputs=[1, 8, 8], leaves=[long])),
+        refusal(lambda: Space(base, inputs=[1, 8, 8], leaves=long)),
         refusal(lambda: chosen(Operator(long, "0", {"keep": None}), {})),
         refusal(lambda: chosen(Operator("kernel", "0", {"keep": None}), {"kernel_0": long})),
         refusal(lambda: chosen(Operator("kernel", "0", {"keep": None}), {long: "keep"})),
@@ -133,18 +133,18 @@ def test_leaves_that_are_no_modules() -> None:
             return self.head(self.blocks[0](values))
 
     for typo in ("haed", "block.*", "blocks.1", "blocks.0.*.x", "none.0", ""):
-        text = refusal(lambda typo=typo: Space(Net, leaves=["head", typo]))
+        text = refusal(lambda typo=typo: Space(Net, inputs=[2], leaves=["head", typo]))
         assert f"leaves: found {typo!r}, which is no module of Net; expected paths such as blocks, blocks.0, " in text
-    assert "Did you mean 'head'?" in refusal(lambda: Space(Net, leaves=["haed"]))
+    assert "Did you mean 'head'?" in refusal(lambda: Space(Net, inputs=[2], leaves=["haed"]))
     for right in ("head", "**", "blocks.*", "none.*", "none", "."):
-        assert Space(Net, leaves=[right]).nodes
-    assert "leaves: found [3]" in refusal(lambda: Space(Net, leaves=[3]))
+        assert Space(Net, inputs=[2], leaves=[right]).nodes
+    assert "leaves: found [3]" in refusal(lambda: Space(Net, inputs=[2], leaves=[3]))
 
     def chooses() -> nn.Module:
         return nn.Sequential(*(nn.Linear(2, 2) for _ in range(choose("depth", [1, 2]))))
 
     # Another decision has it.
-    assert Space(chooses, leaves=["1"]).decisions
+    assert Space(chooses, inputs=[2], leaves=["1"]).decisions
 
 
 class Needy:
