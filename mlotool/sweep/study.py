@@ -34,8 +34,8 @@ Draw = Callable[[Sequence[str], Callable[[str, tuple[Any, ...]], Any]], Any]
 class StudyPoints(AbstractPoints):
     """The trials of an Optuna study.
 
-    A trial that ran when an earlier process died goes on under its own number, so that a sweep that was killed
-    and gone on with has as many trials as one that was not.
+    A trial that ran, or was being drawn, when an earlier process died goes on under its own number, so that a sweep
+    that was killed and gone on with has as many trials as one that was not.
 
     Args:
         plan: the sweep.
@@ -156,13 +156,15 @@ class StudyPoints(AbstractPoints):
 
     def _draw(self) -> list[Point]:
         """Return the jobs of a new trial; none where its point is that of a trial before."""
+        # A queued trial says nothing of what the sampler has left to draw.
+        is_queued = bool(self._study.get_trials(deepcopy=False, states=(self._states.WAITING,)))
         trial, refused = self._drawn()
         first = self._same.first(trial)
         if first is not None:
             self._num_in_a_row, self.num_same = self._num_in_a_row + 1, self.num_same + 1
             with self._telling():
                 self._same.repeat(trial.number, first)
-            if self._sampler == "brute_force":
+            if self._sampler == "brute_force" and not is_queued:
                 # Optuna notices it when a trial ends, and draws what it has drawn until then.
                 self._note_all_tried()
             return []
@@ -253,11 +255,11 @@ class StudyPoints(AbstractPoints):
                 continue
             refused, is_over = reason_of(trial), trial.state.is_finished()
             is_whole = refused is not None or is_drawn(trial, self._draw_decisions is not None)
-            if not is_over and (refused is not None or not is_whole or not self._has_values(trial)):
-                self._study.tell(trial.number, state=self._states.FAIL)
-            # Without all of its values a trial never was a job: its process died while it was drawn.
             if not is_whole or not self._has_values(trial):
+                self._draw_later(trial)
                 continue
+            if not is_over and refused is not None:
+                self._study.tell(trial.number, state=self._states.FAIL)
             jobs, first = self._points(trial, refused), self._same.first(trial)
             if not is_over and first is not None and not any((folder / str(each.number)).exists() for each in jobs):
                 self._same.repeat(trial.number, first)
@@ -283,6 +285,14 @@ class StudyPoints(AbstractPoints):
             check_values(trials[number], self._distributions)
         taken = {point.number for group in groups for point in group.points}
         return groups, [point for number, point in waiting.items() if number not in taken]
+
+    def _draw_later(self, trial: Any) -> None:
+        """Leave a trial whose process died while it was drawn to the next draws, which give it what it lacks.
+
+        To give it up would mislead brute force: Optuna takes a trial that has ended for one with all of its values.
+        """
+        if trial.state == self._states.RUNNING:
+            self._study._storage.set_trial_state_values(trial._trial_id, state=self._states.WAITING)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

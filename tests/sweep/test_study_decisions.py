@@ -129,7 +129,7 @@ def test_what_makes_no_model_is_told_and_not_trained(tmp_path: Path) -> None:
     assert StudyPoints(plan, tmp_path, known(tmp_path), refuse_a).num_ended == 8
 
 
-def test_a_trial_that_died_while_it_was_drawn_is_no_job(tmp_path: Path) -> None:
+def test_a_trial_whose_process_died_while_it_was_drawn_is_drawn_to_its_end(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
 
@@ -140,9 +140,11 @@ def test_a_trial_that_died_while_it_was_drawn_is_no_job(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, RATE, num_trials=4)
     with pytest.raises(Killed):
         run(StudyPoints(plan, tmp_path, known(tmp_path), die), tmp_path)
+    [before] = trials(tmp_path)
     launcher = run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path)
-    assert launcher.started == ["1", "2", "3", "4"]
-    assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL", *["COMPLETE"] * 4]
+    assert launcher.started == ["0", "1", "2", "3"]
+    assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 4
+    assert trials(tmp_path)[0].params == before.params
 
 
 def test_repetitions_have_seeds_and_a_mean(tmp_path: Path) -> None:
