@@ -183,11 +183,14 @@ class StudyPoints(AbstractPoints):
         with warnings.catch_warnings():
             # Samplers that are experimental in Optuna say so each time.
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-            with storing(self._watched["url"]):
+            url = self._watched["url"]
+            with storing(url):
                 trial = self._study.ask(self._distributions)
             try:
                 if self._draw_decisions is not None:
-                    self._draw_decisions(self._own_words(trial), partial(suggest, trial, {}))
+                    # In there, as what builds the models takes errors that are not ours for those of the models.
+                    decide = storing(url)(partial(suggest, trial, {}))
+                    self._draw_decisions(self._own_words(trial), decide)
             except InfeasibleModelError as error:
                 return trial, str(error)
             except ConfigError:

@@ -11,7 +11,7 @@ import pytest
 from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.schema import SweepConfig
 from mlotool.config.sweep_plan import Dimension
-from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError, WriteError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job, read_outcome
 from mlotool.sweep.study import StudyPoints
@@ -304,3 +304,22 @@ def test_a_decision_that_the_command_line_varies_is_its_word(tmp_path: Path) -> 
     first, second = group.points[0].words
     assert first in ("decisions.depth=1", "decisions.depth=2")
     assert second in ("decisions.width=8", "decisions.width=16")
+
+
+def test_a_full_disk_while_a_decision_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from optuna.storages._cached_storage import _CachedStorage
+
+    def full(self: Any, trial: int, name: str, *more: Any) -> None:
+        raise optuna.exceptions.StorageInternalError("the disk is full")
+
+    def careless(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        """Draw as the builder of models does, which takes errors that are not ours for wrong models."""
+        try:
+            return draw(words, decide)
+        except optuna.exceptions.StorageInternalError as error:
+            raise ConfigError("the model cannot be built") from error
+
+    points = StudyPoints(make_plan(tmp_path, num_trials=3), tmp_path, known(tmp_path), careless)
+    monkeypatch.setattr(_CachedStorage, "set_trial_param", full)
+    with pytest.raises(WriteError, match=r"the disk is full\); expected room on its disk"):
+        points.next()
