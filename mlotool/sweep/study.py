@@ -208,16 +208,20 @@ class StudyPoints(AbstractPoints):
         if point.refused is not None:
             return
         number = self._trial_of(point)
-        told = self._values.add(number, point.number, outcome, self._folder / str(point.number))
-        if told is None:
+        result = self._values.add(number, point.number, outcome, self._folder / str(point.number))
+        if result is None:
             return
         with self._telling():
-            if told.values is not None:
-                self._study.tell(number, told.values)
+            if result.values is not None:
+                self._study.tell(number, result.values)
+            elif result.is_pruned:
+                self._study.tell(number, state=self._states.PRUNED)
             else:
-                self._study.tell(number, state=self._states.PRUNED if told.is_pruned else self._states.FAIL)
+                if not result.has_crashed:
+                    self._same.note_no_value(number)
+                self._study.tell(number, state=self._states.FAIL)
         with self._telling():
-            self._same.told(number)
+            self._same.pass_on(number)
 
     @contextmanager
     def _telling(self, num_more: int = 0) -> Iterator[None]:
@@ -268,8 +272,7 @@ class StudyPoints(AbstractPoints):
                 self._same.repeat(trial.number, first)
                 self.num_same += 1
                 continue
-            if trial.state != self._states.FAIL or refused is not None:
-                self._same.add(trial)
+            self._same.add(trial)
             trials |= {point.number: trial for point in jobs}
             points |= {point.number: point for point in jobs}
             if is_over and refused is None:
