@@ -15,6 +15,7 @@ from mlotool.sweep.group_record import GroupRecord
 from mlotool.sweep.groups import Group, Point
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 from mlotool.sweep.points import AbstractPoints
+from mlotool.sweep.study_checks import check_directions, check_new, check_searchable
 from mlotool.sweep.study_decisions import is_drawn, note_drawn, note_infeasible, reason_of, suggest, words_of
 from mlotool.sweep.study_dimensions import check_values, distributions_of
 from mlotool.sweep.study_file import check_own_study
@@ -50,23 +51,7 @@ class StudyPoints(AbstractPoints):
     def __init__(self, plan: SweepPlan, folder: Path, record: GroupRecord, draw: Draw | None = None) -> None:
         optuna = import_optuna()
         settings = plan.settings
-        if plan.objective is None:
-            raise ConfigError(
-                "objective: found null with sweep=optuna; expected the logged key that the search looks at. "
-                "Set objective=val/accuracy."
-            )
-        if plan.mode is None:
-            raise ConfigError(
-                f"objective: found '{plan.objective}' in a sweep=optuna that varies what it is judged by; expected one "
-                "objective and one objective_mode for all jobs. Take objective, objective_mode, evaluate and recipe "
-                "out of what is searched."
-            )
-        if not plan.dimensions and draw is None:
-            raise ConfigError(
-                "sweep.params: found nothing to search; expected choices or ranges. Write "
-                "'problems.<name>.optimizer.lr=tag(log, interval(1e-3, 1e-1))' on the command line, or give a problem "
-                "a module of _target_: mlotool.spaces.Space."
-            )
+        check_searchable(plan, has_decisions=draw is not None)
         self._draw_decisions, self._values = draw, StudyValues(plan)
         self._distributions = distributions_of(plan)
         if not settings["storage"]:
@@ -90,12 +75,9 @@ class StudyPoints(AbstractPoints):
                 pruner=pruner,
                 load_if_exists=True,
             )
-        found = [each.name.lower() for each in self._study.directions]
-        if found != self._values.directions:
-            raise ConfigError(
-                f"resume: found a study in {folder} that is to {' and '.join(found)} {plan.objective}; expected one "
-                f"that is to {' and '.join(self._values.directions)} it. Leave resume out for a new sweep."
-            )
+            if not record.is_resumed:
+                check_new(self._study, self._watched["url"], folder)
+        check_directions(self._study, self._values.directions, plan.objective, folder)
         self._num_planned = settings["num_trials"] * self._values.repeats
         self.total, self.num_ended = self._num_planned, 0
         self._group_size, self._sampler = plan.group_size, settings["sampler"]
