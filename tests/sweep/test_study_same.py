@@ -24,7 +24,7 @@ Decide = Callable[[str, tuple[Any, ...]], Any]
 
 
 MOST_IN_A_ROW = 25
-"""Draws of points that there were, of which each writes into a database: enough for spaces of four points."""
+"""Draws of known points, each of which writes into a database: enough for spaces of four points."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,12 +92,24 @@ def test_a_search_ends_where_there_is_nothing_else(tmp_path: Path, num_workers: 
     points = take_up(tmp_path, num_trials=10, fuse=2)
     assert len(run(points, tmp_path, num_workers=num_workers).started) == 4
     assert (points.total, points.num_ended) == (4, 4)
-    assert points.ending.startswith(f"the search ends with 4 of 10 jobs: the last {MOST_IN_A_ROW} draws were all of po")
+    assert points.ending.startswith(f"the search ends with 4 of 10 jobs: the last {MOST_IN_A_ROW} draws were all of kn")
     assert points.num_same >= MOST_IN_A_ROW
     assert all(each.state.name == "COMPLETE" for each in trials(tmp_path))
     again = take_up(tmp_path, num_trials=10, fuse=2)
     assert (again.num_ended, again.num_same) == (4, points.num_same)
     assert run(again, tmp_path).started == []
+
+
+def test_a_search_does_not_end_with_jobs_that_were_interrupted(tmp_path: Path) -> None:
+    points = take_up(tmp_path, num_trials=10)
+    assert len(run(points, tmp_path, lambda folder, spec: ("interrupted", 0.0)).started) == 4
+    assert points.num_ended == 0
+    assert points.ending.endswith(
+        f"the last {MOST_IN_A_ROW} draws were all of known points, of which 4 jobs were interrupted. They go on, and "
+        "the search with them: the same command with resume=auto"
+    )
+    again = take_up(tmp_path, num_trials=10)
+    assert len(run(again, tmp_path).started) == again.num_ended == 4
 
 
 def test_brute_force_says_that_all_were_tried(tmp_path: Path) -> None:
