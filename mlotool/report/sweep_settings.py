@@ -273,8 +273,12 @@ def _ending_note(plan: SweepPlan) -> str:
 
 
 def _same_note(plan: SweepPlan) -> str:
-    one, many = "draw was of a point that a job has", "draws were of points that jobs have"
-    return f"{plan.num_same} more {one if plan.num_same == 1 else many}: told what is known, and not trained."
+    if plan.num_same == 1:
+        return "1 more draw was of a point that a job has: it has the result of that job, and was not trained."
+    return (
+        f"{plan.num_same} more draws were of points that jobs have: they have the results of those jobs, and were not "
+        "trained."
+    )
 
 
 def _repetition_note(jobs: Sequence[str]) -> str:

@@ -24,12 +24,15 @@ class GroupRecord:
         folder: of the sweep, which may be a stranger's.
         is_resumed: whether the sweep is gone on with; of a new one no group has begun.
 
+    Attributes:
+        is_resumed: as given.
+
     Raises:
         ConfigError: its groups.json is not as it was written.
     """
 
     def __init__(self, folder: Path, *, is_resumed: bool) -> None:
-        self._folder = folder
+        self._folder, self.is_resumed = folder, is_resumed
         self._numbers = _read(folder) if is_resumed else []
         self._known = set(self._numbers)
 

@@ -18,15 +18,21 @@ class AbstractPoints(ABC):
 
     Attributes:
         total: how many jobs there are to be.
-        num_ended: how many have ended.
         ending: why there are fewer jobs than were asked for; empty where there are not.
-        num_same: points that were drawn again, and have no jobs of their own.
     """
 
     total: int
-    num_ended: int
     ending: str = ""
-    num_same: int = 0
+
+    @property
+    @abstractmethod
+    def num_ended(self) -> int:
+        """How many jobs have ended."""
+
+    @property
+    @abstractmethod
+    def num_same(self) -> int:
+        """How many draws were of known points, and have no jobs of their own."""
 
     @abstractmethod
     def next(self) -> Group | None:
@@ -52,12 +58,22 @@ class GridPoints(AbstractPoints):
     def __init__(self, plan: SweepPlan, folder: Path, record: GroupRecord) -> None:
         points = list(_grid(plan))
         waiting = {each.number for each in points if not _has_ended(folder / str(each.number), plan.last_tick)}
-        self.total, self.num_ended = len(points), len(points) - len(waiting)
+        self.total, self._num_ended = len(points), len(points) - len(waiting)
         begun = record.groups({each.number: each for each in points}, waiting)
         taken = {point.number for group in begun for point in group.points}
         left = [each for each in points if each.number in waiting - taken]
         groups = [*begun, *grouped(left, plan.group_size)]
         self._groups = iter(sorted(groups, key=lambda group: group.points[0].number))
+
+    @property
+    def num_ended(self) -> int:
+        """How many jobs have ended."""
+        return self._num_ended
+
+    @property
+    def num_same(self) -> int:
+        """None: each combination is one point."""
+        return 0
 
     def next(self) -> Group | None:
         """Return the next combinations."""
@@ -65,7 +81,7 @@ class GridPoints(AbstractPoints):
 
     def finish(self, point: Point, outcome: JobOutcome) -> None:
         """Count it."""
-        self.num_ended += outcome.status in ENDED
+        self._num_ended += outcome.status in ENDED
 
 
 def _has_ended(folder: Path, last_tick: int | None) -> bool:

@@ -15,6 +15,8 @@ from mlotool.sweep.group_record import GroupRecord
 from mlotool.sweep.groups import Group, Point
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 from mlotool.sweep.points import AbstractPoints
+from mlotool.sweep.study_checks import check_directions, check_new, check_searchable
+from mlotool.sweep.study_counts import JobCounts
 from mlotool.sweep.study_decisions import is_drawn, note_drawn, note_infeasible, reason_of, suggest, words_of
 from mlotool.sweep.study_dimensions import check_values, distributions_of
 from mlotool.sweep.study_file import check_own_study
@@ -34,8 +36,8 @@ Draw = Callable[[Sequence[str], Callable[[str, tuple[Any, ...]], Any]], Any]
 class StudyPoints(AbstractPoints):
     """The trials of an Optuna study.
 
-    A trial that ran when an earlier process died goes on under its own number, so that a sweep that was killed
-    and gone on with has as many trials as one that was not.
+    A trial that ran, or was being drawn, when an earlier process died goes on under its own number, so that a sweep
+    that was killed and gone on with has as many trials as one that was not.
 
     Args:
         plan: the sweep.
@@ -50,24 +52,8 @@ class StudyPoints(AbstractPoints):
     def __init__(self, plan: SweepPlan, folder: Path, record: GroupRecord, draw: Draw | None = None) -> None:
         optuna = import_optuna()
         settings = plan.settings
-        if plan.objective is None:
-            raise ConfigError(
-                "objective: found null with sweep=optuna; expected the logged key that the search looks at. "
-                "Set objective=val/accuracy."
-            )
-        if plan.mode is None:
-            raise ConfigError(
-                f"objective: found '{plan.objective}' in a sweep=optuna that varies what it is judged by; expected one "
-                "objective and one objective_mode for all jobs. Take objective, objective_mode, evaluate and recipe "
-                "out of what is searched."
-            )
-        if not plan.dimensions and draw is None:
-            raise ConfigError(
-                "sweep.params: found nothing to search; expected choices or ranges. Write "
-                "'problems.<name>.optimizer.lr=tag(log, interval(1e-3, 1e-1))' on the command line, or give a problem "
-                "a module of _target_: mlotool.spaces.Space."
-            )
-        self._draw_decisions, self._values = draw, StudyValues(plan)
+        check_searchable(plan, has_decisions=draw is not None)
+        self._make_decisions, self._values = draw, StudyValues(plan)
         self._distributions = distributions_of(plan)
         if not settings["storage"]:
             check_own_study(folder, STUDY_FILE, settings["sampler"])
@@ -90,19 +76,15 @@ class StudyPoints(AbstractPoints):
                 pruner=pruner,
                 load_if_exists=True,
             )
-        found = [each.name.lower() for each in self._study.directions]
-        if found != self._values.directions:
-            raise ConfigError(
-                f"resume: found a study in {folder} that is to {' and '.join(found)} {plan.objective}; expected one "
-                f"that is to {' and '.join(self._values.directions)} it. Leave resume out for a new sweep."
-            )
+            if not record.is_resumed:
+                check_new(self._study, self._watched["url"], folder)
+        check_directions(self._study, self._values.directions, plan.objective, folder)
         self._num_planned = settings["num_trials"] * self._values.repeats
-        self.total, self.num_ended = self._num_planned, 0
+        self.total, self._counts = self._num_planned, JobCounts()
         self._group_size, self._sampler = plan.group_size, settings["sampler"]
-        self._same, self._num_in_a_row, self._num_running = SamePoints(optuna, self._study), 0, 0
+        self._same = SamePoints(optuna, self._study)
         with reading():
             self._begun, self._waiting = self._take_up(folder, record)
-        self._num_given, self._num_running = self.num_ended, 0
         if self._study.user_attrs.get(_ALL_TRIED) is True:
             self._end(_ALL_TRIED_TEXT)
         # The first points of a seed are not to be drawn again. A sequence (qmc) is kept in the study, with its seed;
@@ -112,9 +94,19 @@ class StudyPoints(AbstractPoints):
         options = sampler_options(plan, has_decisions=draw is not None)
         self._study.sampler = make_sampler(settings["sampler"], options, settings["seed"] + past)
 
+    @property
+    def num_ended(self) -> int:
+        """How many jobs have ended."""
+        return self._counts.num_ended
+
+    @property
+    def num_same(self) -> int:
+        """How many draws were of known points, and have no jobs of their own."""
+        return self._counts.num_known
+
     def next(self) -> Group | None:
         """Return jobs that died, or else new ones; the jobs of a trial stay together as far as a group has room."""
-        if self._begun and self._num_given < self.total:
+        if self._begun and self._counts.num_given < self.total:
             return self._given(self._begun.pop(0))
         points: list[Point] = []
         while more := self._of_one_trial(self._group_size - len(points), is_first=not points):
@@ -123,13 +115,12 @@ class StudyPoints(AbstractPoints):
         return Group(tuple(points)) if points else None
 
     def _given(self, group: Group) -> Group:
-        self._num_given += len(group.waiting)
-        self._num_running += len(group.waiting)
+        self._counts.give(len(group.waiting))
         return group
 
     def _of_one_trial(self, room: int, *, is_first: bool) -> list[Point]:
         """Return jobs of one trial, all that are left of it or as many as a group takes; none without room for all."""
-        if self._num_given >= self.total or (not self._waiting and not is_first and room < self._values.repeats):
+        if self._counts.num_given >= self.total or (not self._waiting and not is_first and room < self._values.repeats):
             return []
         if not self._waiting:
             self._waiting = self._new_trial()
@@ -140,30 +131,43 @@ class StudyPoints(AbstractPoints):
         return same[:room]
 
     def _new_trial(self) -> list[Point]:
-        """Return the jobs of a new trial; none where only points are drawn that there were."""
-        while self._num_in_a_row < MOST_IN_A_ROW and self._num_given < self.total:
-            points = self._draw()
+        """Return the jobs of the next trial whose point is new; none where all draws are of known points."""
+        counts = self._counts
+        while counts.num_known_in_a_row < MOST_IN_A_ROW and counts.num_given < self.total:
+            points = self._jobs_of_next_draw()
             if points:
-                self._num_in_a_row = 0
+                counts.draw_new()
                 return points
-        # What runs may teach the sampler others.
-        if self._num_in_a_row >= MOST_IN_A_ROW and not self._num_running:
-            self._end(
-                f"the last {self._num_in_a_row} draws were all of points that there were. Either each has been tried, "
-                f"which sweep.sampler=brute_force would know, or sweep.sampler={self._sampler} has settled"
-            )
+        # From what runs the sampler may learn to draw other points.
+        if counts.num_known_in_a_row >= MOST_IN_A_ROW and not counts.num_running:
+            self._end(self._why_it_ends())
         return []
 
-    def _draw(self) -> list[Point]:
-        """Return the jobs of a new trial; none where its point is that of a trial before."""
-        trial, refused = self._drawn()
+    def _why_it_ends(self) -> str:
+        """Return why no more trials are drawn where the sampler draws known points alone."""
+        found = f"the last {self._counts.num_known_in_a_row} draws were all of known points"
+        if self._counts.num_interrupted:
+            return (
+                f"{found}, of which {self._counts.num_interrupted} jobs were interrupted. They go on, and the search "
+                "with them: the same command with resume=auto"
+            )
+        return (
+            f"{found}. Either each point has been tried, which sweep.sampler=brute_force would know, or "
+            f"sweep.sampler={self._sampler} draws no others any more"
+        )
+
+    def _jobs_of_next_draw(self) -> list[Point]:
+        """Return the jobs of the next trial; none where its point is known."""
+        # A queued trial says nothing of what the sampler has left to draw.
+        is_queued = bool(self._study.get_trials(deepcopy=False, states=(self._states.WAITING,)))
+        trial, refused = self._ask()
         first = self._same.first(trial)
         if first is not None:
-            self._num_in_a_row, self.num_same = self._num_in_a_row + 1, self.num_same + 1
+            self._counts.draw_known()
             with self._telling():
                 self._same.repeat(trial.number, first)
-            if self._sampler == "brute_force":
-                # Optuna notices it when a trial ends, and draws what it has drawn until then.
+            if self._sampler == "brute_force" and not is_queued:
+                # Optuna notices it when a trial ends, and draws known points until then.
                 self._note_all_tried()
             return []
         points = self._points(trial, refused)
@@ -172,20 +176,26 @@ class StudyPoints(AbstractPoints):
             if refused is not None:
                 note_infeasible(trial, refused)
                 self._study.tell(trial.number, state=self._states.FAIL)
-            elif self._draw_decisions is not None:
+            elif self._make_decisions is not None:
                 note_drawn(trial)
         return points
 
-    def _drawn(self) -> tuple[Any, str | None]:
+    def _ask(self) -> tuple[Any, str | None]:
         """Return a trial with its values and decisions, and why they make no model, if so."""
         with warnings.catch_warnings():
             # Samplers that are experimental in Optuna say so each time.
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-            with storing(self._watched["url"]):
+            url = self._watched["url"]
+            with storing(url):
                 trial = self._study.ask(self._distributions)
+            with self._reading():
+                # One that was queued, or half drawn, may have values of anybody's.
+                check_values(trial, self._distributions)
             try:
-                if self._draw_decisions is not None:
-                    self._draw_decisions(self._own_words(trial), partial(suggest, trial, {}))
+                if self._make_decisions is not None:
+                    # In there, as what builds the models takes errors that are not ours for those of the models.
+                    decide = storing(url)(partial(suggest, trial, {}))
+                    self._make_decisions(self._own_words(trial), decide)
             except InfeasibleModelError as error:
                 return trial, str(error)
             except ConfigError:
@@ -195,24 +205,27 @@ class StudyPoints(AbstractPoints):
 
     def finish(self, point: Point, outcome: JobOutcome) -> None:
         """Tell the study, once all jobs of a trial have ended; one that was interrupted stays as it is, to go on."""
-        self._num_running -= 1
         if outcome.status not in ENDED:
+            self._counts.interrupt()
             return
-        self.num_ended += 1
-        self._num_in_a_row = 0
+        self._counts.end()
         if point.refused is not None:
             return
         number = self._trial_of(point)
-        told = self._values.add(number, point.number, outcome, self._folder / str(point.number))
-        if told is None:
+        result = self._values.add(number, point.number, outcome, self._folder / str(point.number))
+        if result is None:
             return
         with self._telling():
-            if told.values is not None:
-                self._study.tell(number, told.values)
+            if result.values is not None:
+                self._study.tell(number, result.values)
+            elif result.is_pruned:
+                self._study.tell(number, state=self._states.PRUNED)
             else:
-                self._study.tell(number, state=self._states.PRUNED if told.is_pruned else self._states.FAIL)
+                if not result.has_crashed:
+                    self._same.note_no_value(number)
+                self._study.tell(number, state=self._states.FAIL)
         with self._telling():
-            self._same.told(number)
+            self._same.pass_on(number)
 
     @contextmanager
     def _telling(self, num_more: int = 0) -> Iterator[None]:
@@ -238,7 +251,7 @@ class StudyPoints(AbstractPoints):
     def _end(self, reason: str, num_more: int = 0) -> None:
         """Draw no more trials."""
         begun = sum(len(group.waiting) for group in self._begun)
-        self.total = self._num_given + begun + len(self._waiting) + num_more
+        self.total = self._counts.num_given + begun + len(self._waiting) + num_more
         if self.total < self._num_planned:
             self.ending = f"the search ends with {self.total} of {self._num_planned} jobs: {reason}"
 
@@ -249,32 +262,33 @@ class StudyPoints(AbstractPoints):
         trials: dict[int, Any] = {}
         for trial in self._study.get_trials():
             if self._same.take_up(trial):
-                self.num_same += 1
+                self._counts.num_known += 1
                 continue
             refused, is_over = reason_of(trial), trial.state.is_finished()
-            is_whole = refused is not None or is_drawn(trial, self._draw_decisions is not None)
-            if not is_over and (refused is not None or not is_whole or not self._has_values(trial)):
-                self._study.tell(trial.number, state=self._states.FAIL)
-            # Without all of its values a trial never was a job: its process died while it was drawn.
-            if not is_whole or not self._has_values(trial):
+            is_whole = refused is not None or is_drawn(trial, self._make_decisions is not None)
+            if not is_whole or not self._has_values(trial) or trial.state == self._states.WAITING:
+                self._draw_later(trial)
                 continue
+            if not is_over and refused is not None:
+                self._study.tell(trial.number, state=self._states.FAIL)
             jobs, first = self._points(trial, refused), self._same.first(trial)
             if not is_over and first is not None and not any((folder / str(each.number)).exists() for each in jobs):
                 self._same.repeat(trial.number, first)
-                self.num_same += 1
+                self._counts.num_known += 1
                 continue
-            if trial.state != self._states.FAIL or refused is not None:
-                self._same.add(trial)
+            self._same.add(trial)
             trials |= {point.number: trial for point in jobs}
             points |= {point.number: point for point in jobs}
             if is_over and refused is None:
-                self.num_ended += len(jobs)
+                self._counts.give(len(jobs))
+                self._counts.end(len(jobs))
                 continue
             check_values(trial, self._distributions)
             for point in jobs:
                 outcome = read_outcome(folder / str(point.number))
                 if outcome.status in ENDED:
                     # The job ended, and the sweep died before it took note.
+                    self._counts.give(1)
                     self.finish(point, outcome)
                 else:
                     waiting[point.number] = point
@@ -283,6 +297,15 @@ class StudyPoints(AbstractPoints):
             check_values(trials[number], self._distributions)
         taken = {point.number for group in groups for point in group.points}
         return groups, [point for number, point in waiting.items() if number not in taken]
+
+    def _draw_later(self, trial: Any) -> None:
+        """Put a trial whose process died while it was drawn into the queue; the next draw gives it what it lacks.
+
+        It is not marked as failed, as Optuna's brute force takes the values of a trial that has ended for all that a
+        trial with these values has.
+        """
+        if trial.state == self._states.RUNNING:
+            self._study._storage.set_trial_state_values(trial._trial_id, state=self._states.WAITING)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
-"""What a study is told of a trial: the objectives of its jobs."""
+"""What the jobs of a trial have found together: the values of its objectives."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,16 +14,18 @@ DIRECTIONS = {"max": "maximize", "min": "minimize"}
 
 
 @dataclass(frozen=True)
-class Told:
-    """What becomes of a trial.
+class TrialResult:
+    """What the jobs of a trial have found together.
 
     Args:
-        values: of its objectives; None where a job has none.
+        values: of its objectives; None where a job has none, or one that is not a number.
         is_pruned: whether a job was stopped because others did better.
+        has_crashed: whether a job has failed; the others would find the same again.
     """
 
     values: list[float] | None
-    is_pruned: bool
+    is_pruned: bool = False
+    has_crashed: bool = False
 
 
 class StudyValues:
@@ -56,8 +59,8 @@ class StudyValues:
                 "repetition has a seed of its own. Leave seed out."
             )
 
-    def add(self, trial: int, job: int, outcome: JobOutcome, folder: Path) -> Told | None:
-        """Take note of a job that has ended; return what its trial is to be told, or None while jobs of it run.
+    def add(self, trial: int, job: int, outcome: JobOutcome, folder: Path) -> TrialResult | None:
+        """Take note of a job that has ended; return the result of its trial, or None while jobs of it run.
 
         Args:
             trial: its number.
@@ -85,6 +88,8 @@ class StudyValues:
         firsts = [each.value for each in outcomes if each.status == "finished" and each.value is not None]
         seconds = [value for _, value in ended.values() if value is not None]
         columns = [firsts] if self._second is None else [firsts, seconds]
-        if any(len(column) < self.repeats for column in columns):
-            return Told(None, any(each.status == "pruned" for each in outcomes))
-        return Told([fmean(column) for column in columns], is_pruned=False)
+        if all(len(column) == self.repeats for column in columns):
+            means = [fmean(column) for column in columns]
+            return TrialResult(None if any(map(math.isnan, means)) else means)
+        statuses = {each.status for each in outcomes}
+        return TrialResult(None, is_pruned="pruned" in statuses, has_crashed="failed" in statuses)

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from mlotool.sweep.study_options import make_pruner
+from mlotool.sweep.study_same import is_copy
 from mlotool.sweep.study_storage import import_optuna, open_storage, storing
 
 
@@ -40,6 +41,12 @@ class Watcher:
 # The jobs of a process report to one study, whose database takes longer to open than to report to.
 @lru_cache(maxsize=1)
 def _study(url: str, name: str, pruner: str, pruner_options: str) -> Any:
-    return import_optuna().load_study(
-        study_name=name, storage=open_storage(url), pruner=make_pruner(pruner, json.loads(pruner_options))
-    )
+    from optuna.study import Study
+
+    class WithoutCopies(Study):
+        """Shows a pruner the trials that have jobs: it counts them, and compares a job with each."""
+
+        def get_trials(self, *args: Any, **kwargs: Any) -> list[Any]:
+            return [each for each in super().get_trials(*args, **kwargs) if not is_copy(each)]
+
+    return WithoutCopies(name, open_storage(url), pruner=make_pruner(pruner, json.loads(pruner_options)))

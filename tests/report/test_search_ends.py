@@ -108,11 +108,14 @@ def test_a_search_with_one_model_has_its_decisions(tmp_path: Path, num_seeds: in
 
 
 def test_draws_that_were_made_before_are_counted(tmp_path: Path) -> None:
-    ending = "the search ends with 2 of 9 jobs: the last 100 draws were all of points that there were"
+    ending = "the search ends with 2 of 9 jobs: the last 100 draws were all of known points"
     folder = search(tmp_path / "same", 2, num_same=107, ending=ending)
     for number in range(2):
         job(folder, number, 0.5 + number, f"+decisions.kernel_0=k{number}")
-    notes = (f"T{ending[1:]}.", "107 more draws were of points that jobs have: told what is known, and not trained.")
+    notes = (
+        f"T{ending[1:]}.",
+        "107 more draws were of points that jobs have: they have the results of those jobs, and were not trained.",
+    )
     text, page = printed(folder), read_page(write_sweep_page(folder), SCRIPT).text
     assert all(note in text and note in page for note in notes)
     asked = json.loads((folder / "plan.json").read_text())

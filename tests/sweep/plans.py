@@ -34,9 +34,9 @@ def make_plan(
     )
 
 
-def known(folder: Path) -> GroupRecord:
+def known(folder: Path, *, is_resumed: bool = True) -> GroupRecord:
     """Return the groups that have begun in a sweep's folder."""
-    return GroupRecord(folder, is_resumed=True)
+    return GroupRecord(folder, is_resumed=is_resumed)
 
 
 def sweep_in(folder: Path, record: GroupRecord | None = None, announced: list[tuple[int, str]] | None = None) -> Sweep:

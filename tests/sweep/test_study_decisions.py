@@ -11,7 +11,7 @@ import pytest
 from mlotool.config.check_sweep import sweep_node_faults
 from mlotool.config.schema import SweepConfig
 from mlotool.config.sweep_plan import Dimension
-from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, RunError, WriteError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.job_folder import JobOutcome, JobSpec, read_job, read_outcome
 from mlotool.sweep.study import StudyPoints
@@ -129,7 +129,7 @@ def test_what_makes_no_model_is_told_and_not_trained(tmp_path: Path) -> None:
     assert StudyPoints(plan, tmp_path, known(tmp_path), refuse_a).num_ended == 8
 
 
-def test_a_trial_that_died_while_it_was_drawn_is_no_job(tmp_path: Path) -> None:
+def test_a_trial_whose_process_died_while_it_was_drawn_is_drawn_to_its_end(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
 
@@ -140,9 +140,11 @@ def test_a_trial_that_died_while_it_was_drawn_is_no_job(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, RATE, num_trials=4)
     with pytest.raises(Killed):
         run(StudyPoints(plan, tmp_path, known(tmp_path), die), tmp_path)
+    [before] = trials(tmp_path)
     launcher = run(StudyPoints(plan, tmp_path, known(tmp_path), draw), tmp_path)
-    assert launcher.started == ["1", "2", "3", "4"]
-    assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL", *["COMPLETE"] * 4]
+    assert launcher.started == ["0", "1", "2", "3"]
+    assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 4
+    assert trials(tmp_path)[0].params == before.params
 
 
 def test_repetitions_have_seeds_and_a_mean(tmp_path: Path) -> None:
@@ -302,3 +304,22 @@ def test_a_decision_that_the_command_line_varies_is_its_word(tmp_path: Path) -> 
     first, second = group.points[0].words
     assert first in ("decisions.depth=1", "decisions.depth=2")
     assert second in ("decisions.width=8", "decisions.width=16")
+
+
+def test_a_full_disk_while_a_decision_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from optuna.storages._cached_storage import _CachedStorage
+
+    def full(self: Any, trial: int, name: str, *more: Any) -> None:
+        raise optuna.exceptions.StorageInternalError("the disk is full")
+
+    def careless(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        """Draw as the builder of models does, which takes errors that are not ours for wrong models."""
+        try:
+            return draw(words, decide)
+        except optuna.exceptions.StorageInternalError as error:
+            raise ConfigError("the model cannot be built") from error
+
+    points = StudyPoints(make_plan(tmp_path, num_trials=3), tmp_path, known(tmp_path), careless)
+    monkeypatch.setattr(_CachedStorage, "set_trial_param", full)
+    with pytest.raises(WriteError, match=r"the disk is full\); expected room on its disk"):
+        points.next()

@@ -24,7 +24,7 @@ Decide = Callable[[str, tuple[Any, ...]], Any]
 
 
 MOST_IN_A_ROW = 25
-"""Draws of points that there were, of which each writes into a database: enough for spaces of four points."""
+"""Draws of known points, each of which writes into a database: enough for spaces of four points."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,12 +92,24 @@ def test_a_search_ends_where_there_is_nothing_else(tmp_path: Path, num_workers: 
     points = take_up(tmp_path, num_trials=10, fuse=2)
     assert len(run(points, tmp_path, num_workers=num_workers).started) == 4
     assert (points.total, points.num_ended) == (4, 4)
-    assert points.ending.startswith(f"the search ends with 4 of 10 jobs: the last {MOST_IN_A_ROW} draws were all of po")
+    assert points.ending.startswith(f"the search ends with 4 of 10 jobs: the last {MOST_IN_A_ROW} draws were all of kn")
     assert points.num_same >= MOST_IN_A_ROW
     assert all(each.state.name == "COMPLETE" for each in trials(tmp_path))
     again = take_up(tmp_path, num_trials=10, fuse=2)
     assert (again.num_ended, again.num_same) == (4, points.num_same)
     assert run(again, tmp_path).started == []
+
+
+def test_a_search_does_not_end_with_jobs_that_were_interrupted(tmp_path: Path) -> None:
+    points = take_up(tmp_path, num_trials=10)
+    assert len(run(points, tmp_path, lambda folder, spec: ("interrupted", 0.0)).started) == 4
+    assert points.num_ended == 0
+    assert points.ending.endswith(
+        f"the last {MOST_IN_A_ROW} draws were all of known points, of which 4 jobs were interrupted. They go on, and "
+        "the search with them: the same command with resume=auto"
+    )
+    again = take_up(tmp_path, num_trials=10)
+    assert len(run(again, tmp_path).started) == again.num_ended == 4
 
 
 def test_brute_force_says_that_all_were_tried(tmp_path: Path) -> None:
@@ -143,12 +155,65 @@ def test_a_pruned_one_is_pruned_again(tmp_path: Path) -> None:
             Watcher(**spec.study)(tick, float(tick))
         return ("pruned" if "decisions.first=a" in "".join(spec.words) else "finished"), 20.0
 
-    points = take_up(tmp_path, num_trials=10)
+    points = take_up(tmp_path, num_trials=10, pruner="none")
     run(points, tmp_path, job)
     found = trials(tmp_path)
     assert all(each.state.name == ("PRUNED" if each.params["decisions.first"] == "a" else "COMPLETE") for each in found)
-    assert all(each.intermediate_values == {10: 10.0, 20: 20.0} for each in found)
     assert all(each.value == 20.0 for each in found)
+    copies = [each for each in found if "same_as_trial" in each.user_attrs]
+    assert copies
+    for each in copies:
+        # Pruners look at what completed trials have reported; samplers at the last value of those that were pruned.
+        assert each.intermediate_values == ({20: 20.0} if each.state.name == "PRUNED" else {})
+
+
+@pytest.mark.parametrize(
+    ("pruner", "options"),
+    [
+        ("median", {"n_startup_trials": 3}),
+        ("percentile", {"percentile": 50.0, "n_startup_trials": 3}),
+        ("hyperband", {"max_resource": 2}),
+        ("successive_halving", {}),
+    ],
+)
+def test_copies_of_the_best_prune_no_others(tmp_path: Path, pruner: str, options: dict[str, Any]) -> None:
+    """A pruner ends the same jobs whether the best point is drawn again between them or not."""
+    ends = [_ends(tmp_path / name, pruner, options, has_copies=name == "copies") for name in ("copies", "none")]
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == 10
+
+
+def _ends(folder: Path, pruner: str, options: dict[str, Any], *, has_copies: bool) -> dict[int, str]:
+    """Return how the jobs of ten points have ended, of which the first is the best and is then drawn again, twice."""
+
+    class InTurn(optuna.samplers.RandomSampler):
+        def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> int:
+            if not has_copies:
+                return int(trial.number)
+            return 0 if trial.number % 3 else trial.number // 3
+
+    def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        assert spec.study is not None
+        chosen = int(spec.words[-1].partition("=")[2])
+        value, watch = (1.0 if chosen == 0 else 0.1 + chosen / 100), Watcher(**spec.study)
+        for tick in (1, 2):
+            if watch(tick, value):
+                break
+        ends[chosen] = "pruned" if watch(3, value) else "finished"
+        return ends[chosen], value
+
+    folder.mkdir()
+    ends = dict[int, str]()
+    points = take_up(
+        folder,
+        decides=lambda words, decide: {"point": decide("point", tuple(range(30)))},
+        num_trials=10,
+        pruner=pruner,
+        pruner_options=options,
+    )
+    points._study.sampler = InTurn()
+    run(points, folder, job)
+    return ends
 
 
 def test_what_makes_no_model_is_refused_once(tmp_path: Path) -> None:
@@ -167,6 +232,17 @@ def test_what_makes_no_model_is_refused_once(tmp_path: Path) -> None:
 def test_one_that_failed_is_tried_again(tmp_path: Path) -> None:
     points = take_up(tmp_path, num_trials=10)
     assert len(run(points, tmp_path, lambda folder, spec: ("failed", 0.0)).started) == 10
+
+
+@pytest.mark.parametrize("value", [float("nan"), None])
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_one_that_diverged_would_diverge_again(tmp_path: Path, value: Any, repeats: int) -> None:
+    points = take_up(tmp_path, num_trials=3, repeats=repeats)
+    assert len(run(points, tmp_path, lambda folder, spec: ("finished", value)).started) == 3 * repeats
+    again = take_up(tmp_path, num_trials=10, repeats=repeats)
+    assert len(run(again, tmp_path, lambda folder, spec: ("finished", value)).started) == repeats
+    assert {each.state.name for each in trials(tmp_path)} == {"FAIL"}
+    assert again.total == 4 * repeats
 
 
 def test_two_objectives(tmp_path: Path) -> None:
