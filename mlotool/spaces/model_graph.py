@@ -65,16 +65,12 @@ class ModelGraph:
             at: a target, as in a recipe (see `Target`); or a place, which is the only one then.
 
         Raises:
-            ConfigError: there is none, or two of them share a node; an InfeasibleModelError once a mutator has changed
-                the graph, as another decision may have left some.
+            ConfigError: there is none, or two share a node; an InfeasibleModelError once the graph has been changed.
         """
-        target = at if isinstance(at, Place) else as_target(at)
         try:
-            return [target] if isinstance(target, Place) else self._places.find(target)
+            return [at] if isinstance(at, Place) else self._places.find(as_target(at))
         except ConfigError as error:
-            if not self.changes:
-                raise
-            raise InfeasibleModelError(str(error)) from error
+            raise (InfeasibleModelError if self.changes else ConfigError)(str(error)) from error
 
     def node(self, name: str) -> fx.Node:
         """Return a node by its id.
