@@ -21,6 +21,7 @@ from mlotool.sweep.study_decisions import is_drawn, note_drawn, note_infeasible,
 from mlotool.sweep.study_dimensions import check_values, distributions_of
 from mlotool.sweep.study_file import check_own_study
 from mlotool.sweep.study_options import make_pruner, make_sampler, sampler_options
+from mlotool.sweep.study_queue import ask
 from mlotool.sweep.study_same import MOST_IN_A_ROW, SamePoints
 from mlotool.sweep.study_storage import import_optuna, open_storage, storing
 from mlotool.sweep.study_values import StudyValues
@@ -187,7 +188,7 @@ class StudyPoints(AbstractPoints):
             warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
             url = self._watched["url"]
             with storing(url):
-                trial = self._study.ask(self._distributions)
+                trial = ask(self._study, self._distributions)
             with self._reading():
                 # One that was queued, or half drawn, may have values of anybody's.
                 check_values(trial, self._distributions)

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlotool.config.check_decisions import decision_faults
 from mlotool.core.errors import MlotoolError, RunError
+from mlotool.sweep.study_queue import forget_unknown
 
 PREFIX = "decisions."
 _DRAWN, _INFEASIBLE = "drawn", "infeasible"
@@ -27,6 +28,7 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
         RunError: the decision had other names to choose from in an earlier trial.
     """
     if name not in decided:
+        forget_unknown(trial, f"{PREFIX}{name}", candidates)
         whole = all(type(each) is int for each in candidates)
         try:
             if whole and candidates == tuple(range(candidates[0], candidates[-1] + 1)):

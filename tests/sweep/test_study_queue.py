@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mlotool.config.sweep_plan import Dimension
 from mlotool.core.errors import ConfigError
 from mlotool.sweep.driver import run_jobs
 from mlotool.sweep.study import StudyPoints
@@ -13,6 +14,7 @@ from tests.sweep.plans import HereAndNow, known, make_plan, sweep_in
 
 optuna = pytest.importorskip("optuna")
 
+SIZE = Dimension("width", ("2", "4"))
 Decide = Callable[[str, tuple[Any, ...]], Any]
 
 
@@ -21,7 +23,7 @@ def draw(words: Sequence[str], decide: Decide) -> dict[str, Any]:
 
 
 def search(folder: Path, *, is_resumed: bool = True, **settings: Any) -> HereAndNow:
-    plan, record = make_plan(folder, **{"sampler": "random", **settings}), known(folder, is_resumed=is_resumed)
+    plan, record = make_plan(folder, SIZE, **{"sampler": "random", **settings}), known(folder, is_resumed=is_resumed)
     points = StudyPoints(plan, folder, record, draw)
     launcher = HereAndNow(lambda folder, spec: ("finished", 1.0))
     run_jobs(points, launcher, [{}], sweep_in(folder))
@@ -33,7 +35,7 @@ def study_of(folder: Path) -> Any:
 
 
 def queue(study: Any, first: str, second: str) -> None:
-    study.enqueue_trial({"decisions.first": first, "decisions.second": second})
+    study.enqueue_trial({"width": "2", "decisions.first": first, "decisions.second": second})
 
 
 @pytest.mark.parametrize("is_resumed", [False, True])
@@ -44,18 +46,18 @@ def test_it_is_the_next_job(tmp_path: Path, is_resumed: bool) -> None:
         optuna.create_study(
             storage=f"sqlite:///{tmp_path / 'study.db'}", study_name=tmp_path.name, direction="maximize"
         )
-    tried = {tuple(each.params.values()) for each in study_of(tmp_path).trials}
+    tried = {tuple(each.params.values())[1:] for each in study_of(tmp_path).trials}
     chosen = next(pair for pair in [("c", "b"), ("b", "c"), ("c", "a")] if pair not in tried)
     queue(study_of(tmp_path), *chosen)
     number = len(study_of(tmp_path).trials) - 1
     assert search(tmp_path, num_trials=4, is_resumed=is_resumed).started[0] == str(number)
-    assert tuple(study_of(tmp_path).trials[number].params.values()) == chosen
+    assert tuple(study_of(tmp_path).trials[number].params.values()) == ("2", *chosen)
 
 
 def test_brute_force_goes_on_after_one_that_is_known(tmp_path: Path) -> None:
     search(tmp_path, num_trials=2, sampler="brute_force")
-    queue(study_of(tmp_path), *study_of(tmp_path).trials[0].params.values())
-    assert len(search(tmp_path, num_trials=20, sampler="brute_force").started) == 9 - 2
+    study_of(tmp_path).enqueue_trial(study_of(tmp_path).trials[0].params)
+    assert len(search(tmp_path, num_trials=20, sampler="brute_force").started) == 2 * 9 - 2
 
 
 def test_it_waits_where_no_more_jobs_are_asked_for(tmp_path: Path) -> None:
@@ -63,6 +65,18 @@ def test_it_waits_where_no_more_jobs_are_asked_for(tmp_path: Path) -> None:
     queue(study_of(tmp_path), "a", "b")
     assert search(tmp_path, num_trials=2).started == []
     assert study_of(tmp_path).trials[-1].state.name == "WAITING"
+
+
+@pytest.mark.parametrize(("key", "value"), [("width", "3"), ("decisions.first", "d"), ("decisions.second", ["a"])])
+def test_a_value_that_the_sweep_does_not_have_is_drawn_instead(tmp_path: Path, key: str, value: Any) -> None:
+    search(tmp_path, num_trials=1)
+    given = {"width": "4", "decisions.first": "c", "decisions.second": "c"}
+    study_of(tmp_path).enqueue_trial({**given, key: value})
+    with pytest.warns(UserWarning, match=rf"trial 1 was queued with {key}=.*, which this sweep does not have; the val"):
+        search(tmp_path, num_trials=2)
+    params = study_of(tmp_path).trials[1].params
+    assert {name: params[name] for name in given.keys() - {key}} == {name: given[name] for name in given.keys() - {key}}
+    assert params[key] != value
 
 
 def test_two_sweeps_of_one_name_in_one_database(tmp_path: Path) -> None:
