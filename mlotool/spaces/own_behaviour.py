@@ -12,7 +12,7 @@ from mlotool.core.errors import ConfigError
 
 MODULE_METHODS = (
     *(name for name, found in vars(nn.Module).items() if name[0] != "_" and isinstance(found, FunctionType)),
-    *("_apply", "_save_to_state_dict", "_load_from_state_dict", "__call__", "__setattr__"),
+    *("_apply", "__call__", "__setattr__"),
 )
 """Of a model's class, those that would be torch's in a space."""
 
@@ -30,6 +30,9 @@ _STATE_HOOKS = (
 
 _FREE = {"forward", "extra_repr"}
 """Of these a space has its own."""
+
+_STATE_METHODS = ("_save_to_state_dict", "_load_from_state_dict")
+"""What a class may do beside torch when its state is saved or loaded; a space does it as well."""
 
 
 class LostMethodError(ConfigError, AttributeError):
@@ -70,7 +73,15 @@ def call_hooks(module: nn.Module) -> list[str]:
 
 def has_own_behaviour(module: nn.Module) -> bool:
     """Say whether a module that holds others does more than that when its mode, its parameters or its state are set."""
-    return bool(own_methods(module)) or any(getattr(module, name) for name in _STATE_HOOKS)
+    of_state = any(getattr(type(module), name) is not getattr(nn.Module, name) for name in _STATE_METHODS)
+    return of_state or bool(own_methods(module)) or any(getattr(module, name) for name in _STATE_HOOKS)
+
+
+def as_object_of(kind: type, module: nn.Module) -> nn.Module:
+    """Return an object of a class that has the state of a module, and none of its own: what one sets, both have."""
+    found: nn.Module = object.__new__(kind)
+    object.__setattr__(found, "__dict__", module.__dict__)
+    return found
 
 
 def check_keeps(place: str, before: Iterable[nn.Module], new: nn.Module) -> None:

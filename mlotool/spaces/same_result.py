@@ -70,6 +70,12 @@ class OwnResult:
         """
         if self._is_without_values:
             return
+        if "FakeTensor" in str(self._error) or _has_stand_in(self._result):
+            raise ConfigError(
+                f"base: the forward of {self._kind} reads a tensor without values, which it has kept from when the "
+                "shapes of another model were computed; expected modules that keep no tensor of their first call "
+                "outside of themselves (functools.cache), but in a buffer: self.register_buffer(..). Correct the model."
+            ) from self._error
         if self._error is not None:
             raise ConfigError(
                 f"inputs: the forward of {self._kind} fails on random inputs of these shapes, zeros and ones where "
@@ -113,7 +119,7 @@ class OwnResult:
                 "expected one that runs, and modules that keep no tensor of their first call outside of themselves "
                 "(functools.cache). Correct the candidate."
             ) from error
-        if any(isinstance(each, FakeTensor) for each in result):
+        if _has_stand_in(result):
             raise InfeasibleModelError(
                 "mutators: found a tensor without values in what the model returns, which a new module has kept from "
                 "when shapes were computed; expected modules that keep no tensor of their first call outside of "
@@ -141,6 +147,10 @@ class OwnResult:
         return torch.random.fork_rng(
             [] if kind == "cpu" else [self._device], device_type="cuda" if kind == "cpu" else kind
         )
+
+
+def _has_stand_in(result: list[Any]) -> bool:
+    return any(isinstance(each, FakeTensor) for each in result)
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,7 @@ from mlotool.spaces.compiled_graph import compiled
 from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, deciding, decisions_of
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.own_behaviour import LostMethodError, call_hooks, offered, own_methods
+from mlotool.spaces.own_behaviour import LostMethodError, as_object_of, call_hooks, offered, own_methods
 from mlotool.spaces.patterns import matches
 from mlotool.spaces.same_result import OwnResult, kept_buffers
 from mlotool.spaces.shapes import Shapes
@@ -202,6 +202,16 @@ class Space(nn.Module):
             )
         else:
             super().__setattr__(name, value)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Save the state as the base's class does; mnasnet of torchvision has a way of its own."""
+        kind = nn.Module if self._whole_base() is not None else self._own_type
+        kind._save_to_state_dict(as_object_of(kind, self), *args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Load it in the same way."""
+        kind = nn.Module if self._whole_base() is not None else self._own_type
+        kind._load_from_state_dict(as_object_of(kind, self), *args, **kwargs)
 
     def _whole_base(self) -> nn.Module | None:
         """Return the base where it is one node of the graph, as it was made."""

@@ -1,12 +1,10 @@
 """A model's forward as a graph of layers, declared leaves and functions, each with an id that does not change."""
 
-import copy
 import inspect
 import random
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mlotool.core.errors import ConfigError
+from mlotool.spaces.node_calls import kept_attributes
 from mlotool.spaces.patterns import matches
 
 ID, OWNER, CALLS = "id", "owner", "calls"
@@ -155,7 +154,7 @@ def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> f
     before = {path: dict(vars(module)) for path, module in base.named_modules()}
     filled = {path: _contents(module) for path, module in base.named_modules()}
     random_states = _random_states()
-    with _unchanged(base):
+    with kept_attributes(base):
         try:
             graph = tracer.trace(base)
         except ConfigError:
@@ -163,9 +162,8 @@ def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> f
         except Exception as error:
             raise _untraceable(base, tracer, error) from error
         for path, module in base.named_modules():
-            contents = _contents(module)
             for name, value in vars(module).items():
-                if _is_set(name, value, before[path]) or contents.get(name) != filled[path].get(name):
+                if _is_set(name, value, before[path]) or filled[path].get(name) != _ids(value):
                     raise ConfigError(
                         f"leaves: {_named(base, path)} sets its own attribute '{name}' in forward, which a graph does "
                         f"not do; expected a forward that returns what it computes. {_leaf(path)}"
@@ -196,39 +194,20 @@ def _is_set(name: str, value: Any, before: Mapping[str, Any]) -> bool:
     return value is not before[name] and not (is_plain and type(value) is type(before[name]) and value == before[name])
 
 
-def _contents(module: nn.Module) -> dict[str, list[int]]:
-    """Return what lists, sets and dictionaries of a module hold, which its forward might fill."""
-    return {
-        name: [id(each) for each in ([*value, *value.values()] if isinstance(value, dict) else value)]
-        for name, value in vars(module).items()
-        if name[0] != "_" and _is_collection(value)
-    }
+def _contents(module: nn.Module) -> dict[str, list[int] | None]:
+    return {name: _ids(value) for name, value in vars(module).items()}
 
 
-def _is_collection(value: Any) -> bool:
-    return type(value) in (list, set, dict)
+def _ids(value: Any) -> list[int] | None:
+    """Return what tells whether a list or the like has been filled; None for what is none."""
+    if not isinstance(value, list | dict | set):
+        return None
+    return [id(each) for each in ([*value, *value.values()] if isinstance(value, dict) else value)]
 
 
 def _random_states() -> tuple[Any, ...]:
     with unset_fake_temporarily():
         return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state())
-
-
-@contextmanager
-def _unchanged(base: nn.Module) -> Iterator[None]:
-    """Put back what a forward sets on its modules."""
-    kept = {module: dict(vars(module)) for module in base.modules()}
-    copies = [(each, copy.copy(each)) for every in kept.values() for each in every.values() if _is_collection(each)]
-    try:
-        yield
-    finally:
-        for module, attributes in kept.items():
-            for name in set(vars(module)) - set(attributes):
-                del module.__dict__[name]
-            module.__dict__.update(attributes)
-        for each, before in copies:
-            each.clear()
-            each.extend(before) if isinstance(each, list) else each.update(before)
 
 
 def _join(base: nn.Module, training: fx.Graph, evaluating: fx.Graph) -> None:

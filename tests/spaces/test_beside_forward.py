@@ -171,3 +171,22 @@ def test_another_kernel_keeps_the_size(before: dict[str, int], candidate: dict[s
     other = partial(nn.Conv2d, **candidate)
     space = Space(base, [Operator("kernel", "0", {"other": other})], inputs=[1, 8, 8])
     assert space.get_submodule("0").padding == (padding, padding)
+
+
+class Renamed(Net):
+    """Loads what was saved when `layer` had another name."""
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *given: Any) -> None:
+        for key in [key for key in state if key.startswith(f"{prefix}old.")]:
+            state[key.replace("old.", "layer.")] = state.pop(key)
+        super()._load_from_state_dict(state, prefix, *given)
+
+
+@pytest.mark.parametrize("leaves", [(), (".",)])
+def test_a_space_loads_state_as_its_base(leaves: tuple[str, ...]) -> None:
+    space, state = Space(Renamed, inputs=[2], leaves=leaves), Renamed().state_dict()
+    prefix = "base." if leaves else ""
+    old = {f"{prefix}{key.replace('layer.', 'old.')}": value for key, value in state.items()}
+    assert not torch.equal(space.state_dict()[f"{prefix}layer.weight"], state["layer.weight"])
+    space.load_state_dict(old)
+    assert torch.equal(space.state_dict()[f"{prefix}layer.weight"], state["layer.weight"])

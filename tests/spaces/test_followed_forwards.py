@@ -59,6 +59,26 @@ class Counting(Net):
         return self.first(x) * min(1.0, self.step / 100)
 
 
+class Recording(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(self.first(x))
+        return self.seen[-1]
+
+
+class Caching(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["first"] = self.first(x)
+        return self.seen["first"]
+
+
 class Constant(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.first(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -88,6 +108,8 @@ class OwnNodes(nn.Module):
         (LayerDrop, "draws random numbers that a graph would draw once and for all"),
         (PythonDrop, "draws random numbers that a graph would draw once and for all"),
         (Counting, "sets its own attribute 'step' in forward"),
+        (Recording, "sets its own attribute 'seen' in forward"),
+        (Caching, "sets its own attribute 'seen' in forward"),
         (Constant, "makes a tensor of constants in forward"),
         (KeepsMode, "found KeepsMode.train, which a space has from torch.nn.Module"),
         (OwnNodes, "with an attribute 'nodes', which a space has for itself"),

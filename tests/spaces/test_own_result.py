@@ -6,6 +6,7 @@ from functools import cache, partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.spaces import Insert, Operator, Space
@@ -64,6 +65,15 @@ def test_a_table_of_a_function_is_of_values(leaves: list[str]) -> None:
     Scales.scale.cache_clear()
     space = Space(partial(Base, Scales), inputs=[4], leaves=leaves)
     assert type(space(torch.ones(2, 4))) is Tensor
+
+
+def test_a_table_without_values_that_another_space_has_left_is_named() -> None:
+    Scales.scale.cache_clear()
+    with FakeTensorMode():
+        Space(partial(Base, Scales), inputs=[4], leaves=["leaf"])
+    with pytest.raises(ConfigError, match=r"reads a tensor without values.*functools\.cache"):
+        Space(partial(Base, Scales), inputs=[4], leaves=["leaf"])
+    Scales.scale.cache_clear()
 
 
 def test_a_candidate_that_keeps_a_tensor_in_a_function_is_infeasible() -> None:
