@@ -80,7 +80,7 @@ CANDIDATES = {
         _candidates("{k: {_target_: torch.nn.Sequential, _args_: [{_target_: os.mkdir, path: here}]}}"),
         ["_args_[0]._target_", "os.mkdir"],
     ),
-    "text": (_candidates("{k: os.system}"), ["candidate 'os.system'"]),
+    "text": (_candidates("{k: os.system}"), ["found 'os.system' as the candidate 'k'"]),
     "thousands": (_candidates("{" + ", ".join(f"c{i}: null" for i in range(5_000)) + "}"), ["1000 values"]),
     "path-as-a-name": (_candidates("{a-b: null, '..': null}"), ["candidates: found the key '..'"]),
     "base": (_space(settings="base: {_target_: os.mkdir, path: here}, "), ["module.base._target_", "os.mkdir"]),
