@@ -117,7 +117,7 @@ def search_killed_once(folder: Path, writes: Writes, dies_at: int, *, is_after: 
         *(
             pytest.param(is_after, {"sampler": sampler, **more}, marks=pytest.mark.slow)
             for is_after in (False, True)
-            for sampler, more in (("brute_force", {}), ("brute_force", {"fuse": 3}), ("evolution", {}), ("tpe", {}))
+            for sampler, more in (("brute_force", {}), ("brute_force", {"fuse": 3}), ("evolution", {}))
         ),
     ],
     ids=str,
