@@ -128,12 +128,17 @@ WRONG = "problems.net.module: mutator 'norm': node 'layers.{}' does not take (b,
 OTHER = "problems.net.module: mutator 'link': found no input."
 
 
-def test_reasons_of_draws_that_make_no_model_are_counted(tmp_path: Path) -> None:
-    folder = search(tmp_path / "mixed", 5)
+def refuse_four(folder: Path) -> None:
+    """Leave four draws that make no model, three of them for one reason."""
     refused(folder, 0, OTHER, "+decisions.kernel_0=k3", "+decisions.link_0=far")
     for number in (1, 2, 3):
         error = WRONG.format(number, 7 * number)
         refused(folder, number, error, "+decisions.kernel_0=k5", "+decisions.norm_0=wrong", f"+decisions.x={number}")
+
+
+def test_reasons_of_draws_that_make_no_model_are_counted(tmp_path: Path) -> None:
+    folder = search(tmp_path / "mixed", 5)
+    refuse_four(folder)
     job(folder, 4, 0.5, "+decisions.kernel_0=k5", "+decisions.norm_0=layer")
     text = printed(folder)
     assert "4 draws make no model (infeasible), untrained, for 2 reasons:" in text
@@ -144,10 +149,7 @@ def test_reasons_of_draws_that_make_no_model_are_counted(tmp_path: Path) -> None
 
 def test_a_search_without_a_model_says_what_is_at_fault(tmp_path: Path) -> None:
     folder = search(tmp_path / "none", 4)
-    refused(folder, 0, OTHER, "+decisions.kernel_0=k3", "+decisions.link_0=far")
-    for number in (1, 2, 3):
-        error = WRONG.format(number, 7 * number)
-        refused(folder, number, error, "+decisions.kernel_0=k5", "+decisions.norm_0=wrong", f"+decisions.x={number}")
+    refuse_four(folder)
     with pytest.raises(RunError) as caught:
         exit_code(folder)
     text = str(caught.value)

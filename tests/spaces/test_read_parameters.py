@@ -4,20 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces import Operator, Space
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.layer(x), self.layer.weight)
+from tests.spaces.test_calls_of_spaces import Tied
 
 
 class OtherWeight(nn.Module):
