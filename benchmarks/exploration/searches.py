@@ -30,7 +30,11 @@ from mlotool.spaces.shapes import Shapes
 from mlotool.spaces.tracing import traced
 
 RECIPES = ("explore_mnasnet", "explore_path_level", "explore_textnas")
-WAYS = {"fused": ["sweep.fuse={trials}"], "one by one": [], "two workers": ["sweep.workers={workers}"]}
+WAYS = {
+    "fused": ["sweep.fuse={trials}"],
+    "one by one": ["sweep.fuse=1"],
+    "two workers": ["sweep.fuse=1", "sweep.workers={workers}"],
+}
 NUM_ROUNDS = 20
 
 
