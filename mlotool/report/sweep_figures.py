@@ -216,5 +216,7 @@ def importance_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
         axes.text(value + 0.015, place, f"{value:.2f}", va="center", fontsize=7.5)
     over = "settings, each the mean of its jobs that finished" if comparison.has_seeds else "jobs that finished"
     clipped = "; values that crush the others are clipped" if seen.is_clipped else ""
-    note = f"{method[0].upper()}{method[1:]}, over the {len(done)} {over}{clipped}."
+    is_partial = any(None in column.texts for column in columns)
+    partial = "; where a decision was not asked for, that counts as a value of it" if is_partial else ""
+    note = f"{method[0].upper()}{method[1:]}, over the {len(done)} {over}{clipped}{partial}."
     return [book.finish(figure, "importance", "Importance of the hyperparameters", note)]

@@ -73,6 +73,18 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
+def test_importances_say_what_a_decision_counts_as_where_it_was_not_asked_for(tmp_path: Path) -> None:
+    folders = {name: search(tmp_path / "explore" / "multirun" / name, 9) for name in ("all", "some")}
+    for number in range(9):
+        words = [f"+decisions.width={number}", f"+decisions.kernel=k{number % 2}"]
+        job(folders["all"], number, 0.1 * number, *words)
+        job(folders["some"], number, 0.1 * number, *(words if number % 3 else words[:1]))
+    said = "where a decision was not asked for, that counts as a value of it"
+    assert "Importance of the hyperparameters" in read(folders["all"]).text
+    assert said not in read(folders["all"]).text
+    assert said in read(folders["some"]).text
+
+
 def test_draws_that_make_no_model_are_no_failures(sweep: Path) -> None:
     page = read(sweep)
     assert "5 of 5 3 finished, 2 infeasible" in page.text
