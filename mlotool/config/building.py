@@ -254,7 +254,10 @@ def build_modules(values: Values, decide: "Decide") -> "Decisions":
 def _module(name: str, node: Values, seed: int, *, channels_last: bool) -> "nn.Module":
     import torch
 
-    module: nn.Module = _seeded(f"problems.{name}.module", node, seed)
+    from mlotool.spaces.decisions import refused_as_decided
+
+    with refused_as_decided():
+        module: nn.Module = _seeded(f"problems.{name}.module", node, seed)
     require_kind(f"problems.{name}.module", node, module, torch.nn.Module)
     return module.to(memory_format=torch.channels_last) if channels_last else module
 

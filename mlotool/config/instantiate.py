@@ -14,7 +14,8 @@ from mlotool.config.torch_names import CONTAINERS
 from mlotool.config.trusted import resolve
 from mlotool.core.advice import MORE_MEMORY, is_out_of_memory
 from mlotool.core.described import kind_of
-from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedError
+from mlotool.core.refusals import is_refusal
 from mlotool.core.user_code import Call, explained, is_of_user, note, user_frame
 
 Node = Mapping[str, Any]
@@ -159,7 +160,7 @@ def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any])
         if key.partition(".")[0] in str(error).partition(":")[0]:
             raise
         # A draw of a sweep that makes no model is no fault of the recipe's.
-        kind = InfeasibleModelError if isinstance(error, InfeasibleModelError) else ConfigError
+        kind = type(error) if isinstance(error, InfeasibleModelError | RefusedError) else ConfigError
         raise kind(f"{key}: {error}") from error
     except (MlotoolError, KeyboardInterrupt):
         raise
@@ -167,14 +168,17 @@ def _call(key: str, target: Any, arguments: list[Any], settings: dict[str, Any])
     except BaseException as error:
         # Code of the user's may fail in what it inherits, too.
         is_inside = is_of_user(target) and error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        # What a space raises itself, outside of a model's or a mutator's code, is none of its settings' faults.
+        is_own = target.__module__.startswith("mlotool.spaces.") and user_frame(error) is None
+        kind = RefusedError if is_refusal(error) and not is_own else ConfigError
         if user_frame(error) is not None or (is_inside and not is_out_of_memory(error)):
             note(error, lambda: Call(key, target, advice=f"Correct it, or the values under {key}."))
-            raise ConfigError(explained(error)) from error
+            raise kind(explained(error)) from error
         name = f"{target.__module__}.{target.__qualname__}"
         if is_out_of_memory(error):
             reason = f"{type(error).__name__}: {error}".rstrip(": .")
             raise ConfigError(f"{key}: {name} cannot be built ({reason}). {MORE_MEMORY}") from error
-        raise ConfigError(
+        raise kind(
             f"{key}: {name} does not accept its settings: {type(error).__name__}: {error}{_where(error)}. "
             f"Correct the values under {key}."
         ) from error

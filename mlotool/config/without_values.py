@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError, RefusedModelError
 
 T = TypeVar("T")
 
@@ -31,6 +31,9 @@ class WithoutValues:
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 return build()
+        except RefusedModelError:
+            # What refuses tensors without values may take others.
+            pass
         except InfeasibleModelError:
             raise
         except ConfigError as error:

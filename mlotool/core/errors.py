@@ -16,8 +16,19 @@ class ConfigError(MlotoolError, ValueError):
     exit_code = 2
 
 
+class RefusedError(ConfigError):
+    """A constructor refuses its settings, by an error that it raises itself (`core.refusals.is_refusal`)."""
+
+
 class InfeasibleModelError(ConfigError):
-    """Decisions of a model space that make no model: shapes do not fit. A sweep takes the next ones; a run ends."""
+    """Decisions of a model space that make no model: shapes do not fit. A sweep takes the next ones; a run ends.
+
+    A constructor that calls `choose`, or that makes a candidate, may raise it.
+    """
+
+
+class RefusedModelError(InfeasibleModelError):
+    """A constructor refuses what decisions give it; where it refuses the first candidates, the recipe is wrong."""
 
 
 class RunError(MlotoolError, RuntimeError):

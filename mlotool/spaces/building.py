@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Size, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
 from mlotool.core.faults import shown
+from mlotool.core.refusals import is_refusal
+from mlotool.core.user_code import named
 
 Build = Callable[..., nn.Module]
 """Makes a module. It is given those of its place's settings that it has arguments for (see `settings_of`)."""
@@ -26,6 +28,7 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
 
     Raises:
         ConfigError: what is made is no module, or nothing can be made.
+        InfeasibleModelError: the constructor refuses what its place gives it.
     """
     if not callable(build):
         raise ConfigError(
@@ -38,7 +41,18 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
         is_on_cpu = torch.get_default_device().type in ("cpu", "meta")
         seeded = torch.default_generator.manual_seed if is_on_cpu else torch.manual_seed
         seeded(int.from_bytes(digest[:8], "big") >> 1)
-        module = build(**_accepted(build, settings))
+        try:
+            module = build(**_accepted(build, settings))
+        except (InfeasibleModelError, RefusedError) as error:
+            kind = type(error) if isinstance(error, InfeasibleModelError) else RefusedModelError
+            raise kind(f"node '{name}': {error}") from error
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            raise RefusedModelError(
+                f"node '{name}': {_described(build)} refuses what its place gives it: {type(error).__name__}: {error}. "
+                "Correct the candidate, or take another one there."
+            ) from error
     if not isinstance(module, nn.Module):
         raise ConfigError(
             f"node '{name}': found {type(module).__name__} where a module is to be; expected a candidate that makes a "
@@ -91,6 +105,12 @@ def settings_of(module: nn.Module | None, before: Size | None, after: Size | Non
         if "bias" in module._parameters:
             found["bias"] = module.bias is not None
     return found
+
+
+def _described(build: Build) -> str:
+    """Return what makes a module, with what a partial has bound."""
+    bound = ", ".join(f"{key}={shown(value)}" for key, value in getattr(build, "keywords", {}).items())
+    return f"{named(build)}, {bound}," if bound else named(build)
 
 
 def _accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:

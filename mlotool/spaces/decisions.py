@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RefusedError, RefusedModelError
 from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 
@@ -116,6 +116,24 @@ def decisions_of(given: Mapping[str, Value] | None) -> Iterator[Decisions]:
         return
     with deciding(given) as decisions:
         yield decisions
+
+
+@contextmanager
+def refused_as_decided() -> Iterator[None]:
+    """Take what a constructor refuses for decisions that make no model, once the block has made some.
+
+    Raises:
+        RefusedModelError: a constructor refuses its settings, after a choice between several candidates.
+    """
+    around = _current.get()
+    before = set() if around is None else set(around.made)
+    try:
+        yield
+    except RefusedError as error:
+        made = {} if around is None else around.made
+        if not any(len(each.candidates) > 1 for name, each in made.items() if name not in before):
+            raise
+        raise RefusedModelError(str(error)) from error
 
 
 def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> None:

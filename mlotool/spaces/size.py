@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.decisions import Decide, Decision, Decisions, Value
 
 Made = Mapping[str, tuple[Value, ...]]
@@ -77,7 +77,7 @@ class _Builds:
         self.num += 1
         try:
             made = self.build(decide).made
-        except ConfigError:
+        except InfeasibleModelError:
             self.num_infeasible += 1
             return None
         self.models.add(frozenset((name, each.value) for name, each in made.items()))
@@ -94,8 +94,8 @@ def space_size(
     that. Where some do, what they decide is walked through, and the rest multiplied.
 
     Args:
-        build: builds the model of a function that decides, and returns what was asked for; a ConfigError is for
-            decisions that make none. Tensors without values do (FakeTensorMode).
+        build: builds the model of a function that decides, and returns what was asked for; an InfeasibleModelError is
+            for decisions that make none. Tensors without values do (FakeTensorMode).
         taken: the decisions of a model that can be built.
         most: how many builds there may be.
         seconds: how long they may take.

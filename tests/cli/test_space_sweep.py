@@ -94,6 +94,20 @@ def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             assert not (sweep / str(number) / "checkpoints").exists()
 
 
+def test_a_candidate_that_refuses_its_place_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = RECIPE.replace("torch.nn.Linear, out_features: 7", "torch.nn.GroupNorm, num_groups: 3")
+    Path("small.yaml").write_text(
+        recipe.replace(
+            "sampler: evolution, sampler_options: {population_size: 5, sample_size: 3}", "sampler: brute_force"
+        )
+    )
+    fixed = ["decisions.activation_0=relu", "decisions.activation_1=tanh", "runner.max_ticks=1"]
+    assert main(["run", "-m", "+recipe=small.yaml", *fixed, "sweep.num_trials=9", "sweep.fuse=3"]) == 0
+    statuses = sorted(statuses_of(only_sweep()).values())
+    assert statuses == ["finished", "finished", "infeasible"]
+
+
 def test_one_model_of_a_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

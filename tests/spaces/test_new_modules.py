@@ -69,3 +69,35 @@ def test_new_modules_have_the_type_of_their_place(dtype: torch.dtype) -> None:
     space = Space(typed, mutators, inputs=[{"shape": [5], "dtype": "int64"}])
     assert {each.dtype for each in space.parameters()} == {dtype}
     assert space(torch.zeros(2, 5, dtype=torch.int64)).dtype == dtype
+
+
+def images() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+
+
+def test_a_candidate_that_refuses_its_place_makes_no_model() -> None:
+    grouped = Operator("g", {"type": "Conv2d"}, {"full": None, "grouped": partial(nn.Conv2d, groups=4)}, tied=True)
+    with pytest.raises(InfeasibleModelError) as caught:
+        Space(images, [grouped], inputs=[1, 8, 8], decisions={"g": "grouped"})
+    for words in ("mutator 'g': node '0'", "Conv2d, groups=4,", "in_channels must be divisible by groups"):
+        assert words in str(caught.value)
+
+
+def test_an_assertion_of_torch_refuses_a_place() -> None:
+    attention = partial(nn.TransformerEncoderLayer, nhead=3, dim_feedforward=8)
+    with pytest.raises(InfeasibleModelError, match="divisible by num_heads"):
+        Space(base, [Insert("attention", "1", {"new": attention})], inputs=[4])
+
+
+def test_what_says_itself_that_there_is_no_model_is_told_with_its_place() -> None:
+    def refuse(in_features: int) -> nn.Module:
+        raise InfeasibleModelError(f"found {in_features} features; expected less")
+
+    with pytest.raises(InfeasibleModelError, match=r"mutator 'one': node '1': found 4 features"):
+        Space(base, [Operator("one", "1", {"new": refuse})], inputs=[4])
+
+
+@pytest.mark.parametrize("candidate", [partial(nn.Linear, gruops=4), partial(nn.Linear, out_features="4")])
+def test_a_mistake_in_a_candidate_is_no_refusal(candidate: Any) -> None:
+    with pytest.raises(TypeError):
+        Space(base, [Operator("one", "1", {"new": candidate})], inputs=[4])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlotool.core.errors import InfeasibleModelError
+from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.spaces.decisions import Decide, Decisions, choose, deciding
 from mlotool.spaces.size import SpaceSize, space_size
 
@@ -121,3 +121,12 @@ def test_a_count_that_ends_early_is_a_lower_bound(limits: dict[str, float]) -> N
     assert found.bound == "at least"
     assert 0 < found.number < 4**20
     assert "the count ended after" in found.reason
+
+
+def test_a_mistake_is_no_model_that_does_not_fit() -> None:
+    def ask() -> None:
+        if choose("a", [1, 2]) == 2:
+            raise ConfigError("a mistake")
+
+    with pytest.raises(ConfigError, match="a mistake"):
+        size(ask)
