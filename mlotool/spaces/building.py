@@ -77,8 +77,7 @@ def settings_of(module: nn.Module | None, before: Size | None, after: Size | Non
     """
     found: dict[str, Any] = {}
     if before:
-        found |= dict.fromkeys(("in_channels", "num_inputs"), before[0])
-        found |= dict.fromkeys(("in_features", "embed_dim", "d_model"), before[-1])
+        found |= input_sizes(before) | dict.fromkeys(("embed_dim", "d_model"), before[-1])
     if after:
         found |= dict.fromkeys(("out_channels", "num_outputs", "num_features", "num_channels", "width"), after[0])
         found |= dict.fromkeys(("out_features", "normalized_shape"), after[-1])
@@ -91,6 +90,11 @@ def settings_of(module: nn.Module | None, before: Size | None, after: Size | Non
         if "bias" in module._parameters:
             found["bias"] = module.bias is not None
     return found
+
+
+def input_sizes(before: Size) -> dict[str, Any]:
+    """Return the sizes of what goes in, by torch's names of arguments."""
+    return {"in_channels": before[0], "num_inputs": before[0], "in_features": before[-1]}
 
 
 def _accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
