@@ -137,8 +137,9 @@ def _prepared(key: str, node: Node, context: Mapping[str, Any]) -> tuple[Any, li
     assert "_args_" not in node or node["_target_"] in CONTAINERS, f"{key}: _args_ is unchecked"
     arguments = [instantiate(f"{key}._args_[{i}]", value, **context) for i, value in enumerate(node.get("_args_", ()))]
     if context:
-        accepted = inspect.signature(target).parameters
-        built.update((name, value) for name, value in context.items() if name in accepted and name not in settings)
+        from mlotool.spaces.building import taken
+
+        built |= taken(context, inspect.signature(target).parameters, built)
     return target, arguments, built
 
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError,
 from mlotool.core.faults import shown
 from mlotool.core.refusals import is_refusal
 from mlotool.core.user_code import named
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 Build = Callable[..., nn.Module]
 """Makes a module. It is given those of its place's settings that it has arguments for (see `settings_of`)."""
@@ -77,7 +81,8 @@ def settings_of(module: nn.Module | None, before: Size | None, after: Size | Non
     Those are the settings of the module that stands there (`stride`, `padding`, `bias`, ..), and sizes:
     `in_channels`, `out_channels`, `num_features`, `num_channels` and `width` from the first entry of a shape,
     `in_features`, `out_features`, `normalized_shape`, `embed_dim` and `d_model` from the last one. A candidate that
-    brings another `kernel_size` and no `padding` gets the padding that keeps the size, where the one before has such.
+    brings another `kernel_size` or `dilation` and no `padding` gets the padding that keeps the size, where the one
+    before has such (see `taken`).
 
     Args:
         module: that stands there; None for a function.
@@ -91,8 +96,7 @@ def settings_of(module: nn.Module | None, before: Size | None, after: Size | Non
     """
     found: dict[str, Any] = {}
     if before:
-        found |= dict.fromkeys(("in_channels", "num_inputs"), before[0])
-        found |= dict.fromkeys(("in_features", "embed_dim", "d_model"), before[-1])
+        found |= input_sizes(before) | dict.fromkeys(("embed_dim", "d_model"), before[-1])
     if after:
         found |= dict.fromkeys(("out_channels", "num_outputs", "num_features", "num_channels", "width"), after[0])
         found |= dict.fromkeys(("out_features", "normalized_shape"), after[-1])
@@ -113,35 +117,69 @@ def _described(build: Build) -> str:
     return f"{named(build)}, {bound}," if bound else named(build)
 
 
-def _accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        parameters = inspect.signature(build).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    if getattr(build, "takes_settings", False):
-        return dict(settings)
-    named = {each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)}
-    # What functools.partial has bound is not to be changed.
-    bound: Mapping[str, Any] = getattr(build, "keywords", {})
-    found = {name: value for name, value in settings.items() if name in named - set(bound)}
-    if "kernel_size" in bound and isinstance(found.get("padding"), int | tuple):
-        found.pop("padding")
-        found |= _same_padding(settings, bound)
+def input_sizes(before: Size) -> dict[str, Any]:
+    """Return the sizes of what goes in, by torch's names of arguments."""
+    return {"in_channels": before[0], "num_inputs": before[0], "in_features": before[-1]}
+
+
+def taken(settings: Mapping[str, Any], names: Collection[str], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a place's settings that a candidate takes: what it has arguments for, and does not say itself.
+
+    With another kernel or another dilation, it gets the padding that keeps the size of images, where that before does;
+    else none.
+
+    Args:
+        settings: of the place.
+        names: of the candidate's arguments.
+        own: the values that it brings.
+
+    Example:
+        >>> taken({"kernel_size": 3, "padding": 1, "stride": 1}, ["kernel_size", "padding"], {"kernel_size": 5})
+        {'padding': 2}
+    """
+    found = {name: value for name, value in settings.items() if name in names and name not in own}
+    if not isinstance(found.get("padding"), int | tuple):
+        return found
+    # A candidate without an argument for its kernel may have any; one without a dilation has none.
+    before, now = _reach(settings), _reach({"kernel_size": settings.get("kernel_size", 1)} | found | dict(own))
+    if before is not None and now is not None and all(map(operator.eq, before, now)):
+        return found
+    padding = found.pop("padding")
+    if before is not None and now is not None:
+        keeps_size = all(2 * each == reach for each, reach in zip(_sizes(padding), before, strict=False))
+        if keeps_size and all(each % 2 == 0 for each in now):
+            fitting = tuple(each // 2 for each in now)[: len(_sizes(padding))]
+            is_one = isinstance(padding, int) and len(set(fitting)) == 1
+            found["padding"] = fitting[0] if is_one else fitting
     return found
 
 
-def _same_padding(settings: Mapping[str, Any], bound: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the padding by which a new kernel keeps the size of images, where that before it does; else none."""
-    kernel, padding, dilation = (_sizes(settings.get(name, 1)) for name in ("kernel_size", "padding", "dilation"))
-    new_kernel, new_dilation = _sizes(bound["kernel_size"]), _sizes(bound.get("dilation", settings.get("dilation", 1)))
-    if not all(type(each) is int for each in (*kernel, *padding, *dilation, *new_kernel, *new_dilation)):
+def _accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
+    if getattr(build, "takes_settings", False):
+        return dict(settings)
+    try:
+        parameters = inspect.signature(build).parameters.values()
+        own = _bound(build)
+    except (TypeError, ValueError):
         return {}
-    keeps_size = all(2 * p == d * (k - 1) for k, p, d in zip(kernel, padding, dilation, strict=False))
-    doubled = [d * (k - 1) for k, d in zip(new_kernel, new_dilation, strict=False)][: len(padding)]
-    can_keep = keeps_size and all(each % 2 == 0 for each in doubled)
-    return {"padding": tuple(each // 2 for each in doubled)} if can_keep else {}
+    return taken(settings, {each.name for each in parameters if each.kind in _NAMED}, own)
+
+
+def _bound(build: Build) -> dict[str, Any]:
+    """Return what functools.partial has bound, by position or by name: it is not to be changed."""
+    if not isinstance(build, partial):
+        return {}
+    return {**inspect.signature(build.func).bind_partial(*build.args).arguments, **build.keywords}
+
+
+def _reach(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return how far a kernel reaches beyond one value, for each size of an image; None where it is not known."""
+    kernel, dilation = (_sizes(settings.get(name, 1)) for name in ("kernel_size", "dilation"))
+    if not all(type(each) is int for each in (*kernel, *dilation)):
+        return None
+    return tuple(many * (size - 1) for size, many in zip(kernel, dilation, strict=False))
 
 
 def _sizes(value: Any) -> tuple[Any, ...]:
     """Return a setting for each of at most three sizes of an image."""
-    return value if isinstance(value, tuple) else (value,) * 3
+    return tuple(value) if isinstance(value, tuple | list) else (value,) * 3

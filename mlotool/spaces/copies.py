@@ -6,12 +6,12 @@ from torch import fx, nn
 
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.new_modules import NewModules
-from mlotool.spaces.shapes import STRETCHED
+from mlotool.spaces.shapes import EFFECT, STRETCHED, VALUE
 from mlotool.spaces.targets import Place, node_id
 from mlotool.spaces.tracing import CALLS, ID, OWNER
 
 
-def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Place, name: str) -> fx.Node:
+def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Place, name: str) -> list[fx.Node]:
     """Put the nodes of a place once more behind its last one, where nobody reads them yet.
 
     Args:
@@ -22,7 +22,7 @@ def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Pla
         name: begins the ids of the copies, and is the path of their modules.
 
     Returns:
-        the copy of the last node.
+        the copies, in their order; that of the place's last node is the last.
 
     Raises:
         ConfigError: a module cannot be made once more.
@@ -46,7 +46,7 @@ def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Pla
                     root.get_submodule(copy.target).inplace = layer.inplace
         copy.meta = _known(node, name)
         copies[node] = after = copy
-    return after
+    return [copies[node] for node in place.nodes]
 
 
 def _known(node: fx.Node, name: str) -> dict[str, Any]:
@@ -54,9 +54,8 @@ def _known(node: fx.Node, name: str) -> dict[str, Any]:
     known: dict[str, Any] = {ID: f"{name}.{node_id(node)}", OWNER: _within(name, node.meta[OWNER])}
     if CALLS in node.meta:
         known[CALLS] = tuple(_within(name, call) for call in node.meta[CALLS])
-    if STRETCHED in node.meta:
-        known[STRETCHED] = node.meta[STRETCHED]
-    return known
+    # What the node returns, the copy does, until its own shape is computed.
+    return known | {key: node.meta[key] for key in (STRETCHED, VALUE, EFFECT) if key in node.meta}
 
 
 def _within(name: str, path: str) -> str:

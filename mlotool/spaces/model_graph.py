@@ -12,13 +12,14 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import Build, settings_of
 from mlotool.spaces.changes import Change
 from mlotool.spaces.copies import put_copies
-from mlotool.spaces.fitting import check_changes_nothing, dtype_at
+from mlotool.spaces.fitting import dtype_at
 from mlotool.spaces.in_place import check_order, is_changed, without_in_place
 from mlotool.spaces.new_modules import NewModules
 from mlotool.spaces.node_order import last_of, nodes_in
 from mlotool.spaces.own_behaviour import check_keeps
-from mlotool.spaces.places import Places
-from mlotool.spaces.shapes import Shapes, shape_of, shapes_of_result
+from mlotool.spaces.places import Places, input_of
+from mlotool.spaces.present_shapes import PresentShapes
+from mlotool.spaces.shapes import Shapes, shapes_of_result
 from mlotool.spaces.targets import Place, as_target, node_id
 from mlotool.spaces.tracing import ID, OWNER
 
@@ -30,13 +31,14 @@ class ModelGraph:
     """A traced model, and what mutators do to it.
 
     Args:
-        root: the model; its modules are changed in place, and in evaluation until `restore_modes`.
+        root: the model; its modules are changed in place, and in evaluation until `modules.restore_modes()`.
         graph: of its forward, with ids.
         shapes: of its inputs.
         seed: of new modules.
         anew: makes the model anew, for modules that are to be had once more; None where nobody can.
 
     Attributes:
+        modules: makes those that are new.
         changes: what mutators have done, in order.
         is_rewired: whether more has been done than to put one module in the place of another.
     """
@@ -45,7 +47,7 @@ class ModelGraph:
         self, root: nn.Module, graph: fx.Graph, shapes: Shapes, seed: int, anew: Callable[[], nn.Module] | None
     ) -> None:
         self.root, self.graph = root, graph
-        self._shapes, self._modules = shapes, NewModules(root, seed, anew)
+        self.modules, self._shapes = NewModules(root, seed, anew), PresentShapes(shapes, graph, root)
         root.eval()
         self._num_nodes = len(graph.nodes)
         self.changes: list[Change] = []
@@ -67,6 +69,7 @@ class ModelGraph:
         Raises:
             ConfigError: there is none, or two share a node; an InfeasibleModelError once the graph has been changed.
         """
+        self._shapes.update()
         try:
             return [at] if isinstance(at, Place) else self._places.find(as_target(at))
         except ConfigError as error:
@@ -88,14 +91,14 @@ class ModelGraph:
 
     def reader_of(self, place: Place) -> tuple[fx.Node, fx.Node]:
         """Return the first node of a place that reads its one input, and that input."""
-        source = self._input_of(place)
+        source = input_of(place)
         return next(node for node in place.nodes if source in node.all_input_nodes), source
 
     def fits(self, reader: fx.Node, now: fx.Node, source: fx.Node) -> bool:
         """Say whether a node could read another one in the place of one that it reads."""
         order = {each: number for number, each in enumerate(self.graph.nodes)}
         is_other = source is not now and order[source] < order[reader]
-        return is_other and shape_of(source) == shape_of(now) and not is_changed(self.graph, source)
+        return is_other and self._shapes.of(source) == self._shapes.of(now) and not is_changed(self.graph, source)
 
     def create(self, name: str, build: Build, inputs: Sequence[fx.Node], shape: Size | None = None) -> fx.Node:
         """Add a node with a new module, which nobody reads yet.
@@ -109,7 +112,7 @@ class ModelGraph:
         Returns:
             the node.
         """
-        before = shape_of(inputs[0])
+        before = self._shapes.of(inputs[0])
         return self._create(name, build, inputs, settings_of(None, before, before if shape is None else shape))
 
     def call(self, name: str, function: Callable[..., Any], inputs: Sequence[Any]) -> fx.Node:
@@ -134,8 +137,7 @@ class ModelGraph:
         Raises:
             InfeasibleModelError: there is no one input that could take their place.
         """
-        source = self._input_of(place)
-        place.nodes[-1].replace_all_uses_with(source)
+        self._let_read(list(place.nodes[-1].users), place.nodes[-1], input_of(place))
         self._erase(place)
         self._note("delete", place.id, is_rewired=True)
 
@@ -161,6 +163,7 @@ class ModelGraph:
             node.args = (*node.args, source)
         else:
             node.replace_input_with(inputs[position], source)
+        self._shapes.note([node])
         self._note("connect", node_id(node), is_rewired=True)
 
     def replace(self, place: Place, build: Build, name: str) -> fx.Node:
@@ -175,15 +178,15 @@ class ModelGraph:
         Returns:
             the node.
         """
-        settings = settings_of(place.module, place.input_shape, place.output_shape)
         last = place.nodes[-1]
+        settings = self._shapes.settings_at(place)
         if len(place.nodes) == 1 and last.op == "call_module" and not self._is_called_elsewhere(last):
             path = str(last.target)
-            self._modules.put(path, build, settings, dtype_at([*place.inputs, last]))
+            self.modules.put(path, build, settings, dtype_at([*place.inputs, last]))
             self._note("replace", place.id)
             self._infer_users_of(path)
             return last
-        node = self._create(name, build, [self._input_of(place)], settings, before=last)
+        node = self._create(name, build, [input_of(place)], settings, before=last)
         layers = [self.root.get_submodule(str(each.target)) for each in place.nodes if each.op == "call_module"]
         check_keeps(place.id, layers, self.root.get_submodule(name))
         self.put(place, node)
@@ -191,7 +194,7 @@ class ModelGraph:
 
     def put(self, place: Place, node: fx.Node) -> None:
         """Put a node that was created in the place of others: who has read the last of them reads it."""
-        place.nodes[-1].replace_all_uses_with(node)
+        self._let_read(list(place.nodes[-1].users), place.nodes[-1], node)
         self._erase(place)
         self._note("replace", place.id, is_rewired=True)
 
@@ -208,10 +211,9 @@ class ModelGraph:
         """
         last = place.nodes[-1]
         readers = list(last.users)
-        settings = settings_of(None, place.output_shape, place.output_shape)
-        node = self._create(name, build, [last], settings)
-        for reader in readers:
-            reader.replace_input_with(last, node)
+        shape = self._shapes.of(last)
+        node = self._create(name, build, [last], settings_of(None, shape, shape))
+        self._let_read(readers, last, node)
         self._note("insert", name, is_rewired=True)
         return node
 
@@ -228,15 +230,15 @@ class ModelGraph:
         Raises:
             ConfigError: a module cannot be made once more.
         """
-        self._input_of(place)
+        input_of(place)
         self.check_room()
         last = place.nodes[-1]
         readers = list(last.users)
-        after = put_copies(self.graph, self.root, self._modules, place, name)
-        for reader in readers:
-            reader.replace_input_with(last, after)
+        copies = put_copies(self.graph, self.root, self.modules, place, name)
+        self._shapes.note(copies)
+        self._let_read(readers, last, copies[-1])
         self._note("create", name, is_rewired=True)
-        return after
+        return copies[-1]
 
     def without_in_place(self) -> None:
         """Let nodes return new tensors where they may: mutators may then change each without the others.
@@ -245,7 +247,7 @@ class ModelGraph:
             ConfigError: what a node changes is read afterwards under another name.
         """
         without_in_place(self.graph, self.root)
-        self._shapes.infer(self.graph, self.root)
+        self._shapes.infer()
 
     @contextmanager
     def by(self, mutator: str) -> Iterator[None]:
@@ -263,10 +265,6 @@ class ModelGraph:
         finally:
             self._mutator = ""
 
-    def restore_modes(self) -> None:
-        """Put all modules into the mode that they have had before; copies into that of what they are copies of."""
-        self._modules.restore_modes()
-
     def _is_called_elsewhere(self, node: fx.Node) -> bool:
         return sum((each.op, each.target) == (node.op, node.target) for each in self.graph.nodes) > 1
 
@@ -279,7 +277,7 @@ class ModelGraph:
         before: fx.Node | None = None,
     ) -> fx.Node:
         self._check_name(name)
-        self._modules.put(name, build, settings, dtype_at([*inputs, *([before] if before else [])]))
+        self.modules.put(name, build, settings, dtype_at([*inputs, *([before] if before else [])]))
         last = last_of(self.graph, inputs)
         with self.graph.inserting_before(before) if before else self.graph.inserting_after(last):
             node = self.graph.create_node("call_module", name, tuple(inputs))
@@ -288,11 +286,11 @@ class ModelGraph:
     def _created(self, node: fx.Node, name: str) -> fx.Node:
         node.meta |= {ID: name, OWNER: ""}
         self._note("create", name, is_rewired=True)
-        self._infer_new(node)
+        self._shapes.infer_new(node)
         return node
 
     def _check_name(self, name: str) -> None:
-        is_taken = self._modules.has(name) or any(node_id(each) == name for each in self.graph.nodes)
+        is_taken = self.modules.has(name) or any(node_id(each) == name for each in self.graph.nodes)
         if is_taken or not name.isidentifier():
             raise ConfigError(
                 f"found the id {shown(name)} of a new node; expected one that no node or module has, of "
@@ -316,27 +314,20 @@ class ModelGraph:
             if not node.users:
                 self.graph.erase_node(node)
 
-    def _input_of(self, place: Place) -> fx.Node:
-        found = place.inputs
-        if len(found) == 1:
-            return found[0]
-        raise InfeasibleModelError(
-            f"'{place.id}' reads {len(found)} nodes from outside; expected a place with one input. "
-            "Write another path, or a chain."
-        )
+    def _let_read(self, readers: list[fx.Node], before: fx.Node, source: fx.Node) -> None:
+        """Let the readers of a node read another one in its place."""
+        for reader in readers:
+            reader.replace_input_with(before, source)
+        self._shapes.note(readers)
 
     def _infer_users_of(self, path: str) -> None:
         for node in self.graph.nodes:
             if node.op == "call_module" and node.target == path:
-                self._infer_new(node)
-
-    def _infer_new(self, node: fx.Node) -> None:
-        self._shapes.infer_node(node, self.root)
-        check_changes_nothing(node)
+                self._shapes.infer_new(node)
 
     def _check(self) -> None:
         self.graph.lint()
-        self._shapes.infer(self.graph, self.root)
+        self._shapes.infer()
         check_order(self.graph)
         result = shapes_of_result(self.graph)
         if result != self._result:

@@ -30,6 +30,11 @@ class NewModules:
         self._last: tuple[str, nn.Module] = ("", root)
         self._origins: dict[str, str] = {}
 
+    @property
+    def paths(self) -> set[str]:
+        """Those of the modules that were made."""
+        return {*self._makers, *self._origins}
+
     def has(self, path: str) -> bool:
         """Say whether the model has something at a path."""
         found: Any = self._root

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import fx, nn
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.shapes import shape_of
@@ -100,6 +100,21 @@ class Places:
         place = Place(name, nodes, module, None, shape_of(nodes[-1]))
         sources = place.inputs
         return Place(name, nodes, module, shape_of(sources[0]) if sources else None, place.output_shape)
+
+
+def input_of(place: Place) -> fx.Node:
+    """Return the one node outside of a place that it reads.
+
+    Raises:
+        InfeasibleModelError: there is none, or several.
+    """
+    found = place.inputs
+    if len(found) == 1:
+        return found[0]
+    raise InfeasibleModelError(
+        f"'{place.id}' reads {len(found)} nodes from outside; expected a place with one input. "
+        "Write another path, or a chain."
+    )
 
 
 def _is_inside(node: fx.Node, path: str) -> bool:

@@ -99,7 +99,7 @@ class Shapes:
             return
         with _without_log(), self._mode, torch.no_grad():
             try:
-                node.meta[VALUE], node.meta[EFFECT] = self._called(node, root, values)
+                result, effect = self._called(node, root, values)
             except NEED_VALUES as error:
                 raise ConfigError(
                     f"node '{node_id(node)}' takes steps that depend on values of tensors, while shapes alone are "
@@ -110,7 +110,11 @@ class Shapes:
         if is_base:
             node.meta[STRETCHED] = _stretched(node, args)
         _check_operands(node, args)
-        node.meta[GIVEN] = given_now
+        node.meta |= {VALUE: result, EFFECT: effect, GIVEN: given_now}
+
+    def is_computed(self, node: fx.Node, root: torch.nn.Module) -> bool:
+        """Say whether a node's shape is that of what it calls and is given now."""
+        return GIVEN in node.meta and bool(node.meta[GIVEN] == _given(node, root))
 
     def _called(self, node: fx.Node, root: torch.nn.Module, values: dict[fx.Node, Any]) -> tuple[Any, Effect]:
         """Return a stand-in of what a node returns, and what the call does beside."""

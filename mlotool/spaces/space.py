@@ -130,10 +130,10 @@ class Space(nn.Module):
                 if mutators:
                     own_result.check_runs(root, graph)
             own = {name: each for name, each in asked.made.items() if name not in before}
-        model.restore_modes()
+        model.modules.restore_modes()
         still_used = _used(graph)
         # A module holds what is below it, which is removed before.
-        for path in sorted(used - still_used, key=lambda each: (-each.count("."), each)):
+        for path in sorted((used | model.modules.paths) - still_used, key=lambda each: (-each.count("."), each)):
             # A layer that is not called any more may hold a tensor that another node reads.
             if not any(each.startswith(f"{path}.") for each in still_used):
                 _remove(root, path)

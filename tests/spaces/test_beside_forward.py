@@ -1,6 +1,5 @@
 """What a base offers beside its forward: it works in its space, or is refused by name."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -152,25 +151,6 @@ def test_copies_keep_no_model_alive() -> None:
 def test_a_class_is_kept() -> None:
     space = Space(Net, [Operator("layer", "layer", {"same": None})], inputs=[2])
     assert space.count(1, 2, 3) == 3
-
-
-@pytest.mark.parametrize(
-    ("before", "candidate", "padding"),
-    [
-        ({"kernel_size": 3, "padding": 1}, {"kernel_size": 1}, 0),
-        ({"kernel_size": 3, "padding": 1, "stride": 2}, {"kernel_size": 5}, 2),
-        ({"kernel_size": 3, "padding": 2, "dilation": 2}, {"kernel_size": 5, "dilation": 1}, 2),
-        ({"kernel_size": 3, "padding": 2, "dilation": 2}, {"kernel_size": 5}, 4),
-        ({"kernel_size": 3, "padding": 1}, {"kernel_size": 5, "padding": 0}, 0),
-        ({"kernel_size": 3, "padding": 1}, {"bias": False}, 1),
-    ],
-    ids=str,
-)
-def test_another_kernel_keeps_the_size(before: dict[str, int], candidate: dict[str, int], padding: int) -> None:
-    base = partial(nn.Sequential, nn.Conv2d(1, 2, **before), nn.AdaptiveAvgPool2d(1))  # type: ignore[arg-type]
-    other = partial(nn.Conv2d, **candidate)
-    space = Space(base, [Operator("kernel", "0", {"other": other})], inputs=[1, 8, 8])
-    assert space.get_submodule("0").padding == (padding, padding)
 
 
 class Renamed(Net):

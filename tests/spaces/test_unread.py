@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.spaces import Input, Operator, Repeat, Space
+from mlotool.spaces import Input, Insert, Operator, Repeat, Space
 
 
 def test_what_a_mutator_leaves_unread_is_gone() -> None:
@@ -67,3 +67,16 @@ def test_hooks_of_what_is_followed() -> None:
     plain = base()
     torch.manual_seed(0)
     assert torch.equal(Space(base, inputs=[2], leaves=["0"])(torch.ones(2)), plain(torch.ones(2)))
+
+
+def test_what_a_mutator_makes_and_another_takes_out_is_gone() -> None:
+    base = partial(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+    mutators = [
+        Repeat("again", "0", [2]),
+        Insert("more", "0", {"linear": nn.Linear}),
+        Repeat("less", {"path": "more_0"}, [0]),
+        Repeat("fewer", {"path": "again_0_1.0"}, [0]),
+    ]
+    space = Space(base, mutators, inputs=[4])
+    assert [each.id for each in space.nodes] == ["input", "0", "1", "output"]
+    assert [name for name, _ in space.named_parameters()] == ["0.weight", "0.bias", "1.weight", "1.bias"]
