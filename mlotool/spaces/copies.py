@@ -39,13 +39,16 @@ def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Pla
             copy.target = f"{name}.{path}"
             if node.op == "get_attr":
                 _check_mode(place, node, root)
-                modules.hold(path, name)
             elif not modules.has(copy.target):
                 modules.put_once_more(path, name)
                 if hasattr(layer := root.get_submodule(path), "inplace"):
                     root.get_submodule(copy.target).inplace = layer.inplace
         copy.meta = _known(node, name)
         copies[node] = after = copy
+    for node in place.nodes:
+        # Behind all layers: one whose mode is read may be called itself.
+        if node.op == "get_attr":
+            modules.hold(str(node.target), name)
     return [copies[node] for node in place.nodes]
 
 

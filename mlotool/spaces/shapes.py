@@ -5,6 +5,7 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.faults import shown
 from mlotool.spaces.node_calls import Effect, called
 from mlotool.spaces.targets import node_id
+from mlotool.spaces.tracing import WHOLE, Whole
 
 BATCH_SIZE = 2
 MAX_VALUES = 10**8
@@ -76,6 +78,7 @@ class Shapes:
 
         Raises:
             InfeasibleModelError: an operation does not take what it is given, or stretches it.
+            ConfigError: the model returns a dataclass, in which nobody finds the tensors.
         """
         inputs = iter(self._inputs)
         for node in graph.nodes:
@@ -92,6 +95,8 @@ class Shapes:
         args = fx.node.map_arg(node.args, values.__getitem__)
         if node.op == "output":
             node.meta[VALUE] = args[0]
+            if is_base and not isinstance(root, Whole):
+                _check_opens(args[0])
             return
         given_now = _given(node, root)
         if node.op != "get_attr" and node.meta.get(GIVEN) == given_now:
@@ -167,6 +172,17 @@ def shapes_of_result(graph: fx.Graph) -> str:
     """Return the shapes of what a model returns, in words, and the type of its numbers where it is no usual one."""
     [output] = (node for node in graph.nodes if node.op == "output")
     return str(pytree.tree_map_only(Tensor, _described_with_type, output.meta.get(VALUE)))
+
+
+def _check_opens(result: Any) -> None:
+    for each in pytree.tree_leaves(result):
+        if is_dataclass(each):
+            kind = type(each).__name__
+            raise ConfigError(
+                f"base: its forward returns {kind}, a dataclass, of which a space cannot compare the tensors; expected "
+                f"tensors, and tuples, named tuples, lists and dicts of them. Return a dict in place of {kind}(..), or "
+                f"write leaves: ['{WHOLE}'], which makes one node of the whole model."
+            )
 
 
 def _unfit(node: fx.Node, values: Mapping[fx.Node, Any], error: Exception) -> InfeasibleModelError:

@@ -4,8 +4,7 @@ import inspect
 import random
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mlotool.core.errors import ConfigError
+from mlotool.spaces.modes import MODE, OtherStepsError, join
 from mlotool.spaces.node_calls import kept_attributes
 from mlotool.spaces.patterns import matches
 
@@ -24,6 +24,9 @@ that it stands in (`block`, and `block@1` the second time)."""
 
 WHOLE = "."
 """The leaf that is the whole model."""
+
+_AS_MODE = "the mode of one module, as it is (training=self.training), or a condition of it"
+"""How a forward may use modes."""
 
 _OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
@@ -51,15 +54,23 @@ def whole(base: nn.Module, num_inputs: int | None) -> tuple[Whole, fx.Graph]:
 
 
 class _Tracer(fx.Tracer):
-    """Traces what a model makes of its first inputs; other arguments of its forward have their defaults."""
+    """Traces what a model makes of its first inputs; other arguments of its forward have their defaults.
+
+    Args:
+        leaves: paths of modules that are not followed.
+        num_inputs: how many arguments the forward is given.
+        marks_modes: whether each module's `training` is a node, so that one sees what becomes of it. Where a forward
+            asks for its value (`if self.training`), it is what it was.
+    """
 
     # A decision of Python's on a buffer's value would be fixed for ever otherwise.
     proxy_buffer_attributes = True
 
-    def __init__(self, leaves: Sequence[str], num_inputs: int | None) -> None:
+    def __init__(self, leaves: Sequence[str], num_inputs: int | None, *, marks_modes: bool) -> None:
         super().__init__()
-        self._leaves, self._num_inputs = leaves, num_inputs
+        self._leaves, self._num_inputs, self._marks_modes = leaves, num_inputs, marks_modes
         self._contexts = _contexts()
+        self._marks: dict[fx.Node, tuple[nn.Module, fx.Proxy, bool]] = {}
 
     def create_node(self, kind: str, *args: Any, **kwargs: Any) -> fx.Node:
         """Refuse steps under `torch.no_grad()` and the like, which a graph does not keep."""
@@ -80,8 +91,29 @@ class _Tracer(fx.Tracer):
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
         """Make an input of each argument that is given."""
+        if self._marks_modes:
+            self._mark()
         names = input_names(self.root, self._num_inputs)
         return root_fn, [self.root, *(self.create_proxy("placeholder", name, (), {}) for name in names)]
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Return the value of a mode; no other is known."""
+        return self._marks[obj.node][2] if obj.node in self._marks else super().to_bool(obj)
+
+    def _mark(self) -> None:
+        for path, module in self.root.named_modules():
+            # One of TorchScript has its mode elsewhere.
+            if "training" in vars(module):
+                mark = self.create_proxy("get_attr", f"{path}.training" if path else "training", (), {})
+                mark.node.meta[MODE] = path
+                self._marks[mark.node] = (module, mark, module.training)
+                vars(module)["training"] = mark
+
+    def unmark(self) -> None:
+        """Put back the modes of modules, but for those that the forward itself has set."""
+        for module, mark, mode in self._marks.values():
+            if vars(module)["training"] is mark:
+                vars(module)["training"] = mode
 
 
 def _contexts() -> tuple[bool, ...]:
@@ -118,8 +150,8 @@ def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None
 
     Nodes have ids in `node.meta["id"]`: the path of a layer, a parameter or a leaf (`stages.0.norm`); for a function
     the path of the module whose forward calls it, and its name (`stages.0:relu`). Where one occurs again, a number
-    follows (`stages.0:relu#2`). A layer's `training`, which torch's functions take as a value, stays what it is at
-    each call.
+    follows (`stages.0:relu#2`). A module's `training`, which functions take as a value, stays what it is at each
+    call.
 
     Args:
         base: the model.
@@ -135,22 +167,39 @@ def traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None = None
         ['input', '0', '1', 'output']
     """
     modes = {module: module.training for module in base.modules()}
+    is_mixed = len(set(modes.values())) > 1
+    graphs, marked = [], []
     try:
-        graphs = []
         for mode in (True, False):
             base.train(mode)
+            is_mixed |= any(module.training is not mode for module in modes)
             graphs.append(_traced(base, leaves, num_inputs))
+        if is_mixed or str(graphs[0]) != str(graphs[1]):
+            for mode in (True, False):
+                base.train(mode)
+                marked.append(_traced(base, leaves, num_inputs, marks_modes=True))
+        if is_mixed:
+            # What two modes decide together shows in neither: `self.training and not self.norm.training`.
+            _set_modes(modes)
+            marked.append(_traced(base, leaves, num_inputs, marks_modes=True))
     finally:
-        for module, mode in modes.items():
-            module.training = mode
-    training, evaluating = graphs
-    _join(base, training, evaluating)
-    _name(training)
-    return training
+        _set_modes(modes)
+    try:
+        join(graphs[0], graphs[1], marked)
+    except OtherStepsError as error:
+        raise _mode_decides(base, error.node) from None
+    _name(graphs[0])
+    return graphs[0]
 
 
-def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> fx.Graph:
-    tracer = _Tracer(leaves, num_inputs)
+def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    for module, mode in modes.items():
+        module.training = mode
+
+
+def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None, *, marks_modes: bool = False) -> fx.Graph:
+    tracer = _Tracer(leaves, num_inputs, marks_modes=marks_modes)
+    expected = _AS_MODE if marks_modes else "steps that depend on no value and no shape of a tensor"
     before = {path: dict(vars(module)) for path, module in base.named_modules()}
     filled = {path: _contents(module) for path, module in base.named_modules()}
     random_states = _random_states()
@@ -160,7 +209,8 @@ def _traced(base: nn.Module, leaves: Sequence[str], num_inputs: int | None) -> f
         except ConfigError:
             raise
         except Exception as error:
-            raise _untraceable(base, tracer, error) from error
+            raise _untraceable(base, tracer, error, expected) from error
+        tracer.unmark()
         for path, module in base.named_modules():
             for name, value in vars(module).items():
                 if _is_set(name, value, before[path]) or filled[path].get(name) != _ids(value):
@@ -210,58 +260,6 @@ def _random_states() -> tuple[Any, ...]:
         return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state())
 
 
-def _join(base: nn.Module, training: fx.Graph, evaluating: fx.Graph) -> None:
-    """Let values that are the mode of a layer follow that layer; refuse graphs that differ in anything else."""
-    if len(training.nodes) != len(evaluating.nodes):
-        raise _mode_decides(base, _first_difference(training, evaluating))
-    for node, other in zip(list(training.nodes), evaluating.nodes, strict=True):
-        mode = cache(partial(_mode_of, training, node))
-        try:
-            if (node.op, str(node.target)) != (other.op, str(other.target)):
-                raise ValueError
-            arguments = _joined((node.args, dict(node.kwargs)), (other.args, dict(other.kwargs)), mode)
-        except ValueError:
-            raise _mode_decides(base, node) from None
-        node.args, node.kwargs = arguments
-
-
-def _joined(first: Any, second: Any, mode: Callable[[], fx.Node]) -> Any:
-    """Return what an argument is in both modes; a ValueError where it differs in more than in being the mode."""
-    if isinstance(first, fx.Node) and isinstance(second, fx.Node) and first.name == second.name:
-        return first
-    if first is True and second is False:
-        return mode()
-    if type(first) is not type(second) or isinstance(first, fx.Node):
-        raise ValueError
-    if isinstance(first, slice):
-        parts = [(first.start, second.start), (first.stop, second.stop), (first.step, second.step)]
-        return slice(*(_joined(*part, mode) for part in parts))
-    if isinstance(first, Mapping):
-        if first.keys() != second.keys():
-            raise ValueError
-        return {key: _joined(value, second[key], mode) for key, value in first.items()}
-    if isinstance(first, list | tuple):
-        items = [_joined(*pair, mode) for pair in zip(first, second, strict=True)]
-        return items if isinstance(first, list) else tuple(items)
-    if first != second:
-        raise ValueError
-    return first
-
-
-def _mode_of(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """Return a node that is whether the module that a node stands in trains."""
-    owner = node.meta[OWNER]
-    with graph.inserting_before(node):
-        mode = graph.create_node("get_attr", f"{owner}.training" if owner else "training")
-    mode.meta[OWNER] = owner
-    return mode
-
-
-def _first_difference(one: fx.Graph, other: fx.Graph) -> fx.Node:
-    pairs = zip(one.nodes, other.nodes, strict=False)
-    return next((a for a, b in pairs if (a.op, str(a.target)) != (b.op, str(b.target))), list(one.nodes)[-1])
-
-
 def _name(graph: fx.Graph) -> None:
     counts: Counter[str] = Counter()
     for node in graph.nodes:
@@ -277,7 +275,7 @@ def _plain_id(node: fx.Node) -> str:
     return f"{node.meta[OWNER]}:{target}"
 
 
-def _untraceable(base: nn.Module, tracer: fx.Tracer, error: Exception) -> ConfigError:
+def _untraceable(base: nn.Module, tracer: fx.Tracer, error: Exception, expected: str) -> ConfigError:
     stack = [path for path, _ in tracer.module_stack.values()]
     path = stack[-1] if stack else ""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(_OUTSIDE)]
@@ -285,16 +283,19 @@ def _untraceable(base: nn.Module, tracer: fx.Tracer, error: Exception) -> Config
     where = f" at {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
     reason = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
     return ConfigError(
-        f"leaves: the forward of {_named(base, path)} cannot be followed{where} ({reason}); expected steps that depend "
-        f"on no value and no shape of a tensor. {_leaf(path)}"
+        f"leaves: the forward of {_named(base, path)} cannot be followed{where} ({reason}); expected {expected}. "
+        f"{_leaf(path)}"
     )
 
 
 def _mode_decides(base: nn.Module, node: fx.Node) -> ConfigError:
-    path = node.meta[OWNER]
+    # A layer is among its own calls.
+    calls = node.meta[CALLS][: -1 if node.op == "call_module" else None]
+    path = calls[-1].partition("@")[0] if calls else ""
     return ConfigError(
         f"leaves: {_named(base, path)} takes other steps in training than in evaluation (near '{_plain_id(node)}'); "
-        f"expected the same ones, but for a mode that torch's functions take. {_leaf(path)}"
+        "expected the same ones, but for what functions take as the mode of one module (training=self.training). "
+        f"{_leaf(path)}"
     )
 
 
