@@ -36,7 +36,7 @@ def draw(words: Sequence[str], decide: Decide) -> dict[str, Any]:
 
 
 def values_of(spec: JobSpec) -> dict[str, str]:
-    return dict(word.lstrip("+").split("=") for word in spec.words)
+    return dict(word.lstrip("+").split("=") for word in spec.words if "=" in word)
 
 
 def score(folder: Path, spec: JobSpec) -> tuple[str, float]:
@@ -323,3 +323,25 @@ def test_a_full_disk_while_a_decision_is_drawn(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(_CachedStorage, "set_trial_param", full)
     with pytest.raises(WriteError, match=r"the disk is full\); expected room on its disk"):
         points.next()
+
+
+def test_a_job_is_without_what_its_models_do_not_ask_for(tmp_path: Path) -> None:
+    def with_fixed(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        decisions = few(words, decide)
+        return {**decisions, "width": None} if decisions["kind"] == "a" else decisions
+
+    plan = make_plan(tmp_path, num_trials=50, sampler="brute_force")
+    run(StudyPoints(plan, tmp_path, known(tmp_path), with_fixed), tmp_path)
+    found = {trial.params["decisions.kind"]: read_job(tmp_path / str(trial.number)).words for trial in trials(tmp_path)}
+    assert "~decisions.width" in found["a"]
+    assert not any(word.startswith("~") for word in found["b"])
+
+
+@pytest.mark.parametrize("name", ["width=1", "a b", "../x"])
+def test_a_spoiled_study_takes_nothing_out(tmp_path: Path, name: str) -> None:
+    plan = make_plan(tmp_path, num_trials=4)
+    StudyPoints(plan, tmp_path, known(tmp_path), few).next()
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    study._storage.set_trial_user_attr(study.trials[0]._trial_id, "unasked", [name])
+    with pytest.raises(ConfigError, match="is not that of this sweep"):
+        StudyPoints(plan, tmp_path, known(tmp_path), few)
