@@ -54,8 +54,10 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
         except ValueError as error:
             raise RunError(
                 f"decisions.{name}: found the candidates {', '.join(map(str, candidates))[:300]}, others than in an "
-                f"earlier trial of the sweep ({error}); expected the same names each time. Where they change, let it "
-                "decide by a whole number: choose(name, range(n))."
+                f"earlier trial of the sweep ({error}); expected the same names each time. Where they change, put "
+                "what they depend on into its name, choose(f'extra_{depth}', ..), or let it decide by a whole number, "
+                "choose(name, range(n)). What has been trained is kept: correct it, and go on by the same command with "
+                "resume=auto."
             ) from error
     return decided[name]
 

@@ -248,6 +248,27 @@ def test_names_that_change_from_trial_to_trial(tmp_path: Path) -> None:
         run(StudyPoints(make_plan(tmp_path, num_trials=3), tmp_path, known(tmp_path), other), tmp_path)
 
 
+def test_a_search_goes_on_after_candidates_that_changed_are_corrected(tmp_path: Path) -> None:
+    plan, is_corrected = make_plan(tmp_path, num_trials=8, sampler="random", pruner="none"), False
+
+    def depends(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        depth = decide("depth", (1, 2, 4, 8))
+        name = f"extra_{depth}" if is_corrected else "extra"
+        return {"depth": depth, name: decide(name, ("a", f"b{depth}"))}
+
+    with pytest.raises(RunError, match="resume=auto"):
+        run(StudyPoints(plan, tmp_path, known(tmp_path), depends), tmp_path)
+    before = {trial.number: trial.value for trial in trials(tmp_path) if trial.state.name == "COMPLETE"}
+    assert before
+    is_corrected = True
+    points = StudyPoints(plan, tmp_path, known(tmp_path), depends)
+    launcher = run(points, tmp_path)
+    assert points.num_ended == points.total
+    assert not {str(number) for number in before} & set(launcher.started)
+    after = {trial.number: trial.value for trial in trials(tmp_path)}
+    assert {number: after[number] for number in before} == before
+
+
 @pytest.mark.parametrize("value", ["x y", "${seed}", "a=b", 1.5, True, "A"])
 def test_a_spoiled_study_has_no_words(tmp_path: Path, value: Any) -> None:
     from optuna.distributions import CategoricalDistribution
