@@ -1,7 +1,10 @@
 """Decisions of the models of a sweep's job, made without training: its modules are built, without their values."""
 
+import random
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlotool.config.checks import checked
@@ -11,11 +14,14 @@ from mlotool.config.sweep_plan import SweepPlan
 from mlotool.config.trusted import is_of_user, resolve
 from mlotool.config.without_values import WithoutValues
 from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedModelError
+from mlotool.core.faults import shown
+from mlotool.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from mlotool.spaces.decisions import Decide, Value
 
 SPACE = "mlotool.spaces.Space"
+_NUM_LOOKED_AT = 50
 _OF_MODULE = re.compile(r"problems\.[^.]+\.module\b")
 
 
@@ -62,11 +68,13 @@ class Drawer:
                 self._refuse_modules(error)
         if self.is_needed or any(map(is_of_user, set().union(*map(_targets, modules)))):
             try:
-                self.is_needed |= bool(self.draw(words, lambda name, candidates: candidates[0]))
+                drawn = self.draw(words, lambda name, candidates: candidates[0])
+                self.is_needed |= any(value is not None for value in drawn.values())
             except RefusedModelError as error:
                 raise ConfigError(f"{error} These are the first candidates of all decisions.") from error
             except InfeasibleModelError:
                 self.is_needed = True
+            self._check_asked(words)
 
     def _refuse_modules(self, error: ConfigError) -> None:
         """Raise those of a config's faults that are in modules which each job has: there each draw would fail."""
@@ -74,7 +82,28 @@ class Drawer:
         if faults and self._are_modules_fixed:
             raise ConfigError("\n".join(faults)) from error
 
-    def draw(self, words: Sequence[str], decide: "Decide") -> "dict[str, Value]":
+    def _check_asked(self, words: Sequence[str]) -> None:
+        """Refuse a decision of the recipe that no model asks for, as far as some of them show."""
+        values = self._values(words)
+        given: Mapping[str, Any] = values["decisions"]
+        seen: dict[str, None] = {}
+        generator = random.Random(0)
+        for number in range(_NUM_LOOKED_AT):
+            decide = (lambda _, candidates: candidates[0]) if number == 0 else (lambda _, each: generator.choice(each))
+            # One that makes no model has asked as well.
+            with suppress(ConfigError):
+                self._without_values(partial(_decisions, values, decide, seen))
+            if given.keys() <= seen.keys():
+                return
+        name = next(each for each in given if each not in seen)
+        few = ", ".join([*seen][:10]) + (", .." if len(seen) > 10 else "")
+        raise ConfigError(
+            f"decisions.{name}: found {shown(given[name])}, but none of {_NUM_LOOKED_AT} models that were looked at "
+            f"asks for a decision of this name; expected one of {few or 'none'}.{did_you_mean(name, list(seen))} "
+            "Correct the name, or remove it."
+        )
+
+    def draw(self, words: Sequence[str], decide: "Decide") -> "dict[str, Value | None]":
         """Make the decisions of a job that its recipe does not make.
 
         Args:
@@ -82,7 +111,8 @@ class Drawer:
             decide: makes one; asked again for a name, it gives the same answer.
 
         Returns:
-            Those that were asked of `decide`, by name.
+            Those that were asked of `decide`, by name; and None for those that the recipe makes, but the models do not
+            ask for.
 
         Raises:
             InfeasibleModelError: decisions make no model.
@@ -110,14 +140,17 @@ def _targets(node: Any) -> set[Any]:
     return {value for key, value in leaves(node) if key.rpartition(".")[2] == "_target_"}
 
 
-def _decisions(values: Mapping[str, Any], decide: "Decide") -> "dict[str, Value]":
+def _decisions(
+    values: Mapping[str, Any], decide: "Decide", seen: dict[str, None] | None = None
+) -> "dict[str, Value | None]":
     from mlotool.config.building import build_modules
-    from mlotool.spaces.decisions import check_asked
 
     given: Mapping[str, Any] = values["decisions"]
-    asked: dict[str, Value] = {}
+    asked: dict[str, Value | None] = {}
+    names = {} if seen is None else seen
 
     def made(name: str, candidates: "tuple[Value, ...]") -> "Value":
+        names[name] = None
         if name in given:
             found: Value = given[name]
             return found
@@ -127,5 +160,5 @@ def _decisions(values: Mapping[str, Any], decide: "Decide") -> "dict[str, Value]
             asked[name] = value
         return value
 
-    check_asked(given, build_modules(values, made).made)
-    return asked
+    found = build_modules(values, made).made
+    return asked | {name: None for name in given if name not in found}

@@ -183,13 +183,15 @@ def _status(path: Path, summary: Mapping[str, Any], *, is_alive: bool) -> str:
 
 
 def _parameters(path: Path) -> dict[str, str]:
-    """Return a job's overrides; before it has written them itself, those that it was given."""
+    """Return a job's overrides, without what it takes out; before it has written them, those that it was given."""
     lines: list[Any] = _text(path, "overrides.txt").splitlines()
     if not lines:
         words = _json(path, "job.json").get("words")
         lines = words if isinstance(words, list) else []
     pairs = (str(line).strip().lstrip("+").partition("=") for line in lines)
-    return {key.strip(): value.strip() for key, sign, value in pairs if sign and not key.startswith(("~", "hydra."))}
+    found = {key.strip(): value.strip() for key, sign, value in pairs if sign and not key.startswith(("~", "hydra."))}
+    removed = {str(line).strip()[1:] for line in lines if str(line).startswith("~")}
+    return {key: value for key, value in found.items() if key not in removed}
 
 
 def _seconds(path: Path, summary: Mapping[str, Any]) -> float | None:

@@ -17,7 +17,7 @@ from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 from mlotool.sweep.points import AbstractPoints
 from mlotool.sweep.study_checks import check_directions, check_new, check_searchable
 from mlotool.sweep.study_counts import JobCounts
-from mlotool.sweep.study_decisions import is_drawn, note_drawn, note_infeasible, reason_of, suggest, words_of
+from mlotool.sweep.study_decisions import is_drawn, make_all, note_drawn, note_infeasible, reason_of, words_of
 from mlotool.sweep.study_dimensions import check_values, distributions_of
 from mlotool.sweep.study_file import check_own_study
 from mlotool.sweep.study_options import make_pruner, make_sampler, sampler_options
@@ -194,9 +194,7 @@ class StudyPoints(AbstractPoints):
                 check_values(trial, self._distributions)
             try:
                 if self._make_decisions is not None:
-                    # In there, as what builds the models takes errors that are not ours for those of the models.
-                    decide = storing(url)(partial(suggest, trial, {}))
-                    self._make_decisions(self._own_words(trial), decide)
+                    make_all(trial, self._make_decisions, self._own_words(trial), storing(url))
             except InfeasibleModelError as error:
                 return trial, str(error)
             except ConfigError:

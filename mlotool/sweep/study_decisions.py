@@ -1,7 +1,8 @@
 """Decisions of models in a study: asked of its sampler one by one, kept under `decisions.<name>`."""
 
 import json
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from mlotool.config.check_decisions import decision_faults
@@ -9,10 +10,23 @@ from mlotool.core.errors import MlotoolError, RunError
 from mlotool.sweep.study_queue import forget_unknown
 
 PREFIX = "decisions."
-_DRAWN, _INFEASIBLE = "drawn", "infeasible"
+_DRAWN, _INFEASIBLE, _UNASKED = "drawn", "infeasible", "unasked"
 _MAX_REASON = 2_000
 _OTHER_VALUES = ("null", "true", "false", "nan", "inf")
 """Words that are no text to Hydra."""
+
+
+def make_all(trial: Any, draw: Any, words: Sequence[str], storing: Any) -> None:
+    """Ask a trial for all decisions of its models, and note which of the recipe's they do not ask for.
+
+    Args:
+        trial: of Optuna.
+        draw: asks for them, as the models are built.
+        words: of the job.
+        storing: wraps what writes into the study, as what builds the models takes errors that are not ours for theirs.
+    """
+    drawn = draw(words, storing(partial(suggest, trial, {})))
+    storing(_note_unasked)(trial, [name for name, value in drawn.items() if value is None])
 
 
 def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[Any, ...]) -> Any:
@@ -40,15 +54,18 @@ def suggest(trial: Any, decided: dict[str, Any], name: str, candidates: tuple[An
         except ValueError as error:
             raise RunError(
                 f"decisions.{name}: found the candidates {', '.join(map(str, candidates))[:300]}, others than in an "
-                f"earlier trial of the sweep ({error}); expected the same names each time. Where they change, let it "
-                "decide by a whole number: choose(name, range(n))."
+                f"earlier trial of the sweep ({error}); expected the same names each time. Where they change, put "
+                "what they depend on into its name, choose(f'extra_{depth}', ..), or let it decide by a whole number, "
+                "choose(name, range(n)). What has been trained is kept: correct it, and go on by the same command with "
+                "resume=auto."
             ) from error
     return decided[name]
 
 
 def words_of(trial: Any, without: Container[str] = ()) -> tuple[str, ...]:
-    """Return the decisions of a trial as overrides, but for some keys."""
-    return tuple(f"{key}={_word(value)}" for key, value in _decisions(trial) if key not in without)
+    """Return the decisions of a trial as overrides, but for some keys; those that it does not ask for are taken out."""
+    made = (f"{key}={_word(value)}" for key, value in _decisions(trial) if key not in without)
+    return (*made, *(f"~{PREFIX}{name}" for name in _unasked(trial)))
 
 
 def checked_decisions(trial: Any) -> None:
@@ -57,7 +74,8 @@ def checked_decisions(trial: Any) -> None:
     Raises:
         ValueError: with what is wrong.
     """
-    faults = list(decision_faults({"decisions": {key.removeprefix(PREFIX): value for key, value in _decisions(trial)}}))
+    found = {key.removeprefix(PREFIX): value for key, value in _decisions(trial)}
+    faults = list(decision_faults({"decisions": {**dict.fromkeys(_unasked(trial), 0), **found}}))
     if faults:
         raise ValueError(f"its trial {trial.number}: {faults[0]}"[:300])
 
@@ -70,6 +88,12 @@ def note_drawn(trial: Any) -> None:
 def note_infeasible(trial: Any, reason: str) -> None:
     """Note that a trial's decisions make no model."""
     trial.set_user_attr(_INFEASIBLE, reason[:_MAX_REASON])
+
+
+def _note_unasked(trial: Any, names: Sequence[str]) -> None:
+    """Note which decisions of the recipe the models of a trial do not ask for."""
+    if list(names) != _unasked(trial):
+        trial.set_user_attr(_UNASKED, list(names))
 
 
 def is_drawn(trial: Any, has_decisions: bool) -> bool:
@@ -89,6 +113,11 @@ def reason_of(trial: Any) -> str | None:
 
 def _decisions(trial: Any) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in trial.params.items() if key.startswith(PREFIX))
+
+
+def _unasked(trial: Any) -> list[str]:
+    found = trial.user_attrs.get(_UNASKED, [])
+    return [str(each) for each in found] if isinstance(found, list) else []
 
 
 def _word(value: Any) -> str:

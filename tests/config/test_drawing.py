@@ -37,6 +37,12 @@ CODE = """
 from torch import nn
 from mlotool.spaces import InfeasibleModelError, choose
 
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for layer in range(choose("depth", [1, 2, 3])):
+            choose(f"width_{layer}", [8, 16])
+
 class Net(nn.Module):
     def __init__(self, first=8):
         super().__init__()
@@ -137,3 +143,14 @@ def test_code_that_refuses_the_first_candidates_refuses_the_sweep(drawer: Draws)
     with pytest.raises(ConfigError, match="too narrow") as caught:
         drawer("{_target_: OWN.Net, first: 7}")
     assert not isinstance(caught.value, InfeasibleModelError)
+
+
+def test_a_fixed_decision_is_left_out_where_a_model_does_not_ask_for_it(drawer: Draws) -> None:
+    found = drawer("{_target_: OWN.Deep}", more="decisions: {width_1: 16}\n")
+    assert found.draw([], by(depth=1)) == {"depth": 1, "width_0": 8, "width_1": None}
+    assert found.draw([], by(depth=2)) == {"depth": 2, "width_0": 8}
+
+
+def test_a_fixed_decision_that_no_model_asks_for_refuses_the_sweep(drawer: Draws) -> None:
+    with pytest.raises(ConfigError, match=r"decisions.widht_1: found 16, but none of 50 .* Did you mean 'width_1'\?"):
+        drawer("{_target_: OWN.Deep}", more="decisions: {widht_1: 16}\n")

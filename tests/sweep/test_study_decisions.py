@@ -36,7 +36,7 @@ def draw(words: Sequence[str], decide: Decide) -> dict[str, Any]:
 
 
 def values_of(spec: JobSpec) -> dict[str, str]:
-    return dict(word.lstrip("+").split("=") for word in spec.words)
+    return dict(word.lstrip("+").split("=") for word in spec.words if "=" in word)
 
 
 def score(folder: Path, spec: JobSpec) -> tuple[str, float]:
@@ -248,6 +248,27 @@ def test_names_that_change_from_trial_to_trial(tmp_path: Path) -> None:
         run(StudyPoints(make_plan(tmp_path, num_trials=3), tmp_path, known(tmp_path), other), tmp_path)
 
 
+def test_a_search_goes_on_after_candidates_that_changed_are_corrected(tmp_path: Path) -> None:
+    plan, is_corrected = make_plan(tmp_path, num_trials=8, sampler="random", pruner="none"), False
+
+    def depends(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        depth = decide("depth", (1, 2, 4, 8))
+        name = f"extra_{depth}" if is_corrected else "extra"
+        return {"depth": depth, name: decide(name, ("a", f"b{depth}"))}
+
+    with pytest.raises(RunError, match="resume=auto"):
+        run(StudyPoints(plan, tmp_path, known(tmp_path), depends), tmp_path)
+    before = {trial.number: trial.value for trial in trials(tmp_path) if trial.state.name == "COMPLETE"}
+    assert before
+    is_corrected = True
+    points = StudyPoints(plan, tmp_path, known(tmp_path), depends)
+    launcher = run(points, tmp_path)
+    assert points.num_ended == points.total
+    assert not {str(number) for number in before} & set(launcher.started)
+    after = {trial.number: trial.value for trial in trials(tmp_path)}
+    assert {number: after[number] for number in before} == before
+
+
 @pytest.mark.parametrize("value", ["x y", "${seed}", "a=b", 1.5, True, "A"])
 def test_a_spoiled_study_has_no_words(tmp_path: Path, value: Any) -> None:
     from optuna.distributions import CategoricalDistribution
@@ -323,3 +344,25 @@ def test_a_full_disk_while_a_decision_is_drawn(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(_CachedStorage, "set_trial_param", full)
     with pytest.raises(WriteError, match=r"the disk is full\); expected room on its disk"):
         points.next()
+
+
+def test_a_job_is_without_what_its_models_do_not_ask_for(tmp_path: Path) -> None:
+    def with_fixed(words: Sequence[str], decide: Decide) -> dict[str, Any]:
+        decisions = few(words, decide)
+        return {**decisions, "width": None} if decisions["kind"] == "a" else decisions
+
+    plan = make_plan(tmp_path, num_trials=50, sampler="brute_force")
+    run(StudyPoints(plan, tmp_path, known(tmp_path), with_fixed), tmp_path)
+    found = {trial.params["decisions.kind"]: read_job(tmp_path / str(trial.number)).words for trial in trials(tmp_path)}
+    assert "~decisions.width" in found["a"]
+    assert not any(word.startswith("~") for word in found["b"])
+
+
+@pytest.mark.parametrize("name", ["width=1", "a b", "../x"])
+def test_a_spoiled_study_takes_nothing_out(tmp_path: Path, name: str) -> None:
+    plan = make_plan(tmp_path, num_trials=4)
+    StudyPoints(plan, tmp_path, known(tmp_path), few).next()
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    study._storage.set_trial_user_attr(study.trials[0]._trial_id, "unasked", [name])
+    with pytest.raises(ConfigError, match="is not that of this sweep"):
+        StudyPoints(plan, tmp_path, known(tmp_path), few)
