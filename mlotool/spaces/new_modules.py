@@ -26,8 +26,8 @@ class NewModules:
         self._root, self._seed, self._anew = root, seed, anew
         self._modes = {module: module.training for module in root.modules()}
         self._makers: dict[str, tuple[Build, dict[str, Any], torch.dtype | None]] = {}
-        # Of modules that the base has too: the last model made anew with the copy's name, and what they are copies of.
-        self._last: tuple[str, nn.Module] = ("", root)
+        # Of modules that the base has too: models made anew for the last copy, by name, and what they are copies of.
+        self._last: tuple[str, dict[str, nn.Module]] = ("", {})
         self._origins: dict[str, str] = {}
 
     @property
@@ -99,8 +99,13 @@ class NewModules:
                 "it. Write Space(lambda: MyModel(..), ..)."
             )
         if name != self._last[0]:
-            self._last = name, built(self._anew, self._seed, name, {})
-        return self._last[1]
+            self._last = name, {}
+        # A block that holds a layer and copies of it has a model for each.
+        above = path.removesuffix(self._origins.get(path, path))
+        models, key = self._last[1], f"{name}.{above}".rstrip(".")
+        if key not in models:
+            models[key] = built(self._anew, self._seed, key, {})
+        return models[key]
 
     def hold(self, path: str, name: str) -> None:
         """Make the modules above a copy, of the same class where that does more than to hold others.
