@@ -9,6 +9,7 @@ from torch import nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.building import Build, built
+from mlotool.spaces.decisions import Decision, as_before
 from mlotool.spaces.fitting import fitted
 from mlotool.spaces.own_behaviour import check_keeps, has_own_behaviour
 
@@ -26,6 +27,8 @@ class NewModules:
         self._root, self._seed, self._anew = root, seed, anew
         self._modes = {module: module.training for module in root.modules()}
         self._makers: dict[str, tuple[Build, dict[str, Any], torch.dtype | None]] = {}
+        # By candidate, which is kept so that no other gets its number.
+        self._chosen: dict[int, tuple[Build, dict[str, Decision]]] = {}
         # Of modules that the base has too: models made anew for the last copy, by name, and what they are copies of.
         self._last: tuple[str, dict[str, nn.Module]] = ("", {})
         self._origins: dict[str, str] = {}
@@ -55,7 +58,10 @@ class NewModules:
         if before is not None:
             self._check_untied(path)
         self._makers[path] = (build, settings, dtype)
-        new = fitted(built(build, self._seed, path, settings), dtype)
+        # A candidate that chooses in its own constructor has one answer for all of its places.
+        _, made = self._chosen.setdefault(id(build), (build, {}))
+        with as_before(made):
+            new = fitted(built(build, self._seed, path, settings), dtype)
         if before is not None:
             check_keeps(path, [before], new)
         # What stands in the place of a module that the base keeps in evaluation is in evaluation as well.
