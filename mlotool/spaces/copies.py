@@ -6,9 +6,10 @@ from torch import fx, nn
 
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.new_modules import NewModules
+from mlotool.spaces.places import blocks_of
 from mlotool.spaces.shapes import EFFECT, STRETCHED, VALUE
 from mlotool.spaces.targets import Place, node_id
-from mlotool.spaces.tracing import CALLS, ID, OWNER
+from mlotool.spaces.tracing import BLOCKS, CALLS, ID, OWNER
 
 
 def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Place, name: str) -> list[fx.Node]:
@@ -29,7 +30,7 @@ def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Pla
         InfeasibleModelError: the place reads a parameter or buffer that is outside of its layers.
     """
     [source] = place.inputs
-    after = place.nodes[-1]
+    after, around = place.nodes[-1], blocks_of(place)
     copies: dict[fx.Node, fx.Node] = {source: after}
     for node in place.nodes:
         with graph.inserting_after(after):
@@ -43,7 +44,8 @@ def put_copies(graph: fx.Graph, root: nn.Module, modules: NewModules, place: Pla
                 modules.put_once_more(path, name)
                 if hasattr(layer := root.get_submodule(path), "inplace"):
                     root.get_submodule(copy.target).inplace = layer.inplace
-        copy.meta = _known(node, name)
+        inside = {_within(name, each) for each in node.meta.get(BLOCKS, ())}
+        copy.meta = _known(node, name) | {BLOCKS: tuple(sorted(inside.union(around)))}
         copies[node] = after = copy
     for node in place.nodes:
         # Behind all layers: one whose mode is read may be called itself.

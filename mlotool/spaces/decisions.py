@@ -43,19 +43,24 @@ class Decisions:
     Args:
         decide: makes them.
         made: those that were made, by name.
+        again: those of what is made once more, which are not asked for again.
     """
 
     decide: Decide
     made: dict[str, Decision] = field(default_factory=dict)
+    again: Mapping[str, Decision] = field(default_factory=dict)
 
     def take(self, name: str, candidates: Sequence[Value]) -> Value:
         """Make a decision; see `choose`."""
         found = tuple(candidates)
         _check(name, found)
+        if name in self.again and self.again[name].candidates == found:
+            return self.again[name].value
         if name in self.made:
             raise ConfigError(
                 f"decisions.{name}: found two decisions of this name; expected a name of its own for each, in all "
-                "problems of the program. Give a mutator or a choice another name."
+                "problems of the program. Give a mutator or a choice another name; where places are to differ, "
+                "let a mutator decide."
             )
         value = self.decide(name, found)
         if not any(value == each and type(value) is type(each) for each in found):
@@ -134,6 +139,26 @@ def refused_as_decided() -> Iterator[None]:
         if not any(len(each.candidates) > 1 for name, each in made.items() if name not in before):
             raise
         raise RefusedModelError(str(error)) from error
+
+
+@contextmanager
+def as_before(made: dict[str, Decision]) -> Iterator[None]:
+    """Let what is made inside the block, once more, decide as it did the first time.
+
+    Args:
+        made: what it has decided; gets what it decides now.
+    """
+    decisions = _current.get()
+    if decisions is None:
+        yield
+        return
+    around, before = decisions.again, set(decisions.made)
+    decisions.again = dict(made)
+    try:
+        yield
+    finally:
+        decisions.again = around
+    made |= {name: each for name, each in decisions.made.items() if name not in before}
 
 
 def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> None:

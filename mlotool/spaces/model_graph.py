@@ -17,11 +17,11 @@ from mlotool.spaces.in_place import check_order, is_changed, without_in_place
 from mlotool.spaces.new_modules import NewModules
 from mlotool.spaces.node_order import last_of, nodes_in
 from mlotool.spaces.own_behaviour import check_keeps
-from mlotool.spaces.places import Places, input_of
+from mlotool.spaces.places import Places, blocks_of, input_of
 from mlotool.spaces.present_shapes import PresentShapes
 from mlotool.spaces.shapes import Shapes, shapes_of_result
 from mlotool.spaces.targets import Place, as_target, node_id
-from mlotool.spaces.tracing import ID, OWNER
+from mlotool.spaces.tracing import BLOCKS, ID, OWNER
 
 MAX_NEW_NODES = 2_000
 """A model to which mutators add more is refused, before it takes minutes and all memory."""
@@ -53,6 +53,7 @@ class ModelGraph:
         self.changes: list[Change] = []
         self.is_rewired = False
         self._mutator = ""
+        self._blocks: tuple[str, ...] = ()
         self._places = Places(root, graph)
         try:
             shapes.infer(graph, root, is_base=True)
@@ -131,6 +132,15 @@ class ModelGraph:
             node = self.graph.call_function(function, tuple(inputs))
         return self._created(node, name)
 
+    @contextmanager
+    def beside(self, place: Place) -> Iterator[None]:
+        """Let nodes that are created inside of the block be parts of the modules that a place is a part of."""
+        before, self._blocks = self._blocks, blocks_of(place)
+        try:
+            yield
+        finally:
+            self._blocks = before
+
     def delete(self, place: Place) -> None:
         """Take nodes out; who has read the last one reads what the first one has read.
 
@@ -184,9 +194,10 @@ class ModelGraph:
             path = str(last.target)
             self.modules.put(path, build, settings, dtype_at([*place.inputs, last]))
             self._note("replace", place.id)
-            self._infer_users_of(path)
+            self._shapes.infer_callers(path)
             return last
-        node = self._create(name, build, [input_of(place)], settings, before=last)
+        with self.beside(place):
+            node = self._create(name, build, [input_of(place)], settings, before=last)
         layers = [self.root.get_submodule(str(each.target)) for each in place.nodes if each.op == "call_module"]
         check_keeps(place.id, layers, self.root.get_submodule(name))
         self.put(place, node)
@@ -212,7 +223,8 @@ class ModelGraph:
         last = place.nodes[-1]
         readers = list(last.users)
         shape = self._shapes.of(last)
-        node = self._create(name, build, [last], settings_of(None, shape, shape))
+        with self.beside(place):
+            node = self._create(name, build, [last], settings_of(None, shape, shape))
         self._let_read(readers, last, node)
         self._note("insert", name, is_rewired=True)
         return node
@@ -284,7 +296,7 @@ class ModelGraph:
         return self._created(node, name)
 
     def _created(self, node: fx.Node, name: str) -> fx.Node:
-        node.meta |= {ID: name, OWNER: ""}
+        node.meta |= {ID: name, OWNER: "", BLOCKS: self._blocks}
         self._note("create", name, is_rewired=True)
         self._shapes.infer_new(node)
         return node
@@ -319,11 +331,6 @@ class ModelGraph:
         for reader in readers:
             reader.replace_input_with(before, source)
         self._shapes.note(readers)
-
-    def _infer_users_of(self, path: str) -> None:
-        for node in self.graph.nodes:
-            if node.op == "call_module" and node.target == path:
-                self._shapes.infer_new(node)
 
     def _check(self) -> None:
         self.graph.lint()

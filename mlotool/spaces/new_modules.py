@@ -9,6 +9,7 @@ from torch import nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.building import Build, built
+from mlotool.spaces.decisions import Decision, as_before
 from mlotool.spaces.fitting import fitted
 from mlotool.spaces.own_behaviour import check_keeps, has_own_behaviour
 
@@ -26,8 +27,10 @@ class NewModules:
         self._root, self._seed, self._anew = root, seed, anew
         self._modes = {module: module.training for module in root.modules()}
         self._makers: dict[str, tuple[Build, dict[str, Any], torch.dtype | None]] = {}
-        # Of modules that the base has too: the last model made anew with the copy's name, and what they are copies of.
-        self._last: tuple[str, nn.Module] = ("", root)
+        # By candidate, which is kept so that no other gets its number.
+        self._chosen: dict[int, tuple[Build, dict[str, Decision]]] = {}
+        # Of modules that the base has too: models made anew for the last copy, by name, and what they are copies of.
+        self._last: tuple[str, dict[str, nn.Module]] = ("", {})
         self._origins: dict[str, str] = {}
 
     @property
@@ -55,7 +58,10 @@ class NewModules:
         if before is not None:
             self._check_untied(path)
         self._makers[path] = (build, settings, dtype)
-        new = fitted(built(build, self._seed, path, settings), dtype)
+        # A candidate that chooses in its own constructor has one answer for all of its places.
+        _, made = self._chosen.setdefault(id(build), (build, {}))
+        with as_before(made):
+            new = fitted(built(build, self._seed, path, settings), dtype)
         if before is not None:
             check_keeps(path, [before], new)
         # What stands in the place of a module that the base keeps in evaluation is in evaluation as well.
@@ -99,8 +105,13 @@ class NewModules:
                 "it. Write Space(lambda: MyModel(..), ..)."
             )
         if name != self._last[0]:
-            self._last = name, built(self._anew, self._seed, name, {})
-        return self._last[1]
+            self._last = name, {}
+        # A block that holds a layer and copies of it has a model for each.
+        above = path.removesuffix(self._origins.get(path, path))
+        models, key = self._last[1], f"{name}.{above}".rstrip(".")
+        if key not in models:
+            models[key] = built(self._anew, self._seed, key, {})
+        return models[key]
 
     def hold(self, path: str, name: str) -> None:
         """Make the modules above a copy, of the same class where that does more than to hold others.

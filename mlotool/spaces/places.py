@@ -9,7 +9,7 @@ from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.shapes import shape_of
 from mlotool.spaces.targets import Place, Target, node_id
-from mlotool.spaces.tracing import CALLS, OWNER
+from mlotool.spaces.tracing import BLOCKS, CALLS, OWNER
 
 MAX_TARGETS = 4
 """Of a chain, those that a message tells."""
@@ -121,7 +121,25 @@ def _is_inside(node: fx.Node, path: str) -> bool:
     if node.op in ("placeholder", "output"):
         return False
     owner = str(node.target) if node.op == "call_module" else str(node.meta[OWNER])
-    return owner == path or owner.startswith(f"{path}.")
+    return any(_is_within(each, path) for each in (owner, *node.meta.get(BLOCKS, ())))
+
+
+def _is_within(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above}.")
+
+
+def blocks_of(place: Place) -> tuple[str, ...]:
+    """Return the paths of the modules of whose forward a place is a part: so is what is put beside or behind it."""
+    blocks = set.intersection(*(_blocks_around(node) for node in place.nodes))
+    is_block = place.module is not None and place.id != node_id(place.nodes[-1])
+    return tuple(sorted(each for each in blocks if not (is_block and _is_within(each, place.id))))
+
+
+def _blocks_around(node: fx.Node) -> set[str]:
+    owner = str(node.meta[OWNER])
+    nearest = (owner.rpartition(".")[0] if node.op == "call_module" else owner, *node.meta.get(BLOCKS, ()))
+    names = [each.split(".") for each in nearest if each]
+    return {".".join(each[:count]) for each in names for count in range(1, len(each) + 1)}
 
 
 def _only_reader(node: fx.Node) -> fx.Node | None:

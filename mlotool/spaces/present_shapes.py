@@ -79,6 +79,16 @@ class PresentShapes:
         check_changes_nothing(node)
         self.note(node.users)
 
+    def infer_callers(self, path: str) -> None:
+        """Compute the shapes of the nodes that call a new module.
+
+        Raises:
+            InfeasibleModelError: one does not take what it is given, or changes it.
+        """
+        for node in self._graph.nodes:
+            if node.op == "call_module" and node.target == path:
+                self.infer_new(node)
+
     def infer(self) -> None:
         """Compute all shapes.
 

@@ -18,9 +18,10 @@ from mlotool.spaces.modes import MODE, OtherStepsError, join
 from mlotool.spaces.node_calls import kept_attributes
 from mlotool.spaces.patterns import matches
 
-ID, OWNER, CALLS = "id", "owner", "calls"
+ID, OWNER, CALLS, BLOCKS = "id", "owner", "calls", "blocks"
 """What `node.meta` holds: the node's id, the path of the module whose forward it stands in, and the calls of modules
-that it stands in (`block`, and `block@1` the second time)."""
+that it stands in (`block`, and `block@1` the second time); of a new node, the paths of the modules of whose forward it
+is a part now."""
 
 WHOLE = "."
 """The leaf that is the whole model."""

@@ -1,8 +1,10 @@
 """A base that makes decisions of its own, below mutators."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.errors import ConfigError
 from mlotool.spaces import Operator, Repeat, Space, choose, deciding
 
 
@@ -45,3 +47,33 @@ def test_copies_start_apart_and_by_the_seed_alone() -> None:
     copies = [tensor for name, tensor in one.items() if name.endswith("second.weight")]
     assert len(copies) == 3
     assert not any(torch.equal(copies[i], copies[j]) for i in range(3) for j in range(i))
+
+
+class Candidate(nn.Module):
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(in_features, out_features)
+        self.act = choose("act", {"relu": nn.ReLU, "tanh": nn.Tanh})()
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.act(self.layer(values))  # type: ignore[no-any-return]
+
+
+def test_a_candidate_that_chooses_has_one_answer_for_its_places_and_copies() -> None:
+    def base() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+
+    mutators = [Operator("own", {"type": "Linear"}, {"own": Candidate}), Repeat("more", "1", [3])]
+    space = Space(base, mutators, inputs=[4], decisions={"act": "tanh"})
+    assert {name: each.value for name, each in space.decisions.items()}["act"] == "tanh"
+    assert sum(isinstance(each, nn.Tanh) for each in space.modules()) == 5
+    assert not any(isinstance(each, nn.ReLU) for each in space.modules())
+    assert Space(base, mutators, inputs=[4]).decisions["act"].value == "relu"
+
+
+def test_two_choices_of_one_name_in_one_candidate_are_refused() -> None:
+    def twice() -> nn.Module:
+        return nn.Linear(choose("size", [4]), choose("size", [4]))
+
+    with pytest.raises(ConfigError, match="found two decisions of this name"):
+        Space(lambda: nn.Sequential(nn.Linear(4, 4)), [Operator("own", "0", {"own": twice})], inputs=[4])

@@ -62,8 +62,9 @@ class Branch(AbstractMutator):
                     "Write another path."
                 )
             readers = list(last.users)
-            end = joined(graph, f"{name}_join", [last, graph.create(name, build, place.inputs, shape)], self.join)
-            if self.project is not None:
-                end = graph.create(f"{name}_project", self.project, [end], shape)
+            with graph.beside(place):
+                end = joined(graph, f"{name}_join", [last, graph.create(name, build, place.inputs, shape)], self.join)
+                if self.project is not None:
+                    end = graph.create(f"{name}_project", self.project, [end], shape)
             for reader in readers:
                 graph.connect(reader, end, reader.all_input_nodes.index(last))

@@ -100,7 +100,8 @@ class Cell(AbstractMutator):
         names = [self.name if self.tied else f"{self.name}_{number}" for number, _ in enumerate(places)]
         cells = {name: self._chosen(name, count) for name, count in dict(zip(names, counts, strict=True)).items()}
         for number, (place, name) in enumerate(zip(places, names, strict=True)):
-            graph.put(place, self._cell(graph, place, f"{self.name}_{number}", cells[name]))
+            with graph.beside(place):
+                graph.put(place, self._cell(graph, place, f"{self.name}_{number}", cells[name]))
 
     def _chosen(self, name: str, num_sources: int) -> list[Reads]:
         return [

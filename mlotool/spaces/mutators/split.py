@@ -42,4 +42,5 @@ class Split(AbstractMutator):
                 every = [(node, i, source) for node in place.nodes for i, source in enumerate(node.all_input_nodes)]
                 edges = [edge for edge in every if edge[2] in sources]
                 reader, position, source = edges[choose(f"{name}_input", range(len(edges)))]
-                graph.connect(reader, graph.create(name, build, [source]), position)
+                with graph.beside(place):
+                    graph.connect(reader, graph.create(name, build, [source]), position)
