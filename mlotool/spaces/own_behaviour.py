@@ -16,12 +16,14 @@ MODULE_METHODS = (
 )
 """Of a model's class, those that would be torch's in a space."""
 
-_CALL_HOOKS = {
+CALL_HOOKS = {
     "forward hooks": "_forward_hooks",
     "forward pre-hooks": "_forward_pre_hooks",
     "backward hooks": "_backward_hooks",
     "backward pre-hooks": "_backward_pre_hooks",
 }
+"""Kinds of hooks that a call of a module runs, and what holds them there."""
+
 _STATE_HOOKS = (
     *("_state_dict_hooks", "_state_dict_pre_hooks"),
     *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
@@ -68,7 +70,7 @@ def offered(kind: type, name: str, module: nn.Module) -> Any:
 
 def call_hooks(module: nn.Module) -> list[str]:
     """Return the kinds of hooks of a module that a call of it runs."""
-    return [kind for kind, name in _CALL_HOOKS.items() if getattr(module, name)]
+    return [kind for kind, name in CALL_HOOKS.items() if getattr(module, name)]
 
 
 def has_own_behaviour(module: nn.Module) -> bool:

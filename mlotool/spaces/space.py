@@ -16,6 +16,7 @@ from mlotool.spaces.building import seed_at
 from mlotool.spaces.changes import Change
 from mlotool.spaces.compiled_graph import compiled
 from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, deciding, decisions_of
+from mlotool.spaces.followed import followed, refuse_hooks
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.own_behaviour import LostMethodError, as_object_of, call_hooks, offered, own_methods
@@ -115,7 +116,7 @@ class Space(nn.Module):
             root, graph = _graph(root, leaves, shapes)
             self._arguments = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
             unread_before = unread(graph)
-            used = _used(graph)
+            used, not_called = _used(graph), followed(graph)
             with kept_buffers(root):
                 own_result = OwnResult(root, shapes)
                 start = seed_at(torch.initial_seed() if seed is None else seed, place)
@@ -132,6 +133,7 @@ class Space(nn.Module):
             own = {name: each for name, each in asked.made.items() if name not in before}
         model.restore_modes()
         still_used = _used(graph)
+        refuse_hooks(root, not_called | followed(graph))
         # A module holds what is below it, which is removed before.
         for path in sorted(used - still_used, key=lambda each: (-each.count("."), each)):
             # A layer that is not called any more may hold a tensor that another node reads.
