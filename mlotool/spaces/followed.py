@@ -39,4 +39,4 @@ def refuse_hooks(root: nn.Module, paths: Iterable[str]) -> None:
     modules = dict(root.named_modules(remove_duplicate=False))
     for path in paths:
         if path in modules:
-            vars(modules[path]).update({name: _NoHooks() for name in CALL_HOOKS.values()})
+            modules[path].__dict__.update({name: _NoHooks() for name in CALL_HOOKS.values()})
