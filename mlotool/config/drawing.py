@@ -89,13 +89,15 @@ class Drawer:
         seen: dict[str, None] = {}
         generator = random.Random(0)
         for number in range(_NUM_LOOKED_AT):
+            if given.keys() <= seen.keys():
+                return
             decide = (lambda _, candidates: candidates[0]) if number == 0 else (lambda _, each: generator.choice(each))
             # One that makes no model has asked as well.
             with suppress(ConfigError):
                 self._without_values(partial(_decisions, values, decide, seen))
-            if given.keys() <= seen.keys():
-                return
-        name = next(each for each in given if each not in seen)
+        name = next((each for each in given if each not in seen), None)
+        if name is None:
+            return
         few = ", ".join([*seen][:10]) + (", .." if len(seen) > 10 else "")
         raise ConfigError(
             f"decisions.{name}: found {shown(given[name])}, but none of {_NUM_LOOKED_AT} models that were looked at "
