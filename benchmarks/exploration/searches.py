@@ -112,8 +112,8 @@ def main() -> None:
                 f"{recipe}, {row['way']}: {row['cpu_s']:.1f} s of CPU ({ratio:.2f}), {row['wall_s']:.1f} s", flush=True
             )
         rows += of_recipe
-    content = {**where, "trials": arguments.trials, "workers": arguments.workers, "rows": rows, "times": times}
-    print(f"written to {record.write('exploration_searches', content, arguments.output)}")
+        content = {**where, "trials": arguments.trials, "workers": arguments.workers, "rows": rows, "times": times}
+        print(f"written to {record.write('exploration_searches', content, arguments.output)}", flush=True)
 
 
 if __name__ == "__main__":
