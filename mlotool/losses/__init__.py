@@ -16,6 +16,7 @@ from mlotool.losses.episodes import episode_cross_entropy, episode_mean_squared_
 from mlotool.losses.few_shot import few_shot_adaptation
 from mlotool.losses.mean_squared_error import mean_squared_error
 from mlotool.losses.next_token import mixture_next_token, next_token, next_token_of_both, weighted_next_token
+from mlotool.losses.paths import expected_path_cross_entropy, path_analysis, path_cross_entropy, score_function
 from mlotool.losses.poisoning import (
     attack_analysis,
     attack_cross_entropy,
@@ -42,6 +43,7 @@ __all__ = [
     "episode_cross_entropy",
     "episode_mean_squared_error",
     "episode_next_token",
+    "expected_path_cross_entropy",
     "few_shot_adaptation",
     "input_weighted_cross_entropy",
     "joint_cross_entropy",
@@ -51,11 +53,14 @@ __all__ = [
     "negated_cross_entropy",
     "next_token",
     "next_token_of_both",
+    "path_analysis",
+    "path_cross_entropy",
     "poisoned_cross_entropy",
     "proximal_cross_entropy",
     "reweighted_cross_entropy",
     "sample_weight_analysis",
     "sample_weighted_cross_entropy",
+    "score_function",
     "shared_weight_accuracy",
     "text_weight_analysis",
     "weight_against_loss",

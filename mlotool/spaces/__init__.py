@@ -15,17 +15,26 @@ from mlotool.spaces.mutators.operator import Operator
 from mlotool.spaces.mutators.repeat import Repeat
 from mlotool.spaces.mutators.split import Split
 from mlotool.spaces.predicates import HasSetting, KeepsShape
+from mlotool.spaces.shared.architecture import AbstractArchitecture, BinaryPaths, PathPolicy, PathWeights
+from mlotool.spaces.shared.path_table import SharedDecision, path_of
+from mlotool.spaces.shared.paths import AbstractPaths, FairPaths, UniformPaths
+from mlotool.spaces.shared.shared_space import SharedSpace
+from mlotool.spaces.shared.super_graph import Mixture
 from mlotool.spaces.space import Space
 from mlotool.spaces.summary import NodeSummary
 from mlotool.spaces.targets import Place, Target
 
 __all__ = [
+    "AbstractArchitecture",
     "AbstractMutator",
+    "AbstractPaths",
+    "BinaryPaths",
     "Branch",
     "Cell",
     "Change",
     "Decision",
     "Decisions",
+    "FairPaths",
     "Grow",
     "HasSetting",
     "InfeasibleModelError",
@@ -33,14 +42,21 @@ __all__ = [
     "Insert",
     "KeepsShape",
     "Link",
+    "Mixture",
     "ModelGraph",
     "NodeSummary",
     "Operator",
+    "PathPolicy",
+    "PathWeights",
     "Place",
     "Repeat",
+    "SharedDecision",
+    "SharedSpace",
     "Space",
     "Split",
     "Target",
+    "UniformPaths",
     "choose",
     "deciding",
+    "path_of",
 ]

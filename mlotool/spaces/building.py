@@ -46,7 +46,7 @@ def built(build: Build, seed: int, name: str, settings: Mapping[str, Any]) -> nn
         seeded = torch.default_generator.manual_seed if is_on_cpu else torch.manual_seed
         seeded(int.from_bytes(digest[:8], "big") >> 1)
         try:
-            module = build(**_accepted(build, settings))
+            module = build(**accepted(build, settings))
         except (InfeasibleModelError, RefusedError) as error:
             kind = type(error) if isinstance(error, InfeasibleModelError) else RefusedModelError
             raise kind(f"node '{name}': {error}") from error
@@ -154,7 +154,17 @@ def taken(settings: Mapping[str, Any], names: Collection[str], own: Mapping[str,
     return found
 
 
-def _accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
+def accepted(build: Build, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a place's settings that a candidate is made with.
+
+    Args:
+        build: makes it.
+        settings: of the place.
+
+    Example:
+        >>> accepted(nn.Linear, {"in_features": 4, "kernel_size": 3})
+        {'in_features': 4}
+    """
     if getattr(build, "takes_settings", False):
         return dict(settings)
     try:

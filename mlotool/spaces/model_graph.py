@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Size, fx, nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.core.faults import shown
-from mlotool.core.suggest import did_you_mean
+from mlotool.spaces.alternatives import Alternatives
 from mlotool.spaces.building import Build, settings_of
 from mlotool.spaces.changes import Change
 from mlotool.spaces.copies import put_copies
@@ -17,17 +17,15 @@ from mlotool.spaces.in_place import check_order, is_changed, without_in_place
 from mlotool.spaces.new_modules import NewModules
 from mlotool.spaces.node_order import last_of, nodes_in
 from mlotool.spaces.own_behaviour import check_keeps
-from mlotool.spaces.places import Places, blocks_of, input_of
+from mlotool.spaces.places import Places, blocks_of, input_of, node_of
 from mlotool.spaces.present_shapes import PresentShapes
+from mlotool.spaces.room import Room
 from mlotool.spaces.shapes import Shapes, shapes_of_result
 from mlotool.spaces.targets import Place, as_target, node_id
 from mlotool.spaces.tracing import BLOCKS, ID, OWNER
 
-MAX_NEW_NODES = 2_000
-"""A model to which mutators add more is refused, before it takes minutes and all memory."""
 
-
-class ModelGraph:
+class ModelGraph(Alternatives):
     """A traced model, and what mutators do to it.
 
     Args:
@@ -43,18 +41,23 @@ class ModelGraph:
         is_rewired: whether more has been done than to put one module in the place of another.
     """
 
+    _modules_kind: ClassVar[type[NewModules]] = NewModules
+    _places_kind: ClassVar[type[Places]] = Places
+    _room_kind: ClassVar[type[Room]] = Room
+
     def __init__(
         self, root: nn.Module, graph: fx.Graph, shapes: Shapes, seed: int, anew: Callable[[], nn.Module] | None
     ) -> None:
+        super().__init__()
         self.root, self.graph = root, graph
-        self.modules, self._shapes = NewModules(root, seed, anew), PresentShapes(shapes, graph, root)
+        self.modules, self._shapes = self._modules_kind(root, seed, anew), PresentShapes(shapes, graph, root)
         root.eval()
-        self._num_nodes = len(graph.nodes)
+        self._room = self._room_kind(graph, self.modules)
         self.changes: list[Change] = []
         self.is_rewired = False
         self._mutator = ""
         self._blocks: tuple[str, ...] = ()
-        self._places = Places(root, graph)
+        self._places = self._places_kind(root, graph)
         try:
             shapes.infer(graph, root, is_base=True)
         except InfeasibleModelError as error:
@@ -82,13 +85,7 @@ class ModelGraph:
         Raises:
             ConfigError: there is none.
         """
-        nodes: dict[str, fx.Node] = {node_id(each): each for each in self.graph.nodes}
-        if name in nodes:
-            return nodes[name]
-        raise ConfigError(
-            f"found no node {shown(name)}; expected an id of the graph.{did_you_mean(name, list(nodes))} "
-            "`mlotool show RECIPE --nodes PROBLEM` lists them."
-        )
+        return node_of(self.graph, name)
 
     def reader_of(self, place: Place) -> tuple[fx.Node, fx.Node]:
         """Return the first node of a place that reads its one input, and that input."""
@@ -127,7 +124,7 @@ class ModelGraph:
         Returns:
             the node.
         """
-        self._check_name(name)
+        self._room.check_name(name)
         with self.graph.inserting_after(last_of(self.graph, nodes_in(inputs))):
             node = self.graph.call_function(function, tuple(inputs))
         return self._created(node, name)
@@ -140,6 +137,14 @@ class ModelGraph:
             yield
         finally:
             self._blocks = before
+
+    def check_room(self, num_nodes: int) -> None:
+        """Refuse more new nodes than a model may have, before they are made.
+
+        Raises:
+            InfeasibleModelError: there is no room for so many.
+        """
+        self._room.check(num_nodes)
 
     def delete(self, place: Place) -> None:
         """Take nodes out; who has read the last one reads what the first one has read.
@@ -191,15 +196,11 @@ class ModelGraph:
         last = place.nodes[-1]
         settings = self._shapes.settings_at(place)
         if len(place.nodes) == 1 and last.op == "call_module" and not self._is_called_elsewhere(last):
-            path = str(last.target)
-            self.modules.put(path, build, settings, dtype_at([*place.inputs, last]))
-            self._note("replace", place.id)
-            self._shapes.infer_callers(path)
-            return last
+            return self._replace_module(place, last, build, settings)
         with self.beside(place):
             node = self._create(name, build, [input_of(place)], settings, before=last)
         layers = [self.root.get_submodule(str(each.target)) for each in place.nodes if each.op == "call_module"]
-        check_keeps(place.id, layers, self.root.get_submodule(name))
+        check_keeps(place.id, layers, self.root.get_submodule(str(node.target)))
         self.put(place, node)
         return node
 
@@ -243,7 +244,7 @@ class ModelGraph:
             ConfigError: a module cannot be made once more.
         """
         input_of(place)
-        self.check_room()
+        self._room.check()
         last = place.nodes[-1]
         readers = list(last.users)
         copies = put_copies(self.graph, self.root, self.modules, place, name)
@@ -269,6 +270,7 @@ class ModelGraph:
             InfeasibleModelError: shapes do not fit, or the model returns something else than before.
         """
         self._mutator = mutator
+        self.forget()
         try:
             yield
             self._check()
@@ -276,6 +278,12 @@ class ModelGraph:
             raise type(error)(f"mutator {shown(mutator)}: {error}") from error
         finally:
             self._mutator = ""
+
+    def _replace_module(self, place: Place, node: fx.Node, build: Build, settings: dict[str, Any]) -> fx.Node:
+        path = self.modules.put(str(node.target), build, settings, dtype_at([*place.inputs, node]))
+        self._note("replace", place.id)
+        self._shapes.infer_callers(path)
+        return node
 
     def _is_called_elsewhere(self, node: fx.Node) -> bool:
         return sum((each.op, each.target) == (node.op, node.target) for each in self.graph.nodes) > 1
@@ -288,11 +296,11 @@ class ModelGraph:
         settings: dict[str, Any],
         before: fx.Node | None = None,
     ) -> fx.Node:
-        self._check_name(name)
-        self.modules.put(name, build, settings, dtype_at([*inputs, *([before] if before else [])]))
+        self._room.check_name(name)
+        path = self.modules.put(name, build, settings, dtype_at([*inputs, *([before] if before else [])]))
         last = last_of(self.graph, inputs)
         with self.graph.inserting_before(before) if before else self.graph.inserting_after(last):
-            node = self.graph.create_node("call_module", name, tuple(inputs))
+            node = self.graph.create_node("call_module", path, tuple(inputs))
         return self._created(node, name)
 
     def _created(self, node: fx.Node, name: str) -> fx.Node:
@@ -300,26 +308,6 @@ class ModelGraph:
         self._note("create", name, is_rewired=True)
         self._shapes.infer_new(node)
         return node
-
-    def _check_name(self, name: str) -> None:
-        is_taken = self.modules.has(name) or any(node_id(each) == name for each in self.graph.nodes)
-        if is_taken or not name.isidentifier():
-            raise ConfigError(
-                f"found the id {shown(name)} of a new node; expected one that no node or module has, of "
-                "letters, digits and '_'. Give the mutator another name."
-            )
-        self.check_room()
-
-    def check_room(self, num_nodes: int = 1) -> None:
-        """Refuse more new nodes than a model may have.
-
-        Raises:
-            InfeasibleModelError: there is no room for so many.
-        """
-        if len(self.graph.nodes) + num_nodes > self._num_nodes + MAX_NEW_NODES:
-            raise InfeasibleModelError(
-                f"found {MAX_NEW_NODES:,} nodes more than the base has; expected less. Correct candidates or counts."
-            )
 
     def _erase(self, place: Place) -> None:
         for node in reversed(place.nodes):

@@ -45,7 +45,7 @@ class NewModules:
             found = getattr(found, name, None)
         return found is not None
 
-    def put(self, path: str, build: Build, settings: dict[str, Any], dtype: torch.dtype | None = None) -> None:
+    def put(self, path: str, build: Build, settings: dict[str, Any], dtype: torch.dtype | None = None) -> str:
         """Make a module and keep it at a path, which is its name for random numbers too.
 
         Args:
@@ -53,20 +53,30 @@ class NewModules:
             build: makes it.
             settings: of its place.
             dtype: of the numbers there; None: what it is made with.
+
+        Returns:
+            the path where it is.
         """
         before = self._root.get_submodule(path) if self.has(path) else None
         if before is not None:
             self._check_untied(path)
         self._makers[path] = (build, settings, dtype)
+        self._keep_new(path, self._made(path), before)
+        return path
+
+    def _made(self, path: str, seeded_by: str | None = None) -> nn.Module:
+        """Return the new module of a path, whose random numbers have that name or another one."""
+        build, settings, dtype = self._makers[path]
         # A candidate that chooses in its own constructor has one answer for all of its places.
         _, made = self._chosen.setdefault(id(build), (build, {}))
         with as_before(made):
-            new = fitted(built(build, self._seed, path, settings), dtype)
+            return fitted(built(build, self._seed, seeded_by or path, settings), dtype)
+
+    def _keep_new(self, path: str, new: nn.Module, before: nn.Module | None) -> None:
         if before is not None:
             check_keeps(path, [before], new)
         # What stands in the place of a module that the base keeps in evaluation is in evaluation as well.
-        is_training = self._modes[self._root if before is None else before]
-        self._keep(path, new, is_training=is_training)
+        self._keep(path, new, is_training=self._modes[self._root if before is None else before])
 
     def put_once_more(self, path: str, name: str) -> None:
         """Make the module at a path again, with random numbers of its own, and keep it below a name.

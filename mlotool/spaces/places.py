@@ -43,8 +43,7 @@ class Places:
             ConfigError: there is none, or two of them share a node.
         """
         order = {node: number for number, node in enumerate(self._graph.nodes)}
-        fitting = self._chains(target.chain) if target.chain else (each for each in self.every() if target.fits(each))
-        places = sorted(fitting, key=lambda each: order[each.nodes[-1]])
+        places = sorted(self._fitting(target), key=lambda each: order[each.nodes[-1]])
         if not places:
             raise ConfigError(self._of_nothing(target))
         taken: dict[fx.Node, str] = {}
@@ -57,6 +56,9 @@ class Places:
                     )
                 taken[node] = place.id
         return places
+
+    def _fitting(self, target: Target) -> Iterator[Place]:
+        return self._chains(target.chain) if target.chain else (each for each in self.every() if target.fits(each))
 
     def _of_nothing(self, target: Target) -> str:
         ids = [place.id for place in self.every()]
@@ -114,6 +116,21 @@ def input_of(place: Place) -> fx.Node:
     raise InfeasibleModelError(
         f"'{place.id}' reads {len(found)} nodes from outside; expected a place with one input. "
         "Write another path, or a chain."
+    )
+
+
+def node_of(graph: fx.Graph, name: str) -> fx.Node:
+    """Return a node by its id.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    nodes: dict[str, fx.Node] = {node_id(each): each for each in graph.nodes}
+    if name in nodes:
+        return nodes[name]
+    raise ConfigError(
+        f"found no node {shown(name)}; expected an id of the graph.{did_you_mean(name, list(nodes))} "
+        "`mlotool show RECIPE --nodes PROBLEM` lists them."
     )
 
 

@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx, nn
-from torch.nn.parameter import is_lazy
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
-from mlotool.core.suggest import did_you_mean
 from mlotool.spaces.building import seed_at
 from mlotool.spaces.changes import Change
 from mlotool.spaces.compiled_graph import compiled
@@ -19,19 +17,15 @@ from mlotool.spaces.decisions import Decision, Decisions, Value, by_mapping, dec
 from mlotool.spaces.followed import followed, refuse_hooks
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
-from mlotool.spaces.own_behaviour import LostMethodError, as_object_of, call_hooks, offered, own_methods
-from mlotool.spaces.patterns import matches
+from mlotool.spaces.own_behaviour import LostMethodError, as_object_of, call_hooks, offered
 from mlotool.spaces.same_result import OwnResult, kept_buffers
 from mlotool.spaces.shapes import Shapes
+from mlotool.spaces.space_checks import check_base, check_leaves, check_own_names, check_settings
 from mlotool.spaces.summary import NodeSummary, summaries
 from mlotool.spaces.tracing import WHOLE, traced, whole
 from mlotool.spaces.unread import remove_unread, unread
 
-_OWN_NAMES = {"decisions", "changes", "nodes", "_own_type", "_arguments", "_is_rewired", "_fixed", "_run"}
 _PLAIN = bool | int | float | str | tuple
-
-MAX_PATHS = 8
-"""Of a base's modules, those that a message names."""
 
 
 class Space(nn.Module):
@@ -54,6 +48,8 @@ class Space(nn.Module):
         seed: of new modules; None: the number that torch was seeded with (`torch.initial_seed()`), in a recipe one for
             each problem.
         place: where it stands in a module, so that two spaces of one seed start with other values; a recipe knows it.
+        shared: whether it is all models at once, which share their weights: it is a `SharedSpace` then.
+        paths: of a shared one; see there.
 
     Attributes:
         decisions: those that this space has asked for, by name.
@@ -83,9 +79,17 @@ class Space(nn.Module):
     takes_place: ClassVar[bool] = True
     """A recipe's place of it is handed over as `place`."""
 
+    _graph_kind: ClassVar[type[ModelGraph]] = ModelGraph
+
     decisions: dict[str, Decision]
     changes: tuple[Change, ...]
     nodes: tuple[NodeSummary, ...]
+
+    def __new__(cls, *args: Any, shared: bool = False, **kwargs: Any) -> "Space":
+        """Make a space, or with `shared: true` one whose models share their weights."""
+        from mlotool.spaces.shared.shared_space import SharedSpace
+
+        return super().__new__(SharedSpace if shared and cls is Space else cls)
 
     def __init__(
         self,
@@ -96,9 +100,11 @@ class Space(nn.Module):
         decisions: Mapping[str, Value] | None = None,
         seed: int | None = None,
         place: str = "",
+        shared: bool = False,
+        paths: Any = None,
     ) -> None:
         super().__init__()
-        _check_settings(mutators, inputs, leaves)
+        check_settings(mutators, inputs, leaves)
         if not callable(base):
             raise ConfigError(f"base: found {shown(base)}; expected what makes a module. Write base: {{_target_: ..}}.")
         assert inputs is not None
@@ -106,12 +112,12 @@ class Space(nn.Module):
         with decisions_of(decisions) as asked:
             before = set(asked.made)
             root, anew = (base, None) if isinstance(base, nn.Module) else (base(), partial(_anew, base, asked))
-            _check_base(root)
+            check_base(root)
             # A base that decides what it is made of may be without a part.
             if len(asked.made) == len(before):
-                _check_leaves(root, leaves)
+                check_leaves(root, leaves)
             if WHOLE not in leaves:
-                _check_own_names(root)
+                check_own_names(root)
             self._own_type: type[nn.Module] = type(root)
             root, graph = _graph(root, leaves, shapes)
             self._arguments = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
@@ -120,7 +126,7 @@ class Space(nn.Module):
             with kept_buffers(root):
                 own_result = OwnResult(root, shapes)
                 start = seed_at(torch.initial_seed() if seed is None else seed, place)
-                model = ModelGraph(root, graph, shapes, start, anew)
+                model = self._graph_kind(root, graph, shapes, start, anew)
                 if mutators:
                     model.without_in_place()
                 own_result.check(root, graph)
@@ -130,6 +136,7 @@ class Space(nn.Module):
                 remove_unread(graph, root, unread_before)
                 if mutators:
                     own_result.check_runs(root, graph)
+                self._decide(model)
             own = {name: each for name, each in asked.made.items() if name not in before}
         model.modules.restore_modes()
         still_used = _used(graph)
@@ -148,13 +155,23 @@ class Space(nn.Module):
             nodes=summaries(graph, root, model.changes),
             _is_rewired=model.is_rewired,
             _fixed={name: each for name, each in fixed.items() if name != "training"},
-            _run=compiled(graph, self._own_type.__name__),
+            _run=self._function_of(graph),
         )
+
+    def _decide(self, model: ModelGraph) -> None:
+        """Make decisions that mutators have left open."""
+
+    def _function_of(self, graph: fx.Graph) -> Callable[..., Any]:
+        return compiled(graph, self._own_type.__name__)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model makes of its inputs, which are given in their order or by the names of the base's."""
         if not kwargs and len(args) == len(self._arguments):
             return self._run(self, *args)
+        return self._run(self, *self._in_order(args, kwargs))
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return inputs in the order of the base's."""
         given = dict(zip(self._arguments, args, strict=False))
         if len(args) + len(kwargs) != len(self._arguments) or given.keys() | kwargs.keys() != set(self._arguments):
             names = f" ({', '.join([f'{len(args)} without a name', *sorted(kwargs)])})" if kwargs else ""
@@ -163,7 +180,7 @@ class Space(nn.Module):
                 f"{len(self._arguments)}, as its space was made for ({', '.join(self._arguments)}): those for which "
                 "inputs has a shape. Write a shape for each argument."
             )
-        return self._run(self, *({**given, **kwargs}[name] for name in self._arguments))
+        return tuple({**given, **kwargs}[name] for name in self._arguments)
 
     def __getattr__(self, name: str) -> Any:
         """Return what the base's class offers beside its forward, where the graph is still that of its code."""
@@ -221,88 +238,15 @@ class Space(nn.Module):
         return base if own_type is not None and isinstance(base, own_type) else None
 
 
+_every = inspect.signature(Space.__init__)
+# Of `__new__` alone Python would show what it looks at.
+Space.__signature__ = _every.replace(parameters=[*_every.parameters.values()][1:])  # type: ignore[attr-defined]
+
+
 def _anew(base: Callable[[], nn.Module], asked: Decisions) -> nn.Module:
     """Make a base again, whose own decisions have been made."""
     with deciding(by_mapping(asked.values)):
         return base()
-
-
-def _check_settings(mutators: Sequence[AbstractMutator], inputs: Sequence[Any] | None, leaves: Sequence[str]) -> None:
-    if not isinstance(mutators, Sequence):
-        raise ConfigError(f"mutators: found {type(mutators).__name__}; expected a list. Write mutators: [..].")
-    for mutator in mutators:
-        if not isinstance(mutator, AbstractMutator):
-            raise ConfigError(
-                f"mutators: found {type(mutator).__name__}; expected mutators, such as mlotool.spaces.Operator, or a "
-                "subclass of mlotool.spaces.AbstractMutator. Correct the list."
-            )
-    if isinstance(leaves, str) or not all(isinstance(each, str) for each in leaves):
-        example = shown([leaves] if isinstance(leaves, str) else ["blocks.*"])
-        raise ConfigError(f"leaves: found {shown(leaves)}; expected a list of paths. Write leaves: {example}.")
-    if not isinstance(inputs, Sequence | None) or isinstance(inputs, str):
-        raise ConfigError(
-            f"inputs: found {shown(inputs)}; expected a shape without the batch. Write inputs: [1, 8, 8]."
-        )
-    if inputs is None:
-        raise ConfigError(
-            "inputs: missing; expected the shape of what the model is called with, without the batch, as its graph is "
-            "compared with it. Write inputs: ${data.image_shape}."
-        )
-
-
-def _check_leaves(base: nn.Module, leaves: Sequence[str]) -> None:
-    """Refuse a leaf that is none of the base's modules."""
-    paths = [path for path, _ in base.named_modules() if path]
-    # A base may be without a part by its own settings: `down` is None, `blocks` of `blocks.*.norm` an empty list.
-    none = [f"{path}.{name}".lstrip(".") for path, module in base.named_modules() for name in _absent(module)]
-    lists = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    empty = [path for path, module in base.named_modules() if isinstance(module, lists) and not len(module)]
-    for pattern in () if WHOLE in leaves else leaves:
-        names = pattern.split(".")
-        above = [".".join(names[:count]) for count in range(1, len(names)) if "*" in names[count]]
-        is_absent = any(matches(path, each) for path in empty for each in above)
-        if not is_absent and not any(matches(path, pattern) for path in paths + none):
-            some = ", ".join(paths[:MAX_PATHS]) + (", .." if len(paths) > MAX_PATHS else "")
-            raise ConfigError(
-                f"leaves: found {shown(pattern)}, which is no module of {type(base).__name__}; expected paths such as "
-                f"{some or WHOLE}.{did_you_mean(pattern, paths)} Correct the path, or remove it."
-            )
-
-
-def _absent(module: nn.Module) -> list[str]:
-    every = {**module._modules, **vars(module)}
-    return [name for name, value in every.items() if value is None and name[0] != "_"]
-
-
-def _check_base(base: nn.Module) -> None:
-    if not isinstance(base, nn.Module):
-        raise ConfigError(
-            f"base: found {type(base).__name__}; expected a module, or a function that makes one. Correct it."
-        )
-    for path, module in base.named_modules():
-        if any(map(is_lazy, module.parameters(recurse=False))):
-            raise ConfigError(
-                f"base: found the lazy module '{path}', whose parameters have no shape yet; expected shapes that are "
-                f"known. Write {type(module).__name__.removeprefix('Lazy')} with its sizes."
-            )
-
-
-def _check_own_names(base: nn.Module) -> None:
-    """Refuse a base of which a space would lose something without a word."""
-    changed = own_methods(base)
-    if changed:
-        raise ConfigError(
-            f"base: found {type(base).__name__}.{changed[0]}, which a space has from torch.nn.Module; expected a model "
-            "that leaves it as it is, or does so in a module inside it. Write leaves: ['.'], which makes one node of "
-            "the whole model, or a model without it."
-        )
-    kept = {*vars(base), *base._modules, *base._parameters, *base._buffers}
-    taken = sorted(kept & _OWN_NAMES)
-    if taken:
-        raise ConfigError(
-            f"base: found {type(base).__name__} with an attribute '{taken[0]}', which a space has for itself; expected "
-            "another name. Rename it, or write leaves: ['.'], which makes one node of the whole model."
-        )
 
 
 def _graph(base: nn.Module, leaves: Sequence[str], shapes: Shapes) -> tuple[nn.Module, fx.Graph]:

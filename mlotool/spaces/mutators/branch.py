@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 from mlotool.core.errors import InfeasibleModelError
 from mlotool.spaces.building import Build
-from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.joins import check_join, joined
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
+from mlotool.spaces.targets import Place
 
 
 class Branch(AbstractMutator):
@@ -52,19 +52,22 @@ class Branch(AbstractMutator):
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and put beside."""
         for number, place in enumerate(graph.find(self.at)):
-            build = self.candidates[choose(f"{self.name}_{number}", list(self.candidates))]
-            if build is None:
-                continue
-            name, last, shape = f"{self.name}_{number}", place.nodes[-1], place.output_shape
-            if len(place.inputs) != 1:
-                raise InfeasibleModelError(
-                    f"'{place.id}' reads {len(place.inputs)} nodes; expected a place with one input. "
-                    "Write another path."
-                )
-            readers = list(last.users)
-            with graph.beside(place):
-                end = joined(graph, f"{name}_join", [last, graph.create(name, build, place.inputs, shape)], self.join)
-                if self.project is not None:
-                    end = graph.create(f"{name}_project", self.project, [end], shape)
-            for reader in readers:
-                graph.connect(reader, end, reader.all_input_nodes.index(last))
+            name = f"{self.name}_{number}"
+            for value in graph.alternatives(name, self.candidates):
+                build = self.candidates[value]
+                if build is not None:
+                    self._put(graph, place, build, name)
+
+    def _put(self, graph: ModelGraph, place: Place, build: Build, name: str) -> None:
+        last, shape = place.nodes[-1], place.output_shape
+        if len(place.inputs) != 1:
+            raise InfeasibleModelError(
+                f"'{place.id}' reads {len(place.inputs)} nodes; expected a place with one input. Write another path."
+            )
+        readers = list(last.users)
+        with graph.beside(place):
+            end = joined(graph, f"{name}_join", [last, graph.create(name, build, place.inputs, shape)], self.join)
+            if self.project is not None:
+                end = graph.create(f"{name}_project", self.project, [end], shape)
+        for reader in readers:
+            graph.connect(reader, end, reader.all_input_nodes.index(last))

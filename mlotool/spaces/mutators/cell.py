@@ -1,22 +1,20 @@
 """A cell: nodes that read earlier ones, each through an operation that is chosen."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from string import ascii_lowercase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import fx
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
 from mlotool.spaces.building import Build
-from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.joins import check_join, joined
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 from mlotool.spaces.targets import Place
 
-Reads = list[tuple[int, Build | None]]
-"""What a node reads: numbers of earlier nodes, each with what makes an operation."""
+ENDS = ("unread", "all")
 
 
 class Cell(AbstractMutator):
@@ -36,7 +34,8 @@ class Cell(AbstractMutator):
         num_nodes: of a cell.
         num_inputs: how many each node reads.
         join: of what a node reads: `sum`, `mean` or `concat`.
-        end: how the nodes that no other reads are joined.
+        end: how the nodes at the end are joined.
+        ends: which nodes these are: `unread`, those that no other reads, or `all`.
         project: makes what comes behind that join, and brings it to the shape that the place returns; None: nothing.
         tied: whether all places have the same cell.
 
@@ -66,12 +65,15 @@ class Cell(AbstractMutator):
         num_inputs: int = 2,
         join: str = "sum",
         end: str = "concat",
+        ends: str = "unread",
         project: Build | None = None,
         tied: bool = False,
     ) -> None:
         check_candidates("Cell", candidates)
         check_join("Cell: join", join)
         check_join("Cell: end", end)
+        if ends not in ENDS:
+            raise ConfigError(f"Cell: ends: found {shown(ends)}; expected one of {', '.join(ENDS)}. Write ends: all.")
         if "concat" in (join, end) and project is None:
             raise ConfigError(
                 f"Cell: found join={join} and end={end} without project; expected a module behind what is "
@@ -85,7 +87,7 @@ class Cell(AbstractMutator):
                 f"to {len(ascii_lowercase)}. Correct them."
             )
         self.name, self.at, self.candidates, self.project, self.tied = name, at, candidates, project, tied
-        self.num_nodes, self.num_inputs, self.join, self.end = num_nodes, num_inputs, join, end
+        self.num_nodes, self.num_inputs, self.join, self.end, self.ends = num_nodes, num_inputs, join, end, ends
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and put the cells."""
@@ -97,34 +99,59 @@ class Cell(AbstractMutator):
                 f"tied: found places that read {', '.join(map(str, counts))} nodes; expected the same number for all, "
                 "as they have one cell. Write tied: false, or another target."
             )
-        names = [self.name if self.tied else f"{self.name}_{number}" for number, _ in enumerate(places)]
-        cells = {name: self._chosen(name, count) for name, count in dict(zip(names, counts, strict=True)).items()}
-        for number, (place, name) in enumerate(zip(places, names, strict=True)):
+        if graph.is_shared and self.ends == "unread":
+            raise ConfigError(
+                "ends: found unread; in a shared space, which holds all models at once, expected what does not depend "
+                "on the decisions: that all nodes of a cell are joined. Write ends: all."
+            )
+        for number, place in enumerate(places):
+            name = f"{self.name}_{number}"
             with graph.beside(place):
-                graph.put(place, self._cell(graph, place, f"{self.name}_{number}", cells[name]))
+                graph.put(place, self._cell(graph, place, name, self.name if self.tied else name))
 
-    def _chosen(self, name: str, num_sources: int) -> list[Reads]:
-        return [
-            [self._read(f"{name}_{node}", read, num_sources + node) for read in range(self.num_inputs)]
-            for node in range(self.num_nodes)
-        ]
-
-    def _read(self, name: str, read: int, count: int) -> tuple[int, Build | None]:
-        letter, first = ascii_lowercase[read], read % count
-        source: int = choose(f"{name}_input_{letter}", [*range(first, count), *range(first)])
-        return source, choose(f"{name}_operation_{letter}", self.candidates)
-
-    def _cell(self, graph: ModelGraph, place: Place, name: str, cell: list[Reads]) -> fx.Node:
-        nodes = place.inputs
-        for number, reads in enumerate(cell):
+    def _cell(self, graph: ModelGraph, place: Place, name: str, decisions: str) -> fx.Node:
+        nodes, read = place.inputs, set[int]()
+        for number in range(self.num_nodes):
             parts = []
-            for letter, (source, build) in zip(ascii_lowercase, reads, strict=False):
-                part = nodes[source]
-                if build is not None:
-                    part = graph.create(f"{name}_{number}_{letter}", build, [part], place.output_shape)
-                parts.append(part)
+            for position, letter in enumerate(ascii_lowercase[: self.num_inputs]):
+                read_by = _Read(f"{decisions}_{number}", f"{name}_{number}_{letter}", letter, position % len(nodes))
+                parts.append(self._part(graph, place, nodes, read, read_by))
             nodes.append(joined(graph, f"{name}_{number}", parts, self.join))
-        read = {source for reads in cell for source, _ in reads}
-        ends = [node for number, node in enumerate(nodes) if number >= len(place.inputs) and number not in read]
+        first = len(place.inputs)
+        ends = [node for number, node in enumerate(nodes) if number >= first and self._is_end(number, read)]
         end = joined(graph, f"{name}_end", ends, self.end)
         return end if self.project is None else graph.create(f"{name}_project", self.project, [end], place.output_shape)
+
+    def _is_end(self, number: int, read: set[int]) -> bool:
+        return self.ends == "all" or number not in read
+
+    def _part(
+        self, graph: ModelGraph, place: Place, nodes: Sequence[fx.Node], read: set[int], read_by: "_Read"
+    ) -> fx.Node:
+        def read_from(source: int) -> fx.Node:
+            read.add(source)
+            operation = f"{read_by.decisions}_operation_{read_by.letter}"
+            return graph.select(operation, self.candidates, lambda value: operated(nodes[source], value))
+
+        def operated(node: fx.Node, value: Any) -> fx.Node:
+            build = self.candidates[value]
+            return node if build is None else graph.create(read_by.node, build, [node], place.output_shape)
+
+        sources = [*range(read_by.first, len(nodes)), *range(read_by.first)]
+        return graph.select(f"{read_by.decisions}_input_{read_by.letter}", sources, read_from)
+
+
+class _Read(NamedTuple):
+    """One of what a node reads.
+
+    Args:
+        decisions: begins the names of its two.
+        node: id of its operation.
+        letter: its own.
+        first: number of what is read where nothing is decided.
+    """
+
+    decisions: str
+    node: str
+    letter: str
+    first: int

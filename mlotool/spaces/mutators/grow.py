@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
-from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.targets import Place
@@ -56,13 +55,14 @@ class Grow(AbstractMutator):
         """Choose a mutator and a place, and let it mutate; `steps` times."""
         for step in range(self.steps):
             name = f"{self.name}_{step}"
-            which = choose(name, list(self.mutators))
-            make = self.mutators[which]
-            if make is not None:
+            for which in graph.alternatives(name, self.mutators):
+                make = self.mutators[which]
+                if make is None:
+                    continue
                 places = graph.find(self.at)
-                place = places[choose(f"{name}_place", range(len(places)))]
-                # Each mutator's decisions have names of their own: in a study, one name has one set of candidates.
-                _made(which, make, f"{name}_{which}", place).mutate(graph)
+                for number in graph.alternatives(f"{name}_place", range(len(places))):
+                    # Each mutator's decisions have names of their own: in a study, one name has one set of candidates.
+                    _made(which, make, f"{name}_{which}", places[number]).mutate(graph)
 
 
 def _check_mutators(mutators: Any) -> None:

@@ -4,7 +4,6 @@ from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
-from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 
@@ -42,6 +41,6 @@ class Input(AbstractMutator):
             reader, now = graph.reader_of(place)
             earlier = [each.nodes[-1] for each in reversed(sources) if graph.fits(reader, now, each.nodes[-1])]
             candidates = [now, *earlier][: self.most]
-            chosen = choose(f"{self.name}_{number}", range(len(candidates)))
-            if chosen:
-                graph.connect(reader, candidates[chosen])
+            for chosen in graph.alternatives(f"{self.name}_{number}", range(len(candidates))):
+                if chosen:
+                    graph.connect(reader, candidates[chosen])

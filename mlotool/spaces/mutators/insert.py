@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlotool.spaces.building import Build
-from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 
@@ -40,6 +39,7 @@ class Insert(AbstractMutator):
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and insert."""
         for number, place in enumerate(graph.find(self.at)):
-            build = self.candidates[choose(f"{self.name}_{number}", list(self.candidates))]
-            if build is not None:
-                graph.insert(place, build, f"{self.name}_{number}")
+            for value in graph.alternatives(f"{self.name}_{number}", self.candidates):
+                build = self.candidates[value]
+                if build is not None:
+                    graph.insert(place, build, f"{self.name}_{number}")

@@ -4,7 +4,6 @@ from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
-from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 
@@ -46,6 +45,6 @@ class Link(AbstractMutator):
             reader = place.nodes[0]
             read = reader.all_input_nodes
             new = [each for each in reversed(sources) if each not in read and graph.fits(reader, read[0], each)]
-            chosen = choose(f"{self.name}_{number}", range(min(len(new), self.most) + 1))
-            if chosen:
-                graph.connect(reader, new[chosen - 1], len(read))
+            for chosen in graph.alternatives(f"{self.name}_{number}", range(min(len(new), self.most) + 1)):
+                if chosen:
+                    graph.connect(reader, new[chosen - 1], len(read))

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlotool.spaces.building import Build
-from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 
@@ -39,9 +38,9 @@ class Operator(AbstractMutator):
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and replace."""
         places = graph.find(self.at)
-        names = [self.name] if self.tied else [f"{self.name}_{number}" for number, _ in enumerate(places)]
-        chosen = [self.candidates[choose(name, list(self.candidates))] for name in names]
         for number, place in enumerate(places):
-            build = chosen[0 if self.tied else number]
-            if build is not None:
-                graph.replace(place, build, f"{self.name}_{number}")
+            name = f"{self.name}_{number}"
+            for value in graph.alternatives(self.name if self.tied else name, self.candidates):
+                build = self.candidates[value]
+                if build is not None:
+                    graph.replace(place, build, name)

@@ -5,7 +5,6 @@ from typing import Any
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
-from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator
 
@@ -44,12 +43,10 @@ class Repeat(AbstractMutator):
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and repeat."""
         places = graph.find(self.at)
-        counts = [choose(f"{self.name}_{number}", self.counts) for number, _ in enumerate(places)]
-        graph.check_room(
-            sum(count * len(place.nodes) for count, place in zip(counts, places, strict=True) if count > 1)
-        )
-        for number, (place, count) in enumerate(zip(places, counts, strict=True)):
-            for copy in range(count - 1, 0, -1):
-                graph.repeat(place, f"{self.name}_{number}_{copy}")
-            if count == 0:
-                graph.delete(place)
+        for number, place in enumerate(places):
+            for count in graph.alternatives(f"{self.name}_{number}", self.counts):
+                graph.check_room((count - 1) * len(place.nodes))
+                for copy in range(count - 1, 0, -1):
+                    graph.repeat(place, f"{self.name}_{number}_{copy}")
+                if count == 0:
+                    graph.delete(place)

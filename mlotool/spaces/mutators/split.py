@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlotool.spaces.building import Build
-from mlotool.spaces.decisions import choose
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
 
@@ -37,10 +36,13 @@ class Split(AbstractMutator):
         """Choose, and put."""
         for number, place in enumerate(graph.find(self.at)):
             name, sources = f"{self.name}_{number}", set(place.inputs)
-            build = self.candidates[choose(name, list(self.candidates))]
-            if build is not None:
-                every = [(node, i, source) for node in place.nodes for i, source in enumerate(node.all_input_nodes)]
-                edges = [edge for edge in every if edge[2] in sources]
-                reader, position, source = edges[choose(f"{name}_input", range(len(edges)))]
-                with graph.beside(place):
-                    graph.connect(reader, graph.create(name, build, [source]), position)
+            every = [(node, i, source) for node in place.nodes for i, source in enumerate(node.all_input_nodes)]
+            edges = [edge for edge in every if edge[2] in sources]
+            for value in graph.alternatives(name, self.candidates):
+                build = self.candidates[value]
+                if build is None:
+                    continue
+                for edge in graph.alternatives(f"{name}_input", range(len(edges))):
+                    reader, position, source = edges[edge]
+                    with graph.beside(place):
+                        graph.connect(reader, graph.create(name, build, [source]), position)

@@ -1,0 +1,121 @@
+"""Losses of shared spaces: of a mixture, of a drawn path, and its mean over the paths that a policy draws."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mlotool.core import BoundModule, LossOutput, stop_gradient
+from mlotool.core.errors import ConfigError
+from mlotool.losses.cross_entropy import accuracy
+
+# b: batch, k: classes, s: paths
+
+Batch = Mapping[str, Tensor]
+
+
+def path_cross_entropy(batch: Batch, *, model: BoundModule, paths: BoundModule) -> LossOutput:
+    """Mean cross-entropy of a shared space whose path, or mixture of paths, is another problem's.
+
+        C = 1/b sum_i -log softmax(model(x_i, path))[y_i],   path = paths()
+
+    Both problems have it: the space on its own split, given the paths; the paths on another one, given the space's
+    solution.
+
+    Args:
+        batch: `input` (b, ...) and `target` (b,).
+        model: role; a `mlotool.spaces.SharedSpace` that returns logits (b, k).
+        paths: role; `mlotool.spaces.PathWeights`, `BinaryPaths` or `PathPolicy`.
+
+    Returns:
+        The loss, with the metric `accuracy`.
+
+    Source: Liu et al. 2019, DARTS (arXiv 1806.09055), equations 3 and 4.
+    """
+    drawn = paths()
+    path = drawn[0] if isinstance(drawn, tuple) else drawn
+    logits, target = model(batch["input"], path=path), batch["target"]
+    return LossOutput(F.cross_entropy(logits, target), lambda: {"accuracy": accuracy(logits, target)})
+
+
+def expected_path_cross_entropy(
+    batch: Batch, *, model: BoundModule, paths: BoundModule, num_paths: int = 4
+) -> LossOutput:
+    """Mean cross-entropy over the paths that a policy draws, with a gradient for the policy.
+
+        C(phi) = E_{path ~ p_phi} C(path),   estimated by `score_function` on num_paths paths and one batch
+
+    Args:
+        batch: `input` (b, ...) and `target` (b,).
+        model: role; a `mlotool.spaces.SharedSpace` that returns logits (b, k).
+        paths: role; a `mlotool.spaces.PathPolicy`.
+        num_paths: how many are drawn, at least 2.
+
+    Returns:
+        The loss, with the metric `accuracy`, mean over the paths.
+
+    Source: Pham et al. 2018, ENAS (arXiv 1802.03268), section 2.2.
+    """
+    if num_paths < 2:
+        raise ConfigError(
+            f"num_paths: found {num_paths}; expected at least 2, as each path's loss is compared with that of the "
+            "others. Correct it."
+        )
+    losses, log_probabilities, right = [], [], []
+    for _ in range(num_paths):
+        path, log_probability = paths()
+        logits = model(batch["input"], path=path)
+        losses.append(F.cross_entropy(logits, batch["target"]))
+        log_probabilities.append(log_probability)
+        right.append(accuracy(logits, batch["target"]))
+    loss = score_function(torch.stack(losses), torch.stack(log_probabilities))
+    return LossOutput(loss, lambda: {"accuracy": torch.stack(right).mean()})
+
+
+def score_function(losses: Tensor, log_probabilities: Tensor) -> Tensor:
+    """Return the mean of losses of draws, whose derivatives of any order estimate those of its expectation.
+
+        C = 1/s sum_j (c_j m_j + b_j (1 - m_j)),   m_j = exp(log p_j - stop(log p_j)),   b_j = mean of the other c
+
+    Its value is the mean, its gradient `1/s sum_j (c_j - b_j) dlog p_j + dc_j`: REINFORCE with a baseline that does not
+    bias it. So a pullback through a solution that was found with such a loss is one of the expected loss.
+
+    Args:
+        losses: (s,) of independent draws.
+        log_probabilities: (s,) of these draws.
+
+    Returns:
+        0-D.
+
+    Source: Foerster et al. 2018, DiCE (arXiv 1802.05098), section 3; Kool et al. 2019, Buy 4 REINFORCE Samples, Get a
+    Baseline for Free!
+
+    Example:
+        >>> log_probability = torch.zeros(2, requires_grad=True)
+        >>> loss = score_function(torch.tensor([1.0, 3.0]), log_probability)
+        >>> loss.item(), torch.autograd.grad(loss, log_probability)[0].tolist()
+        (2.0, [-1.0, 1.0])
+    """
+    count = len(losses)
+    fixed = stop_gradient(losses)
+    baseline = (fixed.sum() - fixed) / (count - 1)
+    magic = (log_probabilities - stop_gradient(log_probabilities)).exp()
+    return (losses * magic + baseline * (1 - magic)).mean()
+
+
+def path_analysis(batches: Iterable[Batch], *, paths: BoundModule) -> dict[str, Tensor | str]:
+    """Return the path that a search has found; the batches are not looked at.
+
+    Args:
+        batches: ignored.
+        paths: role; a `mlotool.spaces.PathWeights`, `BinaryPaths` or `PathPolicy`.
+
+    Returns:
+        `decisions`: text, a line for each decision, as `decisions` of a recipe takes it; `entropy`: of a decision in
+        nats, mean over decisions, 0-D.
+    """
+    del batches
+    found = paths.method("found")
+    text = "".join(f"{name}: {value}\n" for name, value in found.items())
+    return {"decisions": text, "entropy": paths.method("entropy").detach()}

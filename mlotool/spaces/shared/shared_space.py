@@ -1,0 +1,134 @@
+"""A space trained as one network: every candidate once, and a path through them for each mini-batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
+from mlotool.spaces.decisions import Value, choose
+from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.mutators.mutator import AbstractMutator
+from mlotool.spaces.shared.path_table import Path, SharedDecision, path_of
+from mlotool.spaces.shared.paths import AbstractPaths
+from mlotool.spaces.shared.shared_graph import SharedGraph
+from mlotool.spaces.shared.super_graph import Mixture, SuperGraph
+from mlotool.spaces.space import Space
+
+PATH = "path"
+
+
+class SharedSpace(Space):
+    """All models of a space as one network that shares their weights.
+
+    Each candidate of each place is there once, with the values that it has in a `Space`. A call runs one path through
+    it, which is a model of the space, or a mixture of several candidates at some places.
+
+    Args:
+        base, mutators, inputs, leaves, decisions, seed, place, shared: as for `Space`.
+        paths: draws a path for each call; None: the one path that `decisions` makes.
+
+    Attributes:
+        table: the decisions that its models ask for.
+
+    Raises:
+        ConfigError: a candidate does not fit, a mutator decides in another way than by `graph.alternatives`, or one
+            looks for places that only some models have.
+
+    Source: Zhang et al. 2020, Retiarii, section 5 (weight sharing); Guo et al. 2020 (arXiv 1904.00420).
+
+    Example:
+        >>> from mlotool.spaces import Operator
+        >>> def base():
+        ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})
+        >>> space = SharedSpace(base, [activation], inputs=[4])
+        >>> space(torch.zeros(3, 4), path={"activation_0": "tanh"}).shape
+        torch.Size([3, 2])
+    """
+
+    _graph_kind = SharedGraph
+
+    table: tuple[SharedDecision, ...]
+    _path: Path | None
+    _origins: Mapping[str, str]
+
+    def __init__(
+        self,
+        base: nn.Module | Callable[[], nn.Module],
+        mutators: Sequence[AbstractMutator] = (),
+        inputs: Sequence[Any] | None = None,
+        leaves: Sequence[str] = (),
+        decisions: Mapping[str, Value] | None = None,
+        seed: int | None = None,
+        place: str = "",
+        shared: bool = True,
+        paths: AbstractPaths | None = None,
+    ) -> None:
+        self.__dict__["_draws"] = paths is not None
+        super().__init__(base, mutators, inputs, leaves, decisions, seed, place)
+        if PATH in self._arguments:
+            raise ConfigError(
+                f"base: found an input '{PATH}' of its forward, by which a shared space is given its path; expected "
+                "another name. Rename it."
+            )
+        if paths is not None:
+            paths.begin(self.table)
+            self.add_module("paths", paths)
+
+    def _decide(self, model: ModelGraph) -> None:
+        assert isinstance(model, SharedGraph)
+        model.is_rewired = True
+        table = model.table.decisions
+        path = None if self._draws else path_of(table, lambda each: choose(each.name, each.candidates))
+        origins = {
+            str(each.target): model.modules.name_in_space(str(each.target))
+            for each in model.graph.nodes
+            if each.op == "call_module"
+        }
+        self.__dict__ |= {"table": table, "_path": path, "_origins": origins}
+
+    def _function_of(self, graph: fx.Graph) -> SuperGraph:
+        return SuperGraph(graph)
+
+    def forward(self, *args: Any, path: Mapping[str, Value | Mixture | Tensor] | None = None, **kwargs: Any) -> Any:
+        """Return what a model of the space makes of its inputs.
+
+        Args:
+            args: inputs, in their order.
+            path: by decision, the name of a candidate; a tensor with a weight for each candidate, whose results are
+                added up; or a `Mixture` of some. None: what `paths` draws.
+            kwargs: inputs, by their names.
+        """
+        if path is None:
+            path = self._path if self._path is not None else self.paths(self.table)
+        if kwargs or len(args) != len(self._arguments):
+            args = self._in_order(args, kwargs)
+        return self._run(self, args, self._choices(path))
+
+    def state_of(self, path: Path) -> dict[str, Tensor]:
+        """Return the state of one model, by the names that a `Space` with these decisions has.
+
+        Args:
+            path: a candidate for each decision that the model asks for.
+        """
+        found: dict[str, Tensor] = {}
+        for module in self._run.modules(path):
+            below = self.get_submodule(module).state_dict()
+            found |= {f"{self._origins[module]}.{name}": each for name, each in below.items()}
+        return found
+
+    def _choices(self, path: Mapping[str, Any]) -> dict[str, Value | Mixture]:
+        candidates = {each.name: each.candidates for each in self.table}
+        found: dict[str, Value | Mixture] = {}
+        for name, each in path.items():
+            if name not in candidates:
+                raise ConfigError(
+                    f"path: found the decision {shown(name)}; expected one of {', '.join(candidates)}. Correct it."
+                )
+            if isinstance(each, Tensor):
+                each = Mixture(candidates[name], each)
+            is_one = isinstance(each, Mixture) and each.taken is not None and not each.weights.requires_grad
+            found[name] = each.taken if is_one else each
+        return found

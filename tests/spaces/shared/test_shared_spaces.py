@@ -1,0 +1,170 @@
+"""A path of a shared space is the model that a space makes of the same decisions."""
+
+import copy
+import pickle
+import random
+
+import pytest
+import torch
+
+from mlotool.core.errors import ConfigError
+from mlotool.spaces import AbstractMutator, FairPaths, Insert, SharedSpace, Space, UniformPaths, choose
+from tests.spaces.shared.networks import SPACES, Net, cell, depth, grow, kernel
+
+
+def shared(mutators, **settings):
+    torch.manual_seed(1)
+    return SharedSpace(Net, mutators, inputs=[1, 6, 6], seed=3, **settings)
+
+
+def single(mutators, path):
+    torch.manual_seed(1)
+    return Space(Net, mutators, inputs=[1, 6, 6], seed=3, decisions=path)
+
+
+def some_path(space, number):
+    generator = random.Random(number)
+    path = {}
+    for each in space.table:
+        if each.is_asked(path):
+            path[each.name] = generator.choice(each.candidates)
+    return path
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_path_is_the_model_of_its_decisions(name):
+    space = shared(SPACES[name](), paths=UniformPaths())
+    start = copy.deepcopy(space.state_dict())
+    for number in range(4):
+        path = some_path(space, number)
+        model, x = single(SPACES[name](), path), torch.randn(4, 1, 6, 6)
+        assert {key: each.value for key, each in model.decisions.items()} == path
+        own, mine = model.state_dict(), space.state_of(path)
+        assert own.keys() == mine.keys()
+        assert all(torch.equal(own[key], mine[key]) for key in own)
+        assert torch.equal(model.eval()(x), space.eval()(x, path=path))
+        assert torch.equal(model.train()(x), space.train()(x, path=path))
+        assert all(torch.equal(own[key], mine[key]) for key in own)
+        space.load_state_dict(start)
+
+
+def test_without_paths_it_is_the_model_of_its_decisions():
+    x = torch.randn(4, 1, 6, 6)
+    path = {"kernel_0": "k5", "depth_2": 3}
+    space = shared([kernel(), depth()], decisions=path)
+    assert torch.equal(space(x), single([kernel(), depth()], path)(x))
+    with pytest.raises(ConfigError, match="no model asks for a decision of this name"):
+        shared([kernel()], decisions={"kernle_0": "k5"})
+
+
+def test_what_is_asked_for_under_every_candidate_has_no_condition():
+    assert {each.conditions for each in shared([cell(end="sum")]).table} == {((),)}
+    conditions = {each.name: each.conditions for each in shared([grow(1)]).table}
+    assert conditions["grow_0_place"] == ((("grow_0", "behind"),),)
+
+
+def test_equal_modules_are_there_once():
+    space = shared([depth()], paths=UniformPaths())
+    names = [name for name, _ in space.named_modules() if name.endswith("conv")]
+    assert len(names) == 3 * 3
+
+
+@pytest.mark.parametrize("kind", [UniformPaths, FairPaths])
+def test_draws_come_from_the_default_generator_and_go_on_from_a_state(kind):
+    space, x = shared([kernel(), depth()], paths=kind()), torch.randn(2, 1, 6, 6)
+    torch.manual_seed(5)
+    for _ in range(3):
+        space(x)
+    state, random_state = copy.deepcopy(space.state_dict()), torch.get_rng_state()
+    first = [space(x) for _ in range(4)]
+    space.load_state_dict(state)
+    torch.set_rng_state(random_state)
+    assert all(torch.equal(one, space(x)) for one in first)
+
+
+def test_fair_paths_take_each_candidate_equally_often():
+    space = shared([kernel(), depth()], paths=FairPaths())
+    drawn = [space.paths(space.table) for _ in range(6)]
+    assert sorted(each["depth_0"] for each in drawn) == [0, 0, 1, 1, 3, 3]
+    assert sorted(each["kernel_1"] for each in drawn) == ["k3"] * 3 + ["k5"] * 3
+
+
+def test_in_evaluation_fair_paths_are_left_as_they_are():
+    space = shared([kernel()], paths=FairPaths()).eval()
+    before = space.paths.left.clone()
+    space(torch.randn(2, 1, 6, 6))
+    assert torch.equal(space.paths.left, before)
+
+
+def test_a_mixture_adds_up_results():
+    space, x = shared([kernel()]).eval(), torch.randn(2, 1, 6, 6)
+    path = {"kernel_0": "k3", "kernel_1": "k5", "kernel_2": "k3"}
+    sure = {**path, "kernel_1": torch.tensor([0.0, 1.0])}
+    assert torch.allclose(space(x, path=sure), space(x, path=path), atol=1e-6)
+    half = {"kernel_0": "k3", "kernel_1": "k3", "kernel_2": torch.tensor([0.25, 0.75], requires_grad=True)}
+    space(x, path=half).sum().backward()
+    assert half["kernel_2"].grad.abs().min() > 0
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_copies_compute_with_their_own_parameters(copied):
+    space, x = shared([kernel(), depth()], paths=FairPaths()).eval(), torch.randn(2, 1, 6, 6)
+    other, path = copied(space), some_path(space, 0)
+    assert torch.equal(space(x, path=path), other(x, path=path))
+    with torch.no_grad():
+        other.stem.weight += 1
+    assert not torch.equal(space(x, path=path), other(x, path=path))
+
+
+class Choosing(AbstractMutator):
+    """Decides by `choose`."""
+
+    name = "mine"
+
+    def mutate(self, graph):
+        choose("mine", ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("mutators", "match"),
+    [
+        (lambda: [grow(2)], "which only some models of the space have"),
+        (lambda: [depth(), Insert("norm", {"type": "Conv2d"}, {"none": None})], "which only some models"),
+        (lambda: [kernel(), Insert("kernel", "head", {"none": None})], "found two decisions"),
+        (lambda: [cell_of_unread()], "ends: found unread"),
+        (lambda: [Choosing()], "graph.alternatives"),
+        (lambda: [unfit()], "candidates of 'kernel_0' return different shapes, k3 .* A shared space has all"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(mutators, match):
+    with pytest.raises(ConfigError, match=match):
+        shared(mutators(), paths=UniformPaths())
+
+
+def cell_of_unread():
+    from mlotool.spaces import Cell
+    from tests.spaces.shared.networks import BLOCKS, POINTWISE
+
+    return Cell("cell", BLOCKS, {"c1": POINTWISE}, num_nodes=2, end="sum")
+
+
+def unfit():
+    from mlotool.spaces import Operator
+
+    return Operator("kernel", "first.conv", {"k3": None, "wide": lambda: torch.nn.Conv2d(4, 6, 3, padding=1)})
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [
+        ({"kernel_0": "k5", "kernel_1": "k5"}, "found None for the decision 'kernel_2'"),
+        (
+            {"kernel_0": "k9", "kernel_1": "k5", "kernel_2": "k5"},
+            "found 'k9' for .*; expected one of k3, k5",
+        ),
+        ({"kernle_0": "k5"}, "found the decision 'kernle_0'"),
+    ],
+)
+def test_wrong_paths_are_refused(path, match):
+    with pytest.raises(ConfigError, match=match):
+        shared([kernel()], paths=UniformPaths())(torch.randn(2, 1, 6, 6), path=path)
