@@ -58,6 +58,7 @@ _DATA = (
 _PARALLEL: tuple[str, ...] = ("Auxiliary", "Multigrid")
 _HYPERGRADIENTS = ("Implicit", "Unrolled", "Penalty", "SABA", "EvolutionStrategies", "FirstOrder")
 _MUTATORS = ("Operator", "Insert", "Input", "Repeat", "Cell", "Grow", "Branch", "Split", "Link")
+_SPACES = ("Space", "UniformPaths", "FairPaths", "PathWeights", "BinaryPaths", "PathPolicy")
 _PREDICATES = ("KeepsShape", "HasSetting")
 # What these packages offer beside is no data, no solver.
 _NAMES = {
@@ -68,7 +69,10 @@ _NAMES = {
     "parallel": tuple(f"mlotool.layerparallel.{name}" for name in _PARALLEL),
     "optimizer": tuple(f"torch.optim.{name}" for name in OPTIMIZERS),
     "scheduler": tuple(f"torch.optim.lr_scheduler.{name}" for name in SCHEDULERS),
-    "module": ("mlotool.spaces.Space", *(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES))),
+    "module": (
+        *(f"mlotool.spaces.{name}" for name in _SPACES),
+        *(f"torch.nn.{name}" for name in (*MODULES, *LOSS_MODULES)),
+    ),
     "metric": ("mlotool.losses.shared_weight_accuracy",),
     "mutator": tuple(f"mlotool.spaces.{name}" for name in _MUTATORS),
     "predicate": tuple(f"mlotool.spaces.{name}" for name in _PREDICATES),

@@ -16,7 +16,7 @@ from mlotool.losses.episodes import episode_cross_entropy, episode_mean_squared_
 from mlotool.losses.few_shot import few_shot_adaptation
 from mlotool.losses.mean_squared_error import mean_squared_error
 from mlotool.losses.next_token import mixture_next_token, next_token, next_token_of_both, weighted_next_token
-from mlotool.losses.paths import expected_path_cross_entropy, path_analysis, path_cross_entropy, score_function
+from mlotool.losses.paths import expected_path_cross_entropy, path_analysis, path_cross_entropy
 from mlotool.losses.poisoning import (
     attack_analysis,
     attack_cross_entropy,
@@ -60,7 +60,6 @@ __all__ = [
     "reweighted_cross_entropy",
     "sample_weight_analysis",
     "sample_weighted_cross_entropy",
-    "score_function",
     "shared_weight_accuracy",
     "text_weight_analysis",
     "weight_against_loss",

@@ -64,18 +64,20 @@ class ModelGraph(Alternatives):
             raise ConfigError(f"inputs: {error}") from error
         self._result = shapes_of_result(graph)
 
-    def find(self, at: Any) -> list[Place]:
+    def find(self, at: Any, *, of_some: bool = False) -> list[Place]:
         """Return the places that a target describes, in the order in which the model computes them.
 
         Args:
             at: a target, as in a recipe (see `Target`); or a place, which is the only one then.
+            of_some: whether a place may be one that only some models of a shared space have; a decision that is named
+                after the number of a place wants those that all have.
 
         Raises:
             ConfigError: there is none, or two share a node; an InfeasibleModelError once the graph has been changed.
         """
         self._shapes.update()
         try:
-            return [at] if isinstance(at, Place) else self._places.find(as_target(at))
+            return [at] if isinstance(at, Place) else self._places.find(as_target(at), of_some=of_some)
         except ConfigError as error:
             raise (InfeasibleModelError if self.changes else ConfigError)(str(error)) from error
 

@@ -36,14 +36,18 @@ class Places:
             if path and path not in seen and (nodes := self._inside(path)):
                 yield self._place(path, nodes, module)
 
-    def find(self, target: Target) -> list[Place]:
+    def find(self, target: Target, *, of_some: bool = False) -> list[Place]:
         """Return the places that a target describes, in the order of their last nodes.
+
+        Args:
+            target: describes them.
+            of_some: whether one may be a place that only some models have, where a graph holds several.
 
         Raises:
             ConfigError: there is none, or two of them share a node.
         """
         order = {node: number for number, node in enumerate(self._graph.nodes)}
-        places = sorted(self._fitting(target), key=lambda each: order[each.nodes[-1]])
+        places = sorted(self._fitting(target, of_some), key=lambda each: order[each.nodes[-1]])
         if not places:
             raise ConfigError(self._of_nothing(target))
         taken: dict[fx.Node, str] = {}
@@ -57,7 +61,7 @@ class Places:
                 taken[node] = place.id
         return places
 
-    def _fitting(self, target: Target) -> Iterator[Place]:
+    def _fitting(self, target: Target, of_some: bool) -> Iterator[Place]:
         return self._chains(target.chain) if target.chain else (each for each in self.every() if target.fits(each))
 
     def _of_nothing(self, target: Target) -> str:

@@ -91,7 +91,7 @@ class Cell(AbstractMutator):
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and put the cells."""
-        places = graph.find(self.at)
+        places = graph.find(self.at, of_some=self.tied)
         graph.check_room(len(places) * self.num_nodes * self.num_inputs)
         counts = [len(place.inputs) for place in places]
         if self.tied and len(set(counts)) > 1:

@@ -37,7 +37,7 @@ class Operator(AbstractMutator):
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and replace."""
-        places = graph.find(self.at)
+        places = graph.find(self.at, of_some=self.tied)
         for number, place in enumerate(places):
             name = f"{self.name}_{number}"
             for value in graph.alternatives(self.name if self.tied else name, self.candidates):

@@ -21,23 +21,23 @@ class SharedPlaces(Places):
         """Yield each node as a place, then each module of the base whose forward is several nodes."""
         return (each for each in super().every() if MARK not in each.id)
 
-    def _fitting(self, target: Target) -> Iterator[Place]:
+    def _fitting(self, target: Target, of_some: bool) -> Iterator[Place]:
         computed = always_computed(self._graph)
         choices = {node_id(each): each for each in self._graph.nodes if switch_of(each) is not None}
         chosen: dict[str, list[fx.Node]] = {}
-        for place in super()._fitting(target):
+        for place in super()._fitting(target, of_some):
             last = place.nodes[-1]
             if switch_of(last) is not None and len(place.nodes) == 1:
                 continue
             if len(place.nodes) == 1 and place.id in choices:
                 chosen.setdefault(place.id, []).append(last)
-            elif last in computed:
+            elif of_some or last in computed:
                 yield place
             else:
                 raise _refusal(place.id)
         for name, nodes in chosen.items():
             members = [each for each in self._graph.nodes if node_id(each) == name and each is not choices[name]]
-            if set(members) != set(nodes) or choices[name] not in computed:
+            if set(members) != set(nodes) or not (of_some or choices[name] in computed):
                 raise _refusal(name)
             yield self._place(name, (*members, choices[name]), None)
 

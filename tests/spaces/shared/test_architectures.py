@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.losses import score_function
+from mlotool.losses.paths import score_function
 from mlotool.spaces import BinaryPaths, Mixture, Operator, PathPolicy, PathWeights, SharedSpace, Space
 
 ACTIVATIONS = {"relu": None, "tanh": nn.Tanh, "same": nn.Identity}
