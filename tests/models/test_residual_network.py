@@ -43,7 +43,7 @@ def test_dense_layers_are_euler_steps() -> None:
     expected = state.numpy()
     for weight, bias in zip(layers.weight.detach().numpy(), layers.bias.detach().numpy(), strict=True):
         expected = expected + 0.25 * _sigma(expected @ weight.T + bias)
-    np.testing.assert_allclose(layers(state).detach().numpy(), expected, rtol=1e-13)
+    np.testing.assert_allclose(layers(state).detach().numpy(), expected, rtol=1e-13, atol=1e-14)
 
 
 def test_convolutions_are_sums_over_neighbours() -> None:
@@ -57,7 +57,7 @@ def test_convolutions_are_sums_over_neighbours() -> None:
         for j in range(3)
     )
     expected = state.numpy() + 0.25 * np.tanh(total + layers.bias[0].detach().numpy()[:, None, None])
-    np.testing.assert_allclose(layers.layer(state, 0).detach().numpy(), expected, rtol=1e-13)
+    np.testing.assert_allclose(layers.layer(state, 0).detach().numpy(), expected, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("kernel_size", [None, 3])
