@@ -43,9 +43,12 @@ class Repeat(AbstractMutator):
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and repeat."""
         places = graph.find(self.at)
+        # All are asked for before the first copy is made: too many are refused at once.
+        asked = [list(graph.alternatives(f"{self.name}_{number}", self.counts)) for number, _ in enumerate(places)]
+        copies = [sum(count - 1 for count in counts if count > 1) for counts in asked]
+        graph.check_room(sum(count * len(place.nodes) for count, place in zip(copies, places, strict=True)))
         for number, place in enumerate(places):
             for count in graph.alternatives(f"{self.name}_{number}", self.counts):
-                graph.check_room((count - 1) * len(place.nodes))
                 for copy in range(count - 1, 0, -1):
                     graph.repeat(place, f"{self.name}_{number}_{copy}")
                 if count == 0:
