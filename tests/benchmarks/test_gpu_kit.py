@@ -55,6 +55,7 @@ def read(out: Path, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_what_fails_stops_nothing_and_a_second_call_goes_on(tmp_path: Path) -> None:
     own = ("--checks", "tests.benchmarks.checks", "--minutes", "5", "--page")
     code, printed = call_forked(tmp_path, *own, "--state", str(tmp_path / "state.tar"))

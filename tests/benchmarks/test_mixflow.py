@@ -31,6 +31,7 @@ def test_ways_that_differ_are_not_compared() -> None:
         peaks.differences(Setting(), wrong, None)
 
 
+@pytest.mark.slow
 def test_blocks_evaluated_again_take_less_at_depth() -> None:
     deep = Setting(sizes=TINY).sized(num_layers=6, length=16)
     found = {way.name: measure.memory(deep.by(way)) for way in WAYS}

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mlotool.runner.checkpoint import read_checkpoint
 from tests import forked
 from tests.cli.test_sweep import PATIENT_LOSS
@@ -58,6 +60,7 @@ def test_a_job_that_is_refused_does_not_end_those_beside_it(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_signal_with_the_same_groups(tmp_path: Path) -> None:
     (tmp_path / "patient").mkdir()
     (tmp_path / "patient" / "__init__.py").write_text(PATIENT_LOSS)

@@ -57,6 +57,7 @@ def test_its_recipe_is_the_measured_one(recipe: Path) -> None:
         assert shown[part] == measured[part], part
 
 
+@pytest.mark.slow
 def test_its_commands_run_in_their_order(call: Call) -> None:
     assert any(command.startswith("mlotool run") for command in IN_ORDER)
     for command in IN_ORDER:

@@ -107,6 +107,7 @@ def test_a_candidate_that_refuses_its_place_is_no_failure(tmp_path: Path, monkey
     assert statuses == ["finished", "finished", "infeasible"]
 
 
+@pytest.mark.slow
 def test_a_fixed_decision_that_only_some_models_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     begin, end = RECIPE.index("        - _target_: mlotool.spaces.Operator"), RECIPE.index("    loss:")

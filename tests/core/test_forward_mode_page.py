@@ -10,6 +10,7 @@ from tests.core.operators.page import page
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "forward_mode.md"
 
 
+@pytest.mark.slow
 def test_the_page_is_what_is_measured():
     version = torch.__version__.partition("+")[0]
     text = PAGE.read_text()

@@ -223,6 +223,7 @@ def test_the_modules_are_there() -> None:
     assert list(MODULES) == sorted(MODULES)
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_in_another_process() -> None:
     code = (
         "from mlotool.data import PythonText\n"

@@ -78,6 +78,7 @@ def made(recipe: str, words: Sequence[str]) -> Program:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "setting"), SETTINGS)
 def test_runs_that_differ_are_one_program(recipe: str, setting: str) -> None:
     small = ["debug=fast", "problems.classifier.module.hidden=[16]", "problems.classifier.stream.batch_size=20"]

@@ -106,6 +106,7 @@ def test_without_small_differences_rounding_stays_rounding(
     assert found.error < tolerance and not found.failures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["plain", "mwn", "maml", "learned_lr"])
 def test_single_precision(recipe: str, image_folder: Path) -> None:
     words = ["hypergradient.product=reverse"] if recipe == "mwn" else []

@@ -44,6 +44,7 @@ def unrolled(seed: int, **settings: Any) -> Program:
     return bilevel(seed, **{"hypergradient": Unrolled(), "unroll_steps": 3, **settings})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", UNROLLS)
 def test_recorded_steps_are_arguments(setting: str) -> None:
     check(compared(lambda k: unrolled(k, **UNROLLS[setting](k)), ticks=14))

@@ -194,6 +194,7 @@ def test_a_network_that_is_unrolled_below_two_levels(is_unrolled: bool, kind: st
         three_levels(BOTH[kind], forward, remat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("above", ["reverse", "forward"])
 @pytest.mark.parametrize("remat", [None, ["blocks.*"]])
 def test_an_implicit_network_below_two_levels(above: str, remat: Any) -> None:

@@ -226,6 +226,7 @@ def test_a_nested_program(solver: str, shapes_both: bool) -> None:
     assert relative_error(found, case.reference()) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [FixedPoint(1000, 0.2, 1e-10), Neumann(85, 0.2)], ids=["fixed_point", "neumann"])
 def test_series_are_differentiated_in_a_nested_program(solver: AbstractSolver) -> None:
     case = programs.nested(CUBIC)
@@ -239,6 +240,7 @@ def by_problem(**algorithms: AbstractHypergradient) -> Callable[[], AbstractHype
     return lambda: next(waiting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shapes_both", [True, False], ids=["shapes-both", "shapes-the-middle"])
 @pytest.mark.parametrize(
     ("low", "mid"),

@@ -182,6 +182,7 @@ def optimum() -> Tensor:
     return torch.linalg.solve(solve.T @ solve + 0.1 * torch.eye(3, dtype=torch.float64), solve.T @ ones)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_steps_of_constant_size_lead_to_the_exact_solution(momentum: float) -> None:
     built = trained(SABA(step_size=0.1), momentum=momentum)
@@ -194,6 +195,7 @@ NOISY: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISY)
 def test_without_the_tables_the_same_steps_stall(name: str) -> None:
     assert stalled(trained(NOISY[name]()), 500 * NUM_BATCHES) > 1e-3

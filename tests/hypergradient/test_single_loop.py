@@ -77,6 +77,7 @@ def test_the_iterates_are_those_of_the_stated_order(name: str) -> None:
         assert float((made.problems["x"].theta["x"].detach() - x).abs().max()) < 1e-10
 
 
+@pytest.mark.slow
 def test_the_papers_order_has_the_same_fixed_point_but_other_iterates() -> None:
     assert float((by_hand(5, is_papers=True)[2] - by_hand(5, is_papers=False)[2]).abs().max()) > 1e-3
     ends = [by_hand(2000, is_papers=is_papers) for is_papers in (True, False)]

@@ -84,6 +84,7 @@ def changed(module: GraphModule) -> int:
     return sum(node.target is not target for node, target in zip(module.graph.nodes, before, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_random_graphs_give_the_same_bits(seed: int) -> None:
     num_writes = 0

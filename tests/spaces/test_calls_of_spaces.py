@@ -83,6 +83,7 @@ def remove_all() -> None:
         assert not dict(space.named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ["0", "1", "2", "3"])
 def test_what_is_removed_depends_on_no_hash(seed: str) -> None:
     code = "from tests.spaces.test_calls_of_spaces import remove_all; remove_all()"

@@ -167,6 +167,7 @@ def test_a_pruned_one_is_pruned_again(tmp_path: Path) -> None:
         assert each.intermediate_values == ({20: 20.0} if each.state.name == "PRUNED" else {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pruner", "options"),
     [
@@ -234,6 +235,7 @@ def test_one_that_failed_is_tried_again(tmp_path: Path) -> None:
     assert len(run(points, tmp_path, lambda folder, spec: ("failed", 0.0)).started) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), None])
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_one_that_diverged_would_diverge_again(tmp_path: Path, value: Any, repeats: int) -> None:
