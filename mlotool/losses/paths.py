@@ -55,6 +55,9 @@ def expected_path_cross_entropy(
     Returns:
         The loss, with the metric `accuracy`, mean over the paths.
 
+    Raises:
+        ConfigError: fewer than 2 paths.
+
     Source: Pham et al. 2018, ENAS (arXiv 1802.03268), section 2.2.
     """
     if num_paths < 2:

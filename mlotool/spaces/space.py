@@ -136,7 +136,7 @@ class Space(nn.Module):
                 remove_unread(graph, root, unread_before)
                 if mutators:
                     own_result.check_runs(root, graph)
-                self._decide(model)
+                self._decide(model, paths)
             own = {name: each for name, each in asked.made.items() if name not in before}
         model.modules.restore_modes()
         still_used = _used(graph)
@@ -158,8 +158,13 @@ class Space(nn.Module):
             _run=self._function_of(graph),
         )
 
-    def _decide(self, model: ModelGraph) -> None:
-        """Make decisions that mutators have left open."""
+    def _decide(self, model: ModelGraph, paths: Any) -> None:
+        """Make decisions that mutators have left open; a single model has none."""
+        if paths is not None:
+            raise ConfigError(
+                f"paths: found {type(paths).__name__} without shared: true; expected it where models share their "
+                "weights, as a single model has one path. Write shared: true, or remove paths."
+            )
 
     def _function_of(self, graph: fx.Graph) -> Callable[..., Any]:
         return compiled(graph, self._own_type.__name__)

@@ -20,7 +20,7 @@ ENDS = ("unread", "all")
 class Cell(AbstractMutator):
     """Puts a cell in each place: nodes, each of which reads some earlier ones through an operation each.
 
-        node_i = join over its reads r of operation_r(node_r),   cell = project(end over the nodes that no node reads)
+        node_i = join over its reads r of operation_r(node_r),   cell = project(end over its ends)
 
     Decisions of node 0 of place 0 are `<name>_0_0_input_a`, `<name>_0_0_operation_a`, `.._b` and so on; with `tied`
     there is one cell for all places, and `<name>_0_input_a` is of its node 0. An input is a number: first those that

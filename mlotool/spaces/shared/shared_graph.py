@@ -30,6 +30,19 @@ Edges = dict[fx.Node, tuple[Any, Any]]
 """By node, what it is called with."""
 
 
+class _SharedRoom(Room):
+    """Names of new nodes: two that no model has together may have one name."""
+
+    _modules: SharedModules
+
+    def _is_taken(self, name: str) -> bool:
+        known: list[Condition] = [each.meta.get(CONDITION, ()) for each in self._graph.nodes if node_id(each) == name]
+        if not known:
+            return self._modules.has(name)
+        now = dict(self._modules.condition)
+        return not all(any(now.get(key, value) != value for key, value in each) for each in known)
+
+
 class SharedGraph(ModelGraph):
     """A traced model, to which mutators do all that they may do, side by side.
 
@@ -50,12 +63,12 @@ class SharedGraph(ModelGraph):
     modules: SharedModules
     _modules_kind = SharedModules
     _places_kind = SharedPlaces
+    _room_kind = _SharedRoom
 
     def __init__(
         self, root: nn.Module, graph: fx.Graph, shapes: Shapes, seed: int, anew: Callable[[], nn.Module] | None
     ) -> None:
         super().__init__(root, graph, shapes, seed, anew)
-        self._room = _SharedRoom(graph, self.modules)
         self.table = PathTable()
         self._switches: dict[tuple[str, tuple[fx.Node, ...]], fx.Node] = {}
 
@@ -186,19 +199,6 @@ def _refuse(name: str, candidates: tuple[Value, ...]) -> Value:
         f"{len(candidates)} candidates; expected all of them in a shared space. Write `for value in "
         "graph.alternatives(name, candidates):` in the mutator, or search without shared."
     )
-
-
-class _SharedRoom(Room):
-    """Names of new nodes: two that no model has together may have one name."""
-
-    _modules: SharedModules
-
-    def _is_taken(self, name: str) -> bool:
-        known: list[Condition] = [each.meta.get(CONDITION, ()) for each in self._graph.nodes if node_id(each) == name]
-        if not known:
-            return self._modules.has(name)
-        now = dict(self._modules.condition)
-        return not all(any(now.get(key, value) != value for key, value in each) for each in known)
 
 
 def _opened(edges: tuple[Any, Any]) -> tuple[Any, list[fx.Node]]:

@@ -1,6 +1,7 @@
 """Modules of a shared space: each candidate of each place once, beside what stands there."""
 
 from collections.abc import Callable
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -67,10 +68,6 @@ class SharedModules(NewModules):
 
     def _beside(self, path: str) -> str:
         values = [str(value) for _, value in self.condition]
-        names = [path, *(f"{path}{MARK}{','.join(values[-count:])}" for count in range(1, len(values) + 1))]
-        free = (each for each in names if not self.has(each))
-        number = 2
-        while (found := next(free, None)) is None:
-            free = (each for each in [f"{names[-1]},{number}"] if not self.has(each))
-            number += 1
-        return found
+        names = [path, *(f"{path}{MARK}{','.join(values[-last:])}" for last in range(1, len(values) + 1))]
+        more = (f"{names[-1]},{number}" for number in count(2))
+        return next(each for each in chain(names, more) if not self.has(each))

@@ -1,17 +1,15 @@
 """A space trained as one network: every candidate once, and a path through them for each mini-batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
 from mlotool.spaces.decisions import Value, choose
 from mlotool.spaces.model_graph import ModelGraph
-from mlotool.spaces.mutators.mutator import AbstractMutator
 from mlotool.spaces.shared.path_table import Path, SharedDecision, path_of
-from mlotool.spaces.shared.paths import AbstractPaths
 from mlotool.spaces.shared.shared_graph import SharedGraph
 from mlotool.spaces.shared.super_graph import Mixture, SuperGraph
 from mlotool.spaces.space import Space
@@ -26,8 +24,8 @@ class SharedSpace(Space):
     it, which is a model of the space, or a mixture of several candidates at some places.
 
     Args:
-        base, mutators, inputs, leaves, decisions, seed, place, shared: as for `Space`.
-        paths: draws a path for each call; None: the one path that `decisions` makes.
+        base, mutators, inputs, leaves, decisions, seed, place: as for `Space`.
+        paths: an `AbstractPaths`, which draws a path for each call; None: the one path that `decisions` makes.
 
     Attributes:
         table: the decisions that its models ask for.
@@ -39,6 +37,7 @@ class SharedSpace(Space):
     Source: Zhang et al. 2020, Retiarii, section 5 (weight sharing); Guo et al. 2020 (arXiv 1904.00420).
 
     Example:
+        >>> from torch import nn
         >>> from mlotool.spaces import Operator
         >>> def base():
         ...     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -54,39 +53,21 @@ class SharedSpace(Space):
     _path: Path | None
     _origins: Mapping[str, str]
 
-    def __init__(
-        self,
-        base: nn.Module | Callable[[], nn.Module],
-        mutators: Sequence[AbstractMutator] = (),
-        inputs: Sequence[Any] | None = None,
-        leaves: Sequence[str] = (),
-        decisions: Mapping[str, Value] | None = None,
-        seed: int | None = None,
-        place: str = "",
-        shared: bool = True,
-        paths: AbstractPaths | None = None,
-    ) -> None:
-        self.__dict__["_draws"] = paths is not None
-        super().__init__(base, mutators, inputs, leaves, decisions, seed, place)
+    def _decide(self, model: ModelGraph, paths: Any) -> None:
+        assert isinstance(model, SharedGraph)
         if PATH in self._arguments:
             raise ConfigError(
                 f"base: found an input '{PATH}' of its forward, by which a shared space is given its path; expected "
                 "another name. Rename it."
             )
-        if paths is not None:
-            paths.begin(self.table)
-            self.add_module("paths", paths)
-
-    def _decide(self, model: ModelGraph) -> None:
-        assert isinstance(model, SharedGraph)
         model.is_rewired = True
         table = model.table.decisions
-        path = None if self._draws else path_of(table, lambda each: choose(each.name, each.candidates))
-        origins = {
-            str(each.target): model.modules.name_in_space(str(each.target))
-            for each in model.graph.nodes
-            if each.op == "call_module"
-        }
+        path = None if paths is not None else path_of(table, lambda each: choose(each.name, each.candidates))
+        if paths is not None:
+            paths.begin(table)
+            model.root.add_module("paths", paths)
+        called = [str(each.target) for each in model.graph.nodes if each.op == "call_module"]
+        origins = {each: model.modules.name_in_space(each) for each in called}
         self.__dict__ |= {"table": table, "_path": path, "_origins": origins}
 
     def _function_of(self, graph: fx.Graph) -> SuperGraph:
@@ -114,9 +95,13 @@ class SharedSpace(Space):
             path: a candidate for each decision that the model asks for.
         """
         found: dict[str, Tensor] = {}
-        for module in self._run.modules(path):
-            below = self.get_submodule(module).state_dict()
-            found |= {f"{self._origins[module]}.{name}": each for name, each in below.items()}
+        own = self.state_dict()
+        for kind, target in self._run.read(path):
+            if kind == "call_module":
+                below = self.get_submodule(target).state_dict()
+                found |= {f"{self._origins[target]}.{name}": each for name, each in below.items()}
+            elif target in own:
+                found[target] = own[target]
         return found
 
     def _choices(self, path: Mapping[str, Any]) -> dict[str, Value | Mixture]:
@@ -129,6 +114,11 @@ class SharedSpace(Space):
                 )
             if isinstance(each, Tensor):
                 each = Mixture(candidates[name], each)
+            if isinstance(each, Mixture) and each.weights.shape != (len(each.candidates),):
+                raise ConfigError(
+                    f"path: found weights of shape {tuple(each.weights.shape)} for the decision '{name}'; expected "
+                    f"({len(each.candidates)},), one for each of {', '.join(map(str, each.candidates))}. Correct it."
+                )
             is_one = isinstance(each, Mixture) and each.taken is not None and not each.weights.requires_grad
             found[name] = each.taken if is_one else each
         return found

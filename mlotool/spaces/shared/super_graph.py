@@ -100,9 +100,10 @@ class SuperGraph:
                 del values[number]
         return values[self._output]
 
-    def modules(self, choices: Choices) -> list[str]:
-        """Return the paths of the modules that are called."""
-        return [step.target for step in self._plan(choices) if step.kind == "call_module"]
+    def read(self, choices: Choices) -> list[tuple[str, str]]:
+        """Return what is read of the space: `call_module` or `get_attr`, and the path of the module or attribute."""
+        kinds = ("call_module", "get_attr")
+        return [(step.kind, step.target) for step in self._plan(choices) if step.kind in kinds]
 
     def _plan(self, choices: Choices) -> tuple[_Step, ...]:
         key = tuple((name, each.candidates if isinstance(each, Mixture) else each) for name, each in choices.items())

@@ -163,8 +163,29 @@ def unfit():
             "found 'k9' for .*; expected one of k3, k5",
         ),
         ({"kernle_0": "k5"}, "found the decision 'kernle_0'"),
+        ({"kernel_0": torch.ones(3)}, r"weights of shape \(3,\) for the decision 'kernel_0'; expected \(2,\)"),
     ],
 )
 def test_wrong_paths_are_refused(path, match):
     with pytest.raises(ConfigError, match=match):
         shared([kernel()], paths=UniformPaths())(torch.randn(2, 1, 6, 6), path=path)
+
+
+def test_the_state_has_parameters_that_forward_reads_itself():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.net = torch.nn.Parameter(torch.ones(())), Net()
+
+        def forward(self, x):
+            return self.scale * self.net(x)
+
+    space = SharedSpace(Scaled, [kernel()], inputs=[1, 6, 6])
+    path = some_path(space, 0)
+    model = Space(Scaled, [kernel()], inputs=[1, 6, 6], decisions=path)
+    assert space.state_of(path).keys() == model.state_dict().keys()
+
+
+def test_paths_without_shared_are_refused():
+    with pytest.raises(ConfigError, match="paths: found UniformPaths without shared: true"):
+        Space(Net, [kernel()], inputs=[1, 6, 6], paths=UniformPaths())
