@@ -1,7 +1,6 @@
 """Losses: pure functions of a batch and the roles that they play with; and analyses of finished runs."""
 
 from mlotool.losses.analyses import sample_weight_analysis, weight_against_loss
-from mlotool.losses.architecture import architecture_analysis, architecture_cross_entropy
 from mlotool.losses.corrected import corrected_cross_entropy, correction_analysis, correction_loss
 from mlotool.losses.cross_entropy import cross_entropy
 from mlotool.losses.decayed import decay_analysis, decayed_cross_entropy
@@ -28,8 +27,6 @@ from mlotool.losses.shared_weight import shared_weight_accuracy
 from mlotool.losses.text_weights import mixture_analysis, text_weight_analysis
 
 __all__ = [
-    "architecture_analysis",
-    "architecture_cross_entropy",
     "attack_analysis",
     "attack_cross_entropy",
     "corrected_cross_entropy",

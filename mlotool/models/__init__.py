@@ -1,7 +1,8 @@
 """Models that recipes use; any other nn.Module does as well."""
 
 from mlotool.models.anchored import Anchored
-from mlotool.models.cell_network import CellArchitecture, CellNetwork, SearchNetwork
+from mlotool.models.cell_edges import StrongestEdges
+from mlotool.models.cell_network import CellNetwork
 from mlotool.models.cell_operations import crossed_convolution, operation, pointwise
 from mlotool.models.decoder import Decoder
 from mlotool.models.expanded_resnet import ExpandedResNet18
@@ -30,7 +31,6 @@ __all__ = [
     "MLP",
     "Anchored",
     "BoundedPerturbation",
-    "CellArchitecture",
     "CellNetwork",
     "ConvolutionalResidualNetwork",
     "Decoder",
@@ -47,11 +47,11 @@ __all__ = [
     "ResNet",
     "ResidualLayers",
     "SampleWeights",
-    "SearchNetwork",
     "SequenceWeigher",
     "SharedWeightNetwork",
     "SharedWeightUnit",
     "SqueezeExcitation",
+    "StrongestEdges",
     "TextAttention",
     "TextConvolution",
     "TextNetwork",

@@ -8,24 +8,12 @@ from torch import Tensor, nn
 
 # b: batch, c: channels, h, w: height and width
 
-OPERATIONS = (
-    "none",
-    "max_pool_3x3",
-    "avg_pool_3x3",
-    "skip_connect",
-    "sep_conv_3x3",
-    "sep_conv_5x5",
-    "dil_conv_3x3",
-    "dil_conv_5x5",
-)
-"""By name, in the order of the columns of the architecture's logits."""
-
-
 def operation(name: str, width: int, stride: int, *, affine: bool) -> nn.Module:
     """Build one operation of a cell: (b, width, h, w) to (b, width, h / stride, w / stride).
 
     Args:
-        name: out of OPERATIONS.
+        name: `none`, `skip_connect`, `max_pool_3x3`, `avg_pool_3x3`, `sep_conv_3x3`, `sep_conv_5x5`, `dil_conv_3x3` or
+            `dil_conv_5x5`.
         width: c.
         stride: 1 or 2.
         affine: whether BatchNorm has a scale and a shift of its own; not in a search, where they would rescale the
@@ -86,8 +74,10 @@ class HalvingConvolution(nn.Module):
     def __init__(self, num_inputs: int, num_outputs: int, *, affine: bool) -> None:
         super().__init__()
         half = num_outputs // 2
-        self.even = nn.Conv2d(num_inputs, half, 1, stride=2, bias=False)
-        self.odd = nn.Conv2d(num_inputs, num_outputs - half, 1, stride=2, bias=False)
+        # A space reads it for what it puts in this place: of an odd size, shapes do not tell.
+        self.stride = 2
+        self.even = nn.Conv2d(num_inputs, half, 1, stride=self.stride, bias=False)
+        self.odd = nn.Conv2d(num_inputs, num_outputs - half, 1, stride=self.stride, bias=False)
         self.norm = nn.BatchNorm2d(num_outputs, affine=affine)
 
     def forward(self, images: Tensor) -> Tensor:

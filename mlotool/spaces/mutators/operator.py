@@ -3,22 +3,30 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.spaces.building import Build
 from mlotool.spaces.model_graph import ModelGraph
 from mlotool.spaces.mutators.mutator import AbstractMutator, check_candidates
+from mlotool.spaces.patterns import matches
 
 
 class Operator(AbstractMutator):
     """Puts one of several modules in each place.
 
-    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places; with `tied` there is one, `<name>`, for all.
+    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places; with `tied` there is one, `<name>`, for all. With a
+    path in `tied` there is one for all places whose ids are equal behind what has that path: with `cells.*` those of
+    `cells.0.edges.3` and `cells.1.edges.3` are one, and the decisions are numbered in the order of their first places.
 
     Args:
         name: of the decisions.
         at: the places; see `Target`.
         candidates: by name, what makes a module; None keeps what stands there. It is given the settings of what stands
             there, as far as it has arguments of such names: `in_channels`, `stride`, ... (see `settings_of`).
-        tied: whether all places have the same.
+        tied: whether all places have the same; or a path that begins those which do, as `cells.*`.
+
+    Raises:
+        ConfigError: a place does not begin with the path in `tied`.
 
     Source: Zhang et al. 2020, Retiarii, section 3.3 (operator mutator).
 
@@ -31,16 +39,35 @@ class Operator(AbstractMutator):
         Conv2d(3, 8, kernel_size=(5, 5), stride=(1, 1), padding=(2, 2))
     """
 
-    def __init__(self, name: str, at: Any, candidates: Mapping[str, Build | None], tied: bool = False) -> None:
+    def __init__(self, name: str, at: Any, candidates: Mapping[str, Build | None], tied: bool | str = False) -> None:
         check_candidates("Operator", candidates)
+        if not isinstance(tied, bool | str):
+            raise ConfigError(
+                f"tied: found {shown(tied)}; expected true, false or a path such as 'cells.*'. Correct it."
+            )
         self.name, self.at, self.candidates, self.tied = name, at, candidates, tied
 
     def mutate(self, graph: ModelGraph) -> None:
         """Choose, and replace."""
-        places = graph.find(self.at, of_some=self.tied)
-        for number, place in enumerate(places):
-            name = f"{self.name}_{number}"
-            for value in graph.alternatives(self.name if self.tied else name, self.candidates):
+        decisions: dict[str, str] = {}
+        for number, place in enumerate(graph.find(self.at, of_some=self.tied is True)):
+            decision = self.name
+            if self.tied is not True:
+                key = _behind(place.id, self.tied) if self.tied else str(number)
+                decision = decisions.setdefault(key, f"{self.name}_{len(decisions)}")
+            for value in graph.alternatives(decision, self.candidates):
                 build = self.candidates[value]
                 if build is not None:
-                    graph.replace(place, build, name)
+                    graph.replace(place, build, f"{self.name}_{number}")
+
+
+def _behind(name: str, pattern: str) -> str:
+    """Return what follows in an id behind the names that a path stands for."""
+    names = name.split(".")
+    for count in range(len(names), 0, -1):
+        if matches(".".join(names[:count]), pattern):
+            return ".".join(names[count:])
+    raise ConfigError(
+        f"tied: found the place '{name}', which does not begin with '{pattern}'; expected a path that all places begin "
+        "with, as 'cells.*' for 'cells.0.edges.3'. Correct it."
+    )

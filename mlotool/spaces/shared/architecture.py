@@ -1,6 +1,6 @@
 """What decides between the candidates of a shared space: parameters of an upper problem."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -13,6 +13,9 @@ from mlotool.spaces.shared.path_table import SharedDecision, path_of
 from mlotool.spaces.shared.shared_space import SharedSpace
 from mlotool.spaces.shared.super_graph import Mixture
 
+Rule = Callable[[Mapping[str, Sequence[Value]], Mapping[str, Tensor]], Mapping[str, Value]]
+"""Candidates and their probabilities by decision in, the candidate of each decision out."""
+
 
 class AbstractArchitecture(nn.Module):
     """A distribution over the candidates of each decision of a shared space, given by logits of its own.
@@ -20,6 +23,8 @@ class AbstractArchitecture(nn.Module):
     Args:
         space: makes the space; in a recipe `${problems.NAME.module}`.
         scale: standard deviation of the logits at the start.
+        rule: returns what a search has found, a candidate for each decision; it is called with the candidates and their
+            probabilities, both by decision. None: the most probable candidates.
 
     Raises:
         ConfigError: what is made is no shared space, or has no decisions.
@@ -30,8 +35,9 @@ class AbstractArchitecture(nn.Module):
     factories: ClassVar[tuple[str, ...]] = ("space",)
     """Settings that are handed over as functions: what they describe is built here."""
 
-    def __init__(self, space: Callable[[], SharedSpace], scale: float = 0.0) -> None:
+    def __init__(self, space: Callable[[], SharedSpace], scale: float = 0.0, rule: Rule | None = None) -> None:
         super().__init__()
+        self.rule = rule
         with deciding():
             made = space()
         if not isinstance(made, SharedSpace):
@@ -47,8 +53,12 @@ class AbstractArchitecture(nn.Module):
         )
 
     def found(self) -> dict[str, Value]:
-        """Return the path of the most probable candidates."""
-        return path_of(self.table, lambda each: each.candidates[int(self.logits[each.name].argmax())])
+        """Return the path that the probabilities of the candidates make, by the rule."""
+        if self.rule is None:
+            return path_of(self.table, lambda each: each.candidates[int(self.logits[each.name].argmax())])
+        candidates = {each.name: each.candidates for each in self.table}
+        found = self.rule(candidates, {name: each.detach().softmax(0) for name, each in self.logits.items()})
+        return path_of(self.table, lambda each: found[each.name])
 
     def entropy(self) -> Tensor:
         """Return the entropy of a decision in nats, mean over decisions, 0-D; log k where k candidates are alike."""

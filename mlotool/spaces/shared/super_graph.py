@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx, nn
 
 from mlotool.core.errors import ConfigError
@@ -185,7 +186,9 @@ def _called(step: _Step, root: nn.Module, values: Mapping[int, Any], choices: Ch
             each.detach() if alone and name != chosen.taken else each
             for name, each in zip(chosen.candidates, args, strict=True)
         ]
-        return sum(weight * each for weight, each in zip(chosen.weights, parts, strict=True))
+        results = torch.stack(parts)
+        # Autocast leaves tensordot alone.
+        return torch.tensordot(chosen.weights.to(results.dtype), results, dims=1)
     # The output.
     return args[0]
 
