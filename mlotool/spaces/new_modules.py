@@ -150,6 +150,9 @@ class NewModules:
 
     def _check_untied(self, path: str) -> None:
         """Refuse a module whose parameters another one has as well: a new one would have its own."""
+        own = [id(each) for each in self._root.get_submodule(path).parameters()]
+        if not own:
+            return
         names = dict(self._root.named_parameters(remove_duplicate=False))
         inside = {id(tensor): name for name, tensor in names.items() if name.startswith(f"{path}.")}
         for name, tensor in names.items():

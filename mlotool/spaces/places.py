@@ -1,6 +1,6 @@
 """The places of a graph: its nodes, and the modules whose forward they are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import fx, nn
 
@@ -32,8 +32,9 @@ class Places:
             if node.op in ("call_module", "call_function", "call_method"):
                 yield self._of_node(node)
         seen = {node_id(node) for node in self._graph.nodes if node.op == "call_module"}
+        inside = self._by_module()
         for path, module in self._root.named_modules():
-            if path and path not in seen and (nodes := self._inside(path)):
+            if path and path not in seen and (nodes := _whole_call(path, inside.get(path, ()))):
                 yield self._place(path, nodes, module)
 
     def find(self, target: Target, *, of_some: bool = False) -> list[Place]:
@@ -89,14 +90,15 @@ class Places:
             if len(nodes) == len(chain):
                 yield self._place(node_id(nodes[-1]), tuple(nodes), None)
 
-    def _inside(self, path: str) -> tuple[fx.Node, ...]:
-        """Return the nodes of a module's forward, if it is called once and only the last of them is read outside."""
-        nodes = tuple(node for node in self._graph.nodes if _is_inside(node, path))
-        calls = {call for node in nodes for call in node.meta.get(CALLS, ()) if call.partition("@")[0] == path}
-        if len(calls) > 1:
-            return ()
-        read = {node for node in nodes if any(user not in nodes for user in node.users)}
-        return nodes if nodes and read <= {nodes[-1]} else ()
+    def _by_module(self) -> dict[str, list[fx.Node]]:
+        """Return the nodes of the forward of each module, by its path."""
+        found: dict[str, list[fx.Node]] = {}
+        for node in self._graph.nodes:
+            if node.op not in ("placeholder", "output"):
+                owner = str(node.target) if node.op == "call_module" else str(node.meta[OWNER])
+                for path in _prefixes((owner, *node.meta.get(BLOCKS, ()))):
+                    found.setdefault(path, []).append(node)
+        return found
 
     def _of_node(self, node: fx.Node) -> Place:
         module = self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -138,11 +140,14 @@ def node_of(graph: fx.Graph, name: str) -> fx.Node:
     )
 
 
-def _is_inside(node: fx.Node, path: str) -> bool:
-    if node.op in ("placeholder", "output"):
-        return False
-    owner = str(node.target) if node.op == "call_module" else str(node.meta[OWNER])
-    return any(_is_within(each, path) for each in (owner, *node.meta.get(BLOCKS, ())))
+def _whole_call(path: str, nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+    """Return the nodes of a module's forward, if it is called once and only the last of them is read outside."""
+    calls = {call for node in nodes for call in node.meta.get(CALLS, ()) if call.partition("@")[0] == path}
+    if len(calls) > 1:
+        return ()
+    inside = set(nodes)
+    read = {node for node in nodes if any(user not in inside for user in node.users)}
+    return tuple(nodes) if nodes and read <= {nodes[-1]} else ()
 
 
 def _is_within(path: str, above: str) -> bool:
@@ -159,7 +164,12 @@ def blocks_of(place: Place) -> tuple[str, ...]:
 def _blocks_around(node: fx.Node) -> set[str]:
     owner = str(node.meta[OWNER])
     nearest = (owner.rpartition(".")[0] if node.op == "call_module" else owner, *node.meta.get(BLOCKS, ()))
-    names = [each.split(".") for each in nearest if each]
+    return _prefixes(nearest)
+
+
+def _prefixes(paths: Iterable[str]) -> set[str]:
+    """Return paths and those of all modules around them, but for the model's own."""
+    names = [each.split(".") for each in paths if each]
     return {".".join(each[:count]) for each in names for count in range(1, len(each) + 1)}
 
 

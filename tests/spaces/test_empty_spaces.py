@@ -14,7 +14,6 @@ from mlotool.spaces import Space
 Inputs = tuple[Tensor, ...]
 IMAGE = [1, 8, 8]
 TOKENS = [{"shape": [40], "dtype": "int64"}]
-ARCHITECTURE = {"shape": [2, 8], "batched": False}
 
 OURS: dict[str, tuple[Callable[[], nn.Module], Sequence[Any], Sequence[str]]] = {
     "mlp": (lambda: models.MLP(IMAGE, 10), IMAGE, ()),
@@ -25,11 +24,6 @@ OURS: dict[str, tuple[Callable[[], nn.Module], Sequence[Any], Sequence[str]]] = 
     "decoder": (lambda: models.Decoder(64), TOKENS, ["blocks.*"]),
     "dense": (lambda: models.DenseResidualNetwork([2], 5, 8), [2], ["layers"]),
     "convolutional": (lambda: models.ConvolutionalResidualNetwork(IMAGE, 10, 8), IMAGE, ["layers"]),
-    "search": (
-        lambda: models.SearchNetwork(IMAGE, 10, width=2, num_cells=3, num_nodes=1),
-        [IMAGE, ARCHITECTURE, ARCHITECTURE],
-        ["."],
-    ),
     "cells": (
         lambda: models.CellNetwork(IMAGE, 10, width=4, num_cells=3, num_nodes=2, stem_multiplier=1),
         IMAGE,
@@ -44,7 +38,6 @@ OURS: dict[str, tuple[Callable[[], nn.Module], Sequence[Any], Sequence[str]]] = 
         ["decoder.blocks.*"],
     ),
     "label_corrector": (lambda: models.LabelCorrector(8, 3), [[8], {"shape": [], "dtype": "int64"}], ()),
-    "cell_architecture": (lambda: models.CellArchitecture(num_nodes=1), [], ()),
     "positive_vector": (lambda: models.PositiveVector(3, 0.1), [], ()),
     "mixture_weights": (lambda: models.MixtureWeights(3), [], ()),
 }
@@ -124,7 +117,7 @@ def check_torchvision(name: str) -> None:
         assert_same(lambda: models.torchvision_model(name, 5), [3, size, size], ())
 
 
-@pytest.mark.parametrize("name", ["text_transformer", "dense", "convolutional", "search", "perturbation"])
+@pytest.mark.parametrize("name", ["text_transformer", "dense", "convolutional", "perturbation"])
 def test_what_cannot_be_followed_names_the_leaf(name: str) -> None:
     make, described, _ = OURS[name]
     with pytest.raises(ValueError, match=r"leaves: .* expected .* leaves: \['(blocks\.0|layers|\.)'\]"):

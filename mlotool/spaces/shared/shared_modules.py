@@ -32,6 +32,7 @@ class SharedModules(NewModules):
     def __init__(self, root: nn.Module, seed: int, anew: Callable[[], nn.Module] | None) -> None:
         super().__init__(root, seed, anew)
         self.condition: Condition = ()
+        self._untied: set[str] = set()
         self._places: dict[tuple[Any, ...], str] = {}
         self._origin: dict[str, str] = {}
 
@@ -41,8 +42,9 @@ class SharedModules(NewModules):
         if key in self._places:
             return self._places[key]
         before = self._root.get_submodule(path) if self.has(path) else None
-        if before is not None and path not in self._makers:
+        if before is not None and path not in self._makers and path not in self._untied:
             self._check_untied(path)
+            self._untied.add(path)
         new = self._beside(path)
         self._makers[new] = (build, settings, dtype)
         self._origin[new] = path
