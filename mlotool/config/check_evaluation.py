@@ -18,6 +18,7 @@ def evaluation_faults(values: Values) -> Iterator[str]:
     evaluate, unknown = values["evaluate"], list[str]()
     if evaluate is not None:
         yield from _problem_faults(evaluate, values["problems"])
+        yield from _argument_faults(evaluate["arguments"], values["problems"])
         unknown = list(_metric_faults(evaluate["metrics"]))
         yield from unknown
         yield from _interval_faults(evaluate["splits"])
@@ -59,6 +60,17 @@ def _problem_faults(evaluate: Values, problems: Values) -> Iterator[str]:
             f"evaluate.problem: found '{problem}'; expected one of {', '.join(problems)}."
             f"{did_you_mean(problem, problems)} Correct evaluate.problem."
         )
+
+
+def _argument_faults(arguments: Values, problems: Values) -> Iterator[str]:
+    for argument, source in arguments.items():
+        problem, dot, method = str(source).partition(".")
+        if is_known(source) and (problem not in problems or (dot and not method.isidentifier())):
+            yield (
+                f"evaluate.arguments.{argument}: found '{source}'; expected a problem, or a problem and a method of its "
+                f"module: {', '.join(problems)}.{did_you_mean(problem, problems)} Correct it, as in "
+                f"evaluate.arguments.{argument}: {next(iter(problems), 'architecture')}.found."
+            )
 
 
 def _metric_faults(metrics: Any) -> Iterator[str]:

@@ -122,9 +122,14 @@ class GraphConfig:
 
 @dataclass
 class EvaluateConfig:
-    """Metrics of one problem's module over whole splits; a split's value is the ticks between evaluations, or end."""
+    """Metrics of one problem's module over whole splits; a split's value is the ticks between evaluations, or end.
+
+    What `arguments` names is given to the module beside a batch's input: by argument, what another problem's module
+    returns, `architecture`, or what a method of it returns, `architecture.found`.
+    """
 
     problem: str = MISSING
+    arguments: dict[str, str] = field(default_factory=dict)
     metrics: list[Any] = field(default_factory=lambda: ["accuracy"])
     splits: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 500

@@ -4,6 +4,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,6 +110,12 @@ class BoundModule:
         if isinstance(self._call, RematerializedModule):
             other._call = self._call
         return other
+
+    def given(self, **arguments: Any) -> "BoundModule":
+        """Return the same module, each call of which has these arguments too."""
+        bound = copy(self)
+        bound._call = partial(self._call, **arguments)
+        return bound
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""

@@ -2,19 +2,23 @@
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from mlotool.config import Built, build, load_run_config, trust_all
 from mlotool.config.objective import is_wrong_way_round, known_direction
 from mlotool.core.arguments import require, require_path, require_texts
+from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import CheckpointError, ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import user_code
+from mlotool.problem.problem import Problem
 from mlotool.runner.checkpoint import load_program
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.folder import RunFolder
@@ -111,9 +115,25 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator 
         )
     problem = problems[settings.problem]
     names = [metric for metric in settings.metrics if isinstance(metric, str)]
-    return Evaluator(
-        problem.module, built.data, names, settings.batch_size, device, problem.reading, functions=built.metrics
-    )
+    reading = problem.reading if not settings.arguments else partial(_reading_given, settings, problems)
+    return Evaluator(problem.module, built.data, names, settings.batch_size, device, reading, functions=built.metrics)
+
+
+@torch.no_grad()
+def _reading_given(settings: Any, problems: Mapping[str, Problem], training: bool | None) -> BoundModule:
+    """Return the evaluated module with what other problems give it, as they are now."""
+    arguments = {}
+    for argument, source in settings.arguments.items():
+        name, _, method = source.partition(".")
+        given, module = problems[name].reading(training), problems[name].module
+        if method and (hasattr(nn.Module, method) or not callable(getattr(module, method, None))):
+            raise ConfigError(
+                f"evaluate.arguments.{argument}: found '{source}', while {type(module).__name__} has no method "
+                f"'{method}' of its own; expected what returns the argument. Correct it, or give what the module "
+                f"returns itself: {name}."
+            )
+        arguments[argument] = given.method(method) if method else given()
+    return problems[settings.problem].reading(training).given(**arguments)
 
 
 def _warn_of_best(run_dir: Path | str, checkpoint: str, config: Any) -> None:
