@@ -13,6 +13,7 @@ Each seed draws data and initial parameters anew.
 """
 
 import argparse
+import random
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,10 @@ from mlotool.runner.evaluation import Evaluator
 
 Figures = dict[str, dict[str, float]]
 DOMAINS = ("docstrings", "code", "tables", "scrambled")
+OPERATIONS = (
+    *("skip_connect", "max_pool_3x3", "avg_pool_3x3"),
+    *("sep_conv_3x3", "sep_conv_5x5", "dil_conv_3x3", "dil_conv_5x5"),
+)
 LM_TICKS = 1000
 LM_SEARCH_TICKS = 430
 """Ticks of plain training that take as long as the search: 300, each of which costs 1.42 of a plain one."""
@@ -66,12 +71,27 @@ def main() -> None:
 def _darts(seed: int, overrides: Sequence[str]) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         search, run_dir = _run("darts", [*overrides, f"seed={seed}"], Path(folder) / "search")
-        genotype = (run_dir / "artifacts" / "search_genotype.txt").read_text().strip()
+        lines = (run_dir / "artifacts" / "search_decisions.txt").read_text().split("\n")
+        decisions = dict(line.split(": ") for line in lines if line)
         found = {"search": search}
-        for name, value in {"found": genotype, "random": "random"}.items():
-            own = [f"problems.classifier.module.genotype={value}", f"seed={seed}"]
-            found[name], _ = _run("darts_evaluate", own, Path(folder) / name)
-    print(seed, genotype, flush=True)
+        for name, each in {"found": decisions, "random": _random_cells(seed)}.items():
+            own = [f"+decisions.{decision}={value}" for decision, value in each.items()]
+            found[name], _ = _run("darts_evaluate", [*own, f"seed={seed}"], Path(folder) / name)
+    print(seed, {name: value for name, value in decisions.items() if value != "none"}, flush=True)
+    return found
+
+
+def _random_cells(seed: int) -> dict[str, str]:
+    """Draw two edges for each node of both kinds of cells, each with any operation but `none`."""
+    draw = random.Random(seed)
+    found: dict[str, str] = {}
+    for kind in ("normal", "reduction"):
+        edge = 0
+        for num_incoming in range(2, 6):
+            kept = draw.sample(range(num_incoming), 2)
+            for source in range(num_incoming):
+                found[f"{kind}_{edge}"] = draw.choice(OPERATIONS) if source in kept else "none"
+                edge += 1
     return found
 
 

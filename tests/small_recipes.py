@@ -8,9 +8,9 @@ from omegaconf import DictConfig
 import mlotool
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[1] / "recipes").glob("*.yaml"))
-CELLS = ["problems.classifier.module.num_cells=3", "problems.classifier.module.width=4"]
+CELLS = [f"problems.classifier.module.base.{size}" for size in ("num_cells=3", "width=4")]
 # Cells of two nodes have a third of the edges of four, and each edge has all operations.
-SEARCH = [*(f"problems.{name}.module.num_nodes=2" for name in ("architecture", "classifier")), "debug.limit_ticks=2"]
+SEARCH = ["problems.classifier.module.base.num_nodes=2", "debug.limit_ticks=2"]
 # A penalty for states of the paper's size.
 PARALLEL = ["problems.classifier.parallel.beta=1"]
 # On CIFAR-10 at the size of their paper; what of it is too much for a test is made smaller.

@@ -16,8 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.weak import WeakIdKeyDictionary
 from torchvision.models import resnet50
 
+import mlotool
 from benchmarks.betty.task import sample_losses
-from mlotool.models import CellArchitecture, SearchNetwork
+from mlotool.config.building import build_module
+from mlotool.spaces.shared.shared_space import SharedSpace
 
 IMAGE_SIZE, NUM_CLASSES = 32, 10
 Batch = Mapping[str, Tensor]
@@ -102,16 +104,21 @@ def _weighted_loss(model: nn.Module, batch: Batch) -> Tensor:
     return (torch.ones(len(losses), 1) * losses).mean()
 
 
+def _search_network() -> nn.Module:
+    return build_module(mlotool.compose("darts_paper", ["data.root=."]), "classifier")
+
+
 def _search_loss(model: nn.Module, batch: Batch) -> Tensor:
-    # Nor does the architecture.
-    normal, reduction = (logits.detach() for logits in CellArchitecture()())
-    return F.cross_entropy(model(batch["input"], normal, reduction), batch["target"])
+    assert isinstance(model, SharedSpace)
+    # The architecture needs no gradient here.
+    weights = {each.name: torch.full((len(each.candidates),), 1 / len(each.candidates)) for each in model.table}
+    return F.cross_entropy(model(batch["input"], path=weights), batch["target"])
 
 
 TASKS = {
     # torchvision's own stem, and a 3x3 convolution of stride 1 without max-pooling: Betty's paper does not say which.
     "mwn, imagenet stem": Task(partial(_resnet, "imagenet"), _weighted_loss, 100),
     "mwn, cifar stem": Task(partial(_resnet, "cifar"), _weighted_loss, 100),
-    "darts": Task(partial(SearchNetwork, [3, IMAGE_SIZE, IMAGE_SIZE], NUM_CLASSES, 16, 8), _search_loss, 64),
+    "darts": Task(_search_network, _search_loss, 64),
 }
 """With the sizes of Betty's example of Meta-Weight-Net on CIFAR-10, and of the search of the DARTS paper."""

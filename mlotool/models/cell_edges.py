@@ -35,7 +35,9 @@ class StrongestEdges:
     def __init__(self, none: str = "none", num_kept: int = 2) -> None:
         self.none, self.num_kept = none, num_kept
 
-    def __call__(self, candidates: Mapping[str, Sequence[str | int]], probabilities: Mapping[str, Tensor]) -> dict[str, str | int]:
+    def __call__(
+        self, candidates: Mapping[str, Sequence[str | int]], probabilities: Mapping[str, Tensor]
+    ) -> dict[str, str | int]:
         """Return a candidate for each decision.
 
         Args:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 # b: batch, c: channels, h, w: height and width
 
+
 def operation(name: str, width: int, stride: int, *, affine: bool) -> nn.Module:
     """Build one operation of a cell: (b, width, h, w) to (b, width, h / stride, w / stride).
 

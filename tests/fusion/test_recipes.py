@@ -40,12 +40,6 @@ APART: dict[str, dict[str, str]] = {
 }
 """By recipe, by round that is not one program, why."""
 
-# A random architecture a seed.
-NO_STACK = dict.fromkeys(
-    ("darts_evaluate", "darts_evaluate_paper"), "the modules of problems.classifier are of different structures"
-)
-"""By recipe whose runs have programs of different structure, why."""
-
 TICKS = 20
 
 
@@ -82,7 +76,7 @@ def test_a_stack_of_three_seeds(recipe: str, image_folder: Path) -> None:
     structures = {structure_of(small(recipe, image_folder, [f"seed={seed}"])) for seed in range(3)}
     assert len(structures) == 1
     found = compared(lambda seed: made(recipe, seed, image_folder), ticks=TICKS)
-    assert found.reason == NO_STACK.get(recipe, "")
+    assert found.reason == ""
     assert not found.failures
     assert min(found.steps.values()) >= 2
     apart = {name: each.reason for name, each in found.verdicts.items() if not each.is_fused}
