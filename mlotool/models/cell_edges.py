@@ -59,8 +59,8 @@ class StrongestEdges:
     def _strongest(self, name: str, candidates: Sequence[str | int], probability: Tensor) -> tuple[float, str | int]:
         if self.none not in candidates:
             raise ConfigError(
-                f"rule.none: found '{self.none}', which is no candidate of '{name}' ({', '.join(map(str, candidates))}); "
-                "expected the one that is no connection. Correct it."
+                f"rule.none: found '{self.none}', which is no candidate of '{name}' "
+                f"({', '.join(map(str, candidates))}); expected the one that is no connection. Correct it."
             )
         strengths = zip(probability.tolist(), candidates, strict=True)
         return max((each for each in strengths if each[1] != self.none), key=lambda each: each[0])
@@ -75,7 +75,7 @@ def _by_node(kind: str, edges: Sequence[str]) -> list[Sequence[str]]:
         start += len(nodes[-1])
     if len(nodes[-1]) != 1 + len(nodes):
         raise ConfigError(
-            f"rule: found {len(edges)} decisions '{kind}_0', '{kind}_1', ..; expected one for each edge of a cell: 2, 5, "
-            "9, 14, .. of 1, 2, 3, 4, .. nodes. Correct the mutator's places, or take another rule."
+            f"rule: found {len(edges)} decisions '{kind}_0', '{kind}_1', ..; expected one for each edge of a cell: 2, "
+            "5, 9, 14, .. of 1, 2, 3, 4, .. nodes. Correct the mutator's places, or take another rule."
         )
     return nodes

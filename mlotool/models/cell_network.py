@@ -21,9 +21,9 @@ class CellNetwork(nn.Module):
         node_j = sum over i < j of operation_ij(node_i),   cell = all nodes but its two inputs, side by side
 
     Two cells, a third and two thirds of the way, are reduction cells, which halve the image and double the width. The
-    edges of a cell are its modules `normal.0`, `normal.1`, .. or `reduction.0`, .., ordered by the node that they enter,
-    then by the node that they leave. A skip connection stands on each. The paper's auxiliary head and drop-path are
-    left out.
+    edges of a cell are its modules `normal.0`, `normal.1`, .. or `reduction.0`, .., ordered by the node that they
+    enter, then by the node that they leave. A skip connection stands on each. The paper's auxiliary head and drop-path
+    are left out.
 
     Args:
         image_shape: (c, h, w); only c matters.

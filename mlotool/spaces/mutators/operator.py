@@ -14,9 +14,9 @@ from mlotool.spaces.patterns import matches
 class Operator(AbstractMutator):
     """Puts one of several modules in each place.
 
-    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places; with `tied` there is one, `<name>`, for all. With a
-    path in `tied` there is one for all places whose ids are equal behind what has that path: with `cells.*` those of
-    `cells.0.edges.3` and `cells.1.edges.3` are one, and the decisions are numbered in the order of their first places.
+    Decisions are `<name>_0`, `<name>_1`, .. in the order of the places; with `tied` there is one, `<name>`, for all.
+    With a path in `tied` there is one for all places whose ids are equal behind what has that path: with `cells.*`
+    those of `cells.0.edges.3` and `cells.1.edges.3` are one. Decisions are numbered in the order of their first places.
 
     Args:
         name: of the decisions.
