@@ -148,7 +148,7 @@ def _evaluating(module: "nn.Module") -> Iterator[None]:
 
 def _size(config: Any, name: str, taken: "Mapping[str, Decision]") -> str:
     from mlotool.config.building import decided_module
-    from mlotool.core.without_values import WithoutValues
+    from mlotool.config.without_values import WithoutValues
     from mlotool.spaces.size import space_size
 
     without_values = WithoutValues()
