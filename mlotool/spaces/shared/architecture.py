@@ -55,6 +55,13 @@ class AbstractArchitecture(nn.Module):
         found = [F.log_softmax(each, 0) for each in self.logits.values()]
         return torch.stack([-(each.exp() * each).sum() for each in found]).mean()
 
+    def is_made(self, sure: float) -> bool:
+        """Say whether each decision between several candidates has one of at least this probability."""
+        several = [each.detach() for each in self.logits.values() if len(each) > 1]
+        if not several:
+            return False
+        return bool(torch.stack([each.softmax(0).max() for each in several]).min() >= sure)
+
 
 class PathWeights(AbstractArchitecture):
     """Weights of all candidates: a space as a mixture, which gradients of the logits pass through.

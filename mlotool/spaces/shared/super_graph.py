@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, fx, nn
 
@@ -113,12 +113,15 @@ class SuperGraph:
                 del values[number]
         return values[self._output]
 
-    def results(self, root: nn.Module, inputs: Sequence[Any], choices: Choices) -> Iterator[tuple[str, Any]]:
-        """Yield what each step is, in words, and what it returns. Arguments as for the call."""
+    def results(
+        self, root: nn.Module, inputs: Sequence[Any], choices: Choices
+    ) -> Iterator[tuple[str, Any, nn.Module | None]]:
+        """Yield of each step what it is, in words, what it returns, and its module. Arguments as for the call."""
         values: dict[int, Any] = dict(zip(self._inputs, inputs, strict=True))
         for step in self._plan(choices).steps:
             values[step.number] = _called(step, root, values, choices)
-            yield _in_words(step), values[step.number]
+            module = attrgetter(step.target)(root) if step.kind == "call_module" else None
+            yield self._in_words(step, choices), values[step.number], module
 
     def taken(self, choices: Choices) -> tuple[tuple[str, tuple[Value, ...]], ...]:
         """Return the decisions that matter to the result, each with the candidates that are computed for it."""
@@ -180,6 +183,21 @@ class SuperGraph:
             steps.append(_Step(number, kind, target, args, kwargs, inputs, done))
         return _Plan(tuple(steps), tuple(taken.items()))
 
+    def _in_words(self, step: _Step, choices: Choices) -> str:
+        """Return what a step is, with the candidates whose result it is."""
+        if step.kind == "mix":
+            return f"the mixture of '{step.target}'"
+        if step.kind == "output":
+            return "the model"
+        candidates = {
+            f"{value} of {decision}": None
+            for decision, sources in self._switches.values()
+            for value, number in sources.items()
+            if number == step.number and value in _candidates(choices.get(decision))
+        }
+        name = f"'{getattr(step.target, '__name__', step.target)}'"
+        return f"{name} ({', '.join(candidates)})" if candidates else name
+
     def _sources(self, number: int, choices: Choices) -> int | list[int]:
         """Return the number of what a switch stands for, or those of what it mixes."""
         decision, sources = self._switches[number]
@@ -220,15 +238,8 @@ def _called(step: _Step, root: nn.Module, values: Mapping[int, Any], choices: Ch
 
 
 def _candidates(chosen: Value | Mixture | None) -> tuple[Value, ...]:
-    return chosen.candidates if isinstance(chosen, Mixture) else (chosen,)
-
-
-def _in_words(step: _Step) -> str:
-    if step.kind == "mix":
-        return f"the mixture of '{step.target}'"
-    if step.kind == "output":
-        return "the model"
-    return f"'{getattr(step.target, '__name__', step.target)}'"
+    # None is no candidate, and is refused where it is looked up.
+    return chosen.candidates if isinstance(chosen, Mixture) else (cast(Value, chosen),)
 
 
 def _mapped(value: Any, function: Callable[[_Slot], Any]) -> Any:
