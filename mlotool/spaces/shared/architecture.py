@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.decisions import Value, deciding
 from mlotool.spaces.shared.path_table import SharedDecision, path_of
+from mlotool.spaces.shared.paths import number_drawn
 from mlotool.spaces.shared.shared_space import SharedSpace
 from mlotool.spaces.shared.super_graph import Mixture
 
@@ -123,10 +124,11 @@ class BinaryPaths(AbstractArchitecture):
             return decision.candidates[0]
         logits = self.logits[decision.name]
         two = torch.multinomial(logits.detach().softmax(0), 2)
+        numbers = [number_drawn(each) for each in two]
         probability = logits[two].softmax(0)
-        number = int(torch.multinomial(probability.detach(), 1))
+        number = number_drawn(torch.multinomial(probability.detach(), 1))
         gate = F.one_hot(torch.tensor(number, device=logits.device), 2).to(probability)
-        both = tuple(decision.candidates[each] for each in two.tolist())
+        both = tuple(decision.candidates[each] for each in numbers)
         return Mixture(both, gate + probability - probability.detach(), both[number])
 
 
@@ -157,7 +159,7 @@ class PathPolicy(AbstractArchitecture):
 
         def drawn(decision: SharedDecision) -> Value:
             log_probability = F.log_softmax(self.logits[decision.name], 0)
-            number = int(torch.multinomial(log_probability.detach().exp(), 1))
+            number = number_drawn(torch.multinomial(log_probability.detach().exp(), 1))
             terms.append(log_probability[number])
             return decision.candidates[number]
 

@@ -127,9 +127,14 @@ class SharedSpace(Space):
         return self._counting.by_candidate(counts)
 
     @property
+    def has_paths(self) -> bool:
+        """Whether it draws a path for a call that gives none."""
+        return self._path is None
+
+    @property
     def draws(self) -> bool:
         """Whether it has `paths`, or was given several candidates of a decision, so that each is to be drawn."""
-        return self._path is None or any(
+        return self.has_paths or any(
             sum(1 for count in each.values() if count) > 1 for each in self.path_counts.values()
         )
 
