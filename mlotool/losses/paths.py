@@ -15,10 +15,10 @@ from mlotool.losses.cross_entropy import accuracy
 Batch = Mapping[str, Tensor]
 
 
-def path_cross_entropy(batch: Batch, *, model: BoundModule, paths: BoundModule) -> LossOutput:
+def path_cross_entropy(batch: Batch, *, model: BoundModule, paths: BoundModule, entropy: float = 0.0) -> LossOutput:
     """Mean cross-entropy of a shared space whose path, or mixture of paths, is another problem's.
 
-        C = 1/b sum_i -log softmax(model(x_i, path))[y_i],   path = paths()
+        C = 1/b sum_i -log softmax(model(x_i, path))[y_i] - entropy * (entropy of a decision),   path = paths()
 
     Both problems have it: the space on its own split, given the paths; the paths on another one, given the space's
     solution.
@@ -27,6 +27,8 @@ def path_cross_entropy(batch: Batch, *, model: BoundModule, paths: BoundModule) 
         batch: `input` (b, ...) and `target` (b,).
         model: role; a `mlotool.spaces.SharedSpace` that returns logits (b, k).
         paths: role; `mlotool.spaces.PathWeights`, `BinaryPaths` or `PathPolicy`.
+        entropy: weight of the entropy of a decision in nats, mean over decisions, for the problem of the paths: it
+            keeps them from settling early.
 
     Returns:
         The loss, with the metric `accuracy`.
@@ -36,21 +38,26 @@ def path_cross_entropy(batch: Batch, *, model: BoundModule, paths: BoundModule) 
     drawn = paths()
     path = drawn[0] if isinstance(drawn, tuple) else drawn
     logits, target = model(batch["input"], path=path), batch["target"]
-    return LossOutput(F.cross_entropy(logits, target), lambda: {"accuracy": accuracy(logits, target)})
+    loss = _with_entropy(F.cross_entropy(logits, target), paths, entropy)
+    return LossOutput(loss, lambda: {"accuracy": accuracy(logits, target)})
 
 
 def expected_path_cross_entropy(
-    batch: Batch, *, model: BoundModule, paths: BoundModule, num_paths: int = 4
+    batch: Batch, *, model: BoundModule, paths: BoundModule, num_paths: int = 4, entropy: float = 0.0
 ) -> LossOutput:
     """Mean cross-entropy over the paths that a policy draws, with a gradient for the policy.
 
-        C(phi) = E_{path ~ p_phi} C(path),   estimated by `score_function` on num_paths paths and one batch
+        C(phi) = E_{path ~ p_phi} C(path) - entropy * (entropy of a decision)
+
+    The expectation is estimated by `score_function` on num_paths paths and one batch.
 
     Args:
         batch: `input` (b, ...) and `target` (b,).
         model: role; a `mlotool.spaces.SharedSpace` that returns logits (b, k).
         paths: role; a `mlotool.spaces.PathPolicy`.
         num_paths: how many are drawn, at least 2.
+        entropy: weight of the entropy of a decision in nats, mean over decisions, which keeps the policy from settling
+            early.
 
     Returns:
         The loss, with the metric `accuracy`, mean over the paths.
@@ -72,8 +79,12 @@ def expected_path_cross_entropy(
         losses.append(F.cross_entropy(logits, batch["target"]))
         log_probabilities.append(log_probability)
         right.append(accuracy(logits, batch["target"]))
-    loss = score_function(torch.stack(losses), torch.stack(log_probabilities))
+    loss = _with_entropy(score_function(torch.stack(losses), torch.stack(log_probabilities)), paths, entropy)
     return LossOutput(loss, lambda: {"accuracy": torch.stack(right).mean()})
+
+
+def _with_entropy(loss: Tensor, paths: BoundModule, weight: float) -> Tensor:
+    return loss - weight * paths.method("entropy") if weight else loss
 
 
 def score_function(losses: Tensor, log_probabilities: Tensor) -> Tensor:

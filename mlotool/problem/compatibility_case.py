@@ -30,6 +30,7 @@ class Case:
         num_ranks: processes that share each batch.
         is_traced: its gradient is to run as a traced program.
         is_fused: its gradients are to run as a program of several runs.
+        module: what it trains.
     """
 
     name: str
@@ -47,3 +48,4 @@ class Case:
     num_ranks: int = 1
     is_traced: bool = False
     is_fused: bool = False
+    module: Any = None

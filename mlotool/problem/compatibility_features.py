@@ -58,11 +58,20 @@ def _remembers(case: Case) -> bool:
     return algorithm is not None and not (algorithm.is_traceable and (case.is_fused or not algorithm.sees_steps))
 
 
+def _draws_paths(case: Case) -> bool:
+    from mlotool.spaces.shared.architecture import BinaryPaths, PathPolicy
+    from mlotool.spaces.shared.shared_space import SharedSpace
+
+    module = case.module
+    return isinstance(module, BinaryPaths | PathPolicy) or (isinstance(module, SharedSpace) and module.has_paths)
+
+
 FEATURES: Mapping[str, Feature] = {
     "tasks": Feature("`tasks`", lambda case: case.settings.tasks is not None),
     "compile": Feature("`compile`", lambda case: case.settings.compile),
     "shard": Feature("`shard`", lambda case: case.settings.shard),
     "blocks": Feature("`remat` of a problem", lambda case: case.settings.remat is not None),
+    "draws": Feature("a module that draws paths (`paths` of a shared space, BinaryPaths, PathPolicy)", _draws_paths),
     "parallel": Feature("`parallel`", lambda case: case.parallel is not None),
     "auxiliary": Feature("`parallel`: Auxiliary", _of_parallel("is_repeatable", False)),
     "processes": Feature("`parallel.processes`", _of_parallel("is_divided", True)),

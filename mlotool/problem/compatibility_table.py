@@ -48,6 +48,23 @@ ROWS: tuple[Row, ...] = (
     Row("tasks", "parallel", "tasks", "null", _LAYER_PARALLEL),
     Row(
         "tasks",
+        "draws",
+        "tasks",
+        "null",
+        "its module draws a path by values, and torch.vmap computes all tasks as one program",
+        "Set it to null, or mix the candidates: mlotool.spaces.PathWeights.",
+    ),
+    Row(
+        "compile",
+        "draws",
+        "compile",
+        "false",
+        "its module draws a path for each mini-batch, and torch.compile has random numbers of its own and another "
+        "program for each path",
+        "Set it to false.",
+    ),
+    Row(
+        "tasks",
         "ranks",
         "tasks",
         "null",

@@ -98,7 +98,7 @@ class Problem:
         check_problem(locals())
         self.name = name
         self.settings = ProblemSettings.of(name, settings)
-        check(Case(name, self.settings, parallel))
+        check(Case(name, self.settings, parallel, module=module))
         check_module(name, module)
         self.module = module
         self.parallel = parallel

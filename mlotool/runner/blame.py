@@ -6,7 +6,7 @@ whose learning rate is too large. What is known are the losses of the ticks befo
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from mlotool.core.described import described
 from mlotool.problem.batch_share import Share
 from mlotool.program import Problem, Stream
+from mlotool.spaces.shared.shared_space import SharedSpace
 
 MAX_BATCHES = 100
 """Of the last ones, which are looked at for numbers that are not finite."""
@@ -97,6 +98,21 @@ def explain(problem: str, problems: Mapping[str, Problem], traces: Traces) -> st
     if unsound is not None:
         return unsound
     sources = list(related(problem, problems))
+    paths = [told for name in sources if (told := unsound_path(problems[name])) is not None]
+    if paths:
+        return " ".join([*paths, _of_parameters(problem, problems, traces, sources)])
+    return _of_parameters(problem, problems, traces, sources)
+
+
+def unsound_path(problem: Problem) -> str | None:
+    """Return on which path of a shared space a result was first not finite; None where nothing is known of one."""
+    module = problem.module
+    if not isinstance(module, SharedSpace) or module.unsound is None:
+        return None
+    return f"In the shared space of '{problem.name}': {module.unsound}"
+
+
+def _of_parameters(problem: str, problems: Mapping[str, Problem], traces: Traces, sources: Sequence[str]) -> str:
     stepped = [name for name in sources if traces.is_resumed or name in traces.by_problem]
     narrow = _narrow(problems[problem])
     if not stepped:

@@ -11,6 +11,10 @@ from mlotool.core.errors import ConfigError, NonFiniteParametersError
 from mlotool.core.user_code import named
 from mlotool.program import Problem, Program
 from mlotool.runner.blame import advice, related
+from mlotool.spaces.shared.shared_space import SharedSpace
+
+MAX_NAMED = 8
+"""Parameters that a message names."""
 
 
 def check_parameters(program: Program, tick: int) -> None:
@@ -36,7 +40,8 @@ def check_parameters(program: Program, tick: int) -> None:
     if bad:
         # What a gradient passes through, or is made with, may be at fault as well.
         suspects = [program.problems[name] for name in dict.fromkeys([*bad, *related(bad[0], program.problems)])]
-        raise NonFiniteParametersError(bad[0], tick, bad[1:], advice(suspects))
+        told = " ".join(filter(None, [_in_space(program.problems[bad[0]]), advice(suspects)]))
+        raise NonFiniteParametersError(bad[0], tick, bad[1:], told)
 
 
 def check_start(name: str, problem: Problem) -> None:
@@ -58,6 +63,16 @@ def check_start(name: str, problem: Problem) -> None:
         f"{named(problem.module)} before the first step; expected finite numbers. Correct how it begins: what __init__ "
         "puts there, or the file that it comes from."
     )
+
+
+def _in_space(problem: Problem) -> str | None:
+    """Return where in a shared space parameters are not finite: by their names, and the path that showed it."""
+    if not isinstance(problem.module, SharedSpace) or problem.shards is not None:
+        return None
+    bad = [path for path, tensor in problem.constants().items() if not _are_finite([tensor])]
+    more = f" and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
+    names = f"In the shared space of '{problem.name}' these are {', '.join(bad[:MAX_NAMED])}{more}."
+    return f"{names} {problem.module.unsound or ''}".strip()
 
 
 def _are_finite(tensors: Iterable[Tensor]) -> bool:

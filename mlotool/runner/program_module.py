@@ -19,6 +19,7 @@ from mlotool.runner.finiteness import check_parameters
 from mlotool.runner.learned import LearnedValues
 from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective, Watch
+from mlotool.runner.path_watch import PathWatch
 from mlotool.runner.plain_state import check_plain
 from mlotool.runner.plan import ChunkLoader, TickPlan
 from mlotool.runner.problem_module import ProblemModule, check_scheduler
@@ -87,6 +88,7 @@ class ProgramModule(LightningModule):
         self._last_checkpoint = last_checkpoint
         self._seat = seat
         self._learned = LearnedValues(program)
+        self._path_watch = PathWatch(program.problems, plan.max_ticks, self.ranks.mean)
         self._clock = time.perf_counter if seat is None else seat.clock
         self._began = self._clock()
         self._random_states: list[dict[str, Any]] | None = None
@@ -167,6 +169,8 @@ class ProgramModule(LightningModule):
     def on_train_end(self) -> None:
         """Log what came after the last flush (early stopping), and leave the last picture."""
         self._flush()
+        if self.schedule.num_ticks >= self.plan.max_ticks:
+            self._path_watch.end()
         merge_shards(self.program, self.ranks)
         self.display.update(self.schedule.num_ticks, self.metric_log.last, is_last=True)
         self.display.stop()
@@ -272,6 +276,7 @@ class ProgramModule(LightningModule):
         values = self.window.flush()
         if not values:
             return
+        self._path_watch.look(self.schedule.num_ticks)
         for module in self.problem_modules:
             values.update(module.values(self.program))
         values.update(self.program.statistics())

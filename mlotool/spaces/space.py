@@ -49,7 +49,7 @@ class Space(nn.Module):
             each problem.
         place: where it stands in a module, so that two spaces of one seed start with other values; a recipe knows it.
         shared: whether it is all models at once, which share their weights: it is a `SharedSpace` then.
-        paths: of a shared one; see there.
+        paths, statistics: of a shared one; see there.
 
     Attributes:
         decisions: those that this space has asked for, by name.
@@ -102,6 +102,7 @@ class Space(nn.Module):
         place: str = "",
         shared: bool = False,
         paths: Any = None,
+        statistics: str = "shared",
     ) -> None:
         super().__init__()
         check_settings(mutators, inputs, leaves)
@@ -136,7 +137,7 @@ class Space(nn.Module):
                 remove_unread(graph, root, unread_before)
                 if mutators:
                     own_result.check_runs(root, graph)
-                self._decide(model, paths)
+                self._decide(model, paths, statistics)
             own = {name: each for name, each in asked.made.items() if name not in before}
         model.modules.restore_modes()
         still_used = _used(graph)
@@ -158,8 +159,13 @@ class Space(nn.Module):
             _run=self._function_of(graph),
         )
 
-    def _decide(self, model: ModelGraph, paths: Any) -> None:
+    def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         """Make decisions that mutators have left open; a single model has none."""
+        if statistics != "shared":
+            raise ConfigError(
+                f"statistics: found {shown(statistics)} without shared: true; expected it where models share their "
+                "weights. Write shared: true, or remove statistics."
+            )
         if paths is not None:
             raise ConfigError(
                 f"paths: found {type(paths).__name__} without shared: true; expected it where models share their "

@@ -36,6 +36,7 @@ from mlotool.problem.compatibility_page import page
 from mlotool.problem.compatibility_table import ROWS, Row
 from mlotool.problem.same_batch import SameBatch
 from mlotool.problem.settings import ProblemSettings
+from mlotool.spaces import Operator, SharedSpace, UniformPaths
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 BATCHES = [torch.full((2, 3), 0.1 * (number + 1)) for number in range(6)]
@@ -49,6 +50,11 @@ class Divided(Auxiliary):
 
 def lbfgs() -> torch.optim.Optimizer:
     return torch.optim.LBFGS([nn.Parameter(torch.zeros(1))])
+
+
+def drawing() -> SharedSpace:
+    activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})
+    return SharedSpace(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), [activation], [2], paths=UniformPaths())
 
 
 # By feature, what of a case has it.
@@ -68,6 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
             "clip": {"gradient_clip_norm": 1.0},
         }.items()
     },
+    "draws": {"module": drawing()},
     "parallel": {"parallel": Auxiliary(2)},
     "auxiliary": {"parallel": Auxiliary(2)},
     "processes": {"parallel": Divided(2, processes=True)},

@@ -17,6 +17,7 @@ from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec,
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.vector import norm, scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
+from mlotool.spaces.shared.shared_space import SharedSpace
 
 _LOSSES: dict[str, Callable[[], nn.Module]] = {"cross_entropy": nn.CrossEntropyLoss, "mean_squared_error": nn.MSELoss}
 
@@ -149,6 +150,11 @@ class KFAC(AbstractSolver):
         if view is None or view.problem.module is None:
             raise ConfigError("KFAC: found no module; expected view.problem.module. Use it inside Implicit.")
         key, batch = f"problems.{view.problem.name}", view.own_batch
+        if isinstance(view.problem.module, SharedSpace):
+            raise ConfigError(
+                f"{key}.hypergradient.solver: found KFAC with a shared space; expected a module that is one model, as "
+                "the curvature of the path that is trained is not that of the module alone. Write hypergradient: cg."
+            )
         has_keys = isinstance(batch, dict) and isinstance(batch.get(self.input_key), Tensor)
         if not has_keys or not isinstance(batch.get(self.target_key), Tensor):
             found = f"the keys {sorted(batch)}" if isinstance(batch, dict) else type(batch).__name__

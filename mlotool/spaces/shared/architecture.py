@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.spaces.decisions import Value, deciding
 from mlotool.spaces.shared.path_table import SharedDecision, path_of
+from mlotool.spaces.shared.paths import number_drawn
 from mlotool.spaces.shared.shared_space import SharedSpace
 from mlotool.spaces.shared.super_graph import Mixture
 
@@ -64,6 +65,13 @@ class AbstractArchitecture(nn.Module):
         """Return the entropy of a decision in nats, mean over decisions, 0-D; log k where k candidates are alike."""
         found = [F.log_softmax(each, 0) for each in self.logits.values()]
         return torch.stack([-(each.exp() * each).sum() for each in found]).mean()
+
+    def is_made(self, sure: float) -> bool:
+        """Say whether each decision between several candidates has one of at least this probability."""
+        several = [each.detach() for each in self.logits.values() if len(each) > 1]
+        if not several:
+            return False
+        return bool(torch.stack([each.softmax(0).max() for each in several]).min() >= sure)
 
 
 class PathWeights(AbstractArchitecture):
@@ -126,10 +134,11 @@ class BinaryPaths(AbstractArchitecture):
             return decision.candidates[0]
         logits = self.logits[decision.name]
         two = torch.multinomial(logits.detach().softmax(0), 2)
+        numbers = [number_drawn(each) for each in two]
         probability = logits[two].softmax(0)
-        number = int(torch.multinomial(probability.detach(), 1))
+        number = number_drawn(torch.multinomial(probability.detach(), 1))
         gate = F.one_hot(torch.tensor(number, device=logits.device), 2).to(probability)
-        both = tuple(decision.candidates[each] for each in two.tolist())
+        both = tuple(decision.candidates[each] for each in numbers)
         return Mixture(both, gate + probability - probability.detach(), both[number])
 
 
@@ -160,7 +169,7 @@ class PathPolicy(AbstractArchitecture):
 
         def drawn(decision: SharedDecision) -> Value:
             log_probability = F.log_softmax(self.logits[decision.name], 0)
-            number = int(torch.multinomial(log_probability.detach().exp(), 1))
+            number = number_drawn(torch.multinomial(log_probability.detach().exp(), 1))
             terms.append(log_probability[number])
             return decision.candidates[number]
 

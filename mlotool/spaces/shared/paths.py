@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 
+from mlotool.core.errors import ConfigError
 from mlotool.spaces.shared.path_table import Path, SharedDecision, path_of
 
 
@@ -35,6 +37,27 @@ class AbstractPaths(nn.Module):
         """
 
 
+def number_drawn(drawn: Tensor) -> int:
+    """Return a number that was drawn.
+
+    Args:
+        drawn: one element.
+
+    Raises:
+        ConfigError: there is one for each task.
+
+    Example:
+        >>> number_drawn(torch.tensor([2]))
+        2
+    """
+    if is_batchedtensor(drawn):
+        raise ConfigError(
+            "tasks: found a path that is drawn in a loss of several tasks; expected a mixture there, as torch.vmap "
+            "computes all tasks as one program. Set tasks to null, or write mlotool.spaces.PathWeights."
+        )
+    return int(drawn)
+
+
 class UniformPaths(AbstractPaths):
     """Draws each decision from its candidates, all with the same probability.
 
@@ -48,7 +71,7 @@ class UniformPaths(AbstractPaths):
 
     def forward(self, decisions: Sequence[SharedDecision]) -> Path:
         """Return a path."""
-        return path_of(decisions, lambda each: each.candidates[int(torch.randint(len(each.candidates), ()))])
+        return path_of(decisions, lambda each: each.candidates[number_drawn(torch.randint(len(each.candidates), ()))])
 
 
 class FairPaths(AbstractPaths):
@@ -83,7 +106,7 @@ class FairPaths(AbstractPaths):
 
     def _drawn(self, left: Tensor, count: int) -> int:
         open_ones = left[:count].nonzero().flatten().tolist() or list(range(count))
-        found: int = open_ones[int(torch.randint(len(open_ones), ()))]
+        found: int = open_ones[number_drawn(torch.randint(len(open_ones), ()))]
         if self.training:
             left[:count] = False
             left[[each for each in open_ones if each != found]] = True

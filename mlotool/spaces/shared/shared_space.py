@@ -9,9 +9,12 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
 from mlotool.spaces.decisions import Value, choose
 from mlotool.spaces.model_graph import ModelGraph
+from mlotool.spaces.shared.path_counts import COUNTS, PathCounts
+from mlotool.spaces.shared.path_statistics import PathStatistics
 from mlotool.spaces.shared.path_table import Path, SharedDecision, path_of
 from mlotool.spaces.shared.shared_graph import SharedGraph
 from mlotool.spaces.shared.super_graph import Mixture, SuperGraph
+from mlotool.spaces.shared.unsound import Unsound
 from mlotool.spaces.space import Space
 
 PATH = "path"
@@ -26,9 +29,13 @@ class SharedSpace(Space):
     Args:
         base, mutators, inputs, leaves, decisions, seed, place: as for `Space`.
         paths: an `AbstractPaths`, which draws a path for each call; None: the one path that `decisions` makes.
+        statistics: of layers that keep running ones (BatchNorm): "shared", those of a candidate, over all paths; or
+            "path", for at most 256 paths: each path has its own, which are those of a model that is trained on the
+            same mini-batches alone. A mixture is no path, and has a candidate's.
 
     Attributes:
         table: the decisions that its models ask for.
+        counts: (candidates,), how many training steps have computed each; `path_counts` has them by name.
 
     Raises:
         ConfigError: a candidate does not fit, a mutator decides in another way than by `graph.alternatives`, or one
@@ -52,13 +59,23 @@ class SharedSpace(Space):
     table: tuple[SharedDecision, ...]
     _path: Path | None
     _origins: Mapping[str, str]
+    _counting: PathCounts
+    _statistics: PathStatistics | None
+    _unsound: Unsound
 
-    def _decide(self, model: ModelGraph, paths: Any) -> None:
+    def _decide(self, model: ModelGraph, paths: Any, statistics: str) -> None:
         assert isinstance(model, SharedGraph)
         if PATH in self._arguments:
             raise ConfigError(
                 f"base: found an input '{PATH}' of its forward, by which a shared space is given its path; expected "
                 "another name. Rename it."
+            )
+        if statistics not in ("shared", "path"):
+            raise ConfigError(f"statistics: found {shown(statistics)}; expected shared or path. Correct it.")
+        if COUNTS in {**model.root._buffers, **model.root._parameters, **model.root._modules}:
+            raise ConfigError(
+                f"base: found its own '{COUNTS}', where a shared space counts what it trains; expected another name. "
+                "Rename it."
             )
         model.is_rewired = True
         table = model.table.decisions
@@ -68,7 +85,9 @@ class SharedSpace(Space):
             model.root.add_module("paths", paths)
         called = [str(each.target) for each in model.graph.nodes if each.op == "call_module"]
         origins = {each: model.modules.name_in_space(each) for each in called}
-        self.__dict__ |= {"table": table, "_path": path, "_origins": origins}
+        own = PathStatistics(model.root, table) if statistics == "path" else None
+        made = {"_counting": PathCounts(model.root, table), "_statistics": own, "_unsound": Unsound()}
+        self.__dict__ |= {"table": table, "_path": path, "_origins": origins, **made}
 
     def _function_of(self, graph: fx.Graph) -> SuperGraph:
         return SuperGraph(graph)
@@ -86,7 +105,48 @@ class SharedSpace(Space):
             path = self._path if self._path is not None else self.paths(self.table)
         if kwargs or len(args) != len(self._arguments):
             args = self._in_order(args, kwargs)
-        return self._run(self, args, self._choices(path))
+        choices = self._choices(path)
+        own = self._statistics
+        if own is None or any(isinstance(each, Mixture) for each in choices.values()):
+            result = self._run(self, args, choices)
+        else:
+            with own.of(self, choices):
+                result = self._run(self, args, choices)
+        if self.training:
+            self._counting.add(self.counts, self._run.taken(choices))
+            self._unsound.look(result, self._run, self, args, choices)
+        return result
+
+    @property
+    def path_counts(self) -> Mapping[str, Mapping[Value, int]]:
+        """How many training steps have computed each candidate, by decision; a mixture computes all of its own."""
+        return self._counting.by_candidate(self.counts)
+
+    def named_counts(self, counts: Tensor) -> Mapping[str, Mapping[Value, int]]:
+        """Return counts like its own by decision and candidate."""
+        return self._counting.by_candidate(counts)
+
+    @property
+    def has_paths(self) -> bool:
+        """Whether it draws a path for a call that gives none."""
+        return self._path is None
+
+    @property
+    def draws(self) -> bool:
+        """Whether it has `paths`, or was given several candidates of a decision, so that each is to be drawn."""
+        return self.has_paths or any(
+            sum(1 for count in each.values() if count) > 1 for each in self.path_counts.values()
+        )
+
+    @property
+    def differing(self) -> frozenset[str]:
+        """The decisions whose candidates compute something else."""
+        return self._run.decisions
+
+    @property
+    def unsound(self) -> str | None:
+        """In a whole sentence, on which path a result was first not finite, and of what; None where none was."""
+        return self._unsound.found
 
     def state_of(self, path: Path) -> dict[str, Tensor]:
         """Return the state of one model, by the names that a `Space` with these decisions has.
@@ -102,7 +162,7 @@ class SharedSpace(Space):
                 found |= {f"{self._origins[target]}.{name}": each for name, each in below.items()}
             elif target in own:
                 found[target] = own[target]
-        return found
+        return found if self._statistics is None else self._statistics.state(found, path)
 
     def _choices(self, path: Mapping[str, Any]) -> dict[str, Value | Mixture]:
         candidates = {each.name: each.candidates for each in self.table}

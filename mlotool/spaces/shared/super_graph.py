@@ -1,8 +1,8 @@
 """A shared graph as a function, of which each call computes one path or a mixture of several."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
 from mlotool.spaces.decisions import Value
+from mlotool.spaces.shared.gate import gated
 from mlotool.spaces.shared.switch import sources_of, switch_of
 
 MAX_PLANS = 4096
@@ -62,6 +63,18 @@ class _Step(NamedTuple):
     last_read: tuple[int, ...]
 
 
+class _Plan(NamedTuple):
+    """What is called for some choices.
+
+    Args:
+        steps: in their order.
+        taken: the decisions that were looked at, with the candidates that are computed for them.
+    """
+
+    steps: tuple[_Step, ...]
+    taken: tuple[tuple[str, tuple[Value, ...]], ...]
+
+
 class SuperGraph:
     """All models of a space as one function.
 
@@ -84,7 +97,7 @@ class SuperGraph:
                 args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: _Slot(numbers[each]))
                 self._nodes[number] = node.op, node.target, args, kwargs
         self._output = numbers[nodes[-1]]
-        self._plans: dict[tuple[Any, ...], tuple[_Step, ...]] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def __call__(self, root: nn.Module, inputs: Sequence[Any], choices: Choices) -> Any:
         """Return what the models of some choices make of inputs.
@@ -95,18 +108,37 @@ class SuperGraph:
             choices: for each decision that is asked for, at least.
         """
         values: dict[int, Any] = dict(zip(self._inputs, inputs, strict=True))
-        for step in self._plan(choices):
+        for step in self._plan(choices).steps:
             values[step.number] = _called(step, root, values, choices)
             for number in step.last_read:
                 del values[number]
         return values[self._output]
 
+    def results(
+        self, root: nn.Module, inputs: Sequence[Any], choices: Choices
+    ) -> Iterator[tuple[str, Any, nn.Module | None]]:
+        """Yield of each step what it is, in words, what it returns, and its module. Arguments as for the call."""
+        values: dict[int, Any] = dict(zip(self._inputs, inputs, strict=True))
+        for step in self._plan(choices).steps:
+            values[step.number] = _called(step, root, values, choices)
+            module = attrgetter(step.target)(root) if step.kind == "call_module" else None
+            yield self._in_words(step, choices), values[step.number], module
+
+    def taken(self, choices: Choices) -> tuple[tuple[str, tuple[Value, ...]], ...]:
+        """Return the decisions that matter to the result, each with the candidates that are computed for it."""
+        return self._plan(choices).taken
+
+    @property
+    def decisions(self) -> frozenset[str]:
+        """The decisions by which models differ."""
+        return frozenset(decision for decision, _ in self._switches.values())
+
     def read(self, choices: Choices) -> list[tuple[str, str]]:
         """Return what is read of the space: `call_module` or `get_attr`, and the path of the module or attribute."""
         kinds = ("call_module", "get_attr")
-        return [(step.kind, step.target) for step in self._plan(choices) if step.kind in kinds]
+        return [(step.kind, step.target) for step in self._plan(choices).steps if step.kind in kinds]
 
-    def _plan(self, choices: Choices) -> tuple[_Step, ...]:
+    def _plan(self, choices: Choices) -> _Plan:
         key = tuple((name, each.candidates if isinstance(each, Mixture) else each) for name, each in choices.items())
         if key not in self._plans:
             if len(self._plans) >= MAX_PLANS:
@@ -114,11 +146,12 @@ class SuperGraph:
             self._plans[key] = self._planned(choices)
         return self._plans[key]
 
-    def _planned(self, choices: Choices) -> tuple[_Step, ...]:
+    def _planned(self, choices: Choices) -> _Plan:
         """Return the steps to the result, and no others."""
         read: dict[int, tuple[Any, Any]] = {}
         stands_for: dict[int, int] = {}
         wanted = {self._output}
+        taken: dict[str, tuple[Value, ...]] = {}
         # Nodes are numbered in the order in which they are computed.
         for number in range(self._output, -1, -1):
             if number not in wanted:
@@ -127,6 +160,7 @@ class SuperGraph:
                 read[number] = self._nodes[number][2:]
             elif number in self._switches:
                 chosen = self._sources(number, choices)
+                taken[self._switches[number][0]] = _candidates(choices[self._switches[number][0]])
                 if isinstance(chosen, int):
                     stands_for[number] = chosen
                     wanted.add(chosen)
@@ -148,13 +182,28 @@ class SuperGraph:
             inputs = tuple(each.number for each in args) if is_plain else None
             done = tuple(dict.fromkeys(each for each in _numbers(reads[number]) if last[each] == number))
             steps.append(_Step(number, kind, target, args, kwargs, inputs, done))
-        return tuple(steps)
+        return _Plan(tuple(steps), tuple(taken.items()))
+
+    def _in_words(self, step: _Step, choices: Choices) -> str:
+        """Return what a step is, with the candidates whose result it is."""
+        if step.kind == "mix":
+            return f"the mixture of '{step.target}'"
+        if step.kind == "output":
+            return "the model"
+        candidates = {
+            f"{value} of {decision}": None
+            for decision, sources in self._switches.values()
+            for value, number in sources.items()
+            if number == step.number and value in _candidates(choices.get(decision))
+        }
+        name = f"'{getattr(step.target, '__name__', step.target)}'"
+        return f"{name} ({', '.join(candidates)})" if candidates else name
 
     def _sources(self, number: int, choices: Choices) -> int | list[int]:
         """Return the number of what a switch stands for, or those of what it mixes."""
         decision, sources = self._switches[number]
         chosen = choices.get(decision)
-        wanted = chosen.candidates if isinstance(chosen, Mixture) else (chosen,)
+        wanted = _candidates(chosen)
         for each in wanted:
             if each not in sources:
                 raise ConfigError(
@@ -181,16 +230,19 @@ def _called(step: _Step, root: nn.Module, values: Mapping[int, Any], choices: Ch
     if step.kind == "mix":
         chosen = choices[step.target]
         assert isinstance(chosen, Mixture)
-        alone = chosen.taken is not None
-        parts = [
-            each.detach() if alone and name != chosen.taken else each
-            for name, each in zip(chosen.candidates, args, strict=True)
-        ]
-        results = torch.stack(parts)
-        # Autocast leaves tensordot alone.
-        return torch.tensordot(chosen.weights.to(results.dtype), results, dims=1)
+        if chosen.taken is None:
+            results = torch.stack(args)
+            # Autocast leaves tensordot alone.
+            return torch.tensordot(chosen.weights.to(results.dtype), results, dims=1)
+        parts = zip(chosen.candidates, chosen.weights, args, strict=True)
+        return sum(weight * each if chosen.taken == name else gated(weight, each) for name, weight, each in parts)
     # The output.
     return args[0]
+
+
+def _candidates(chosen: Value | Mixture | None) -> tuple[Value, ...]:
+    # None is no candidate, and is refused where it is looked up.
+    return chosen.candidates if isinstance(chosen, Mixture) else (cast(Value, chosen),)
 
 
 def _mapped(value: Any, function: Callable[[_Slot], Any]) -> Any:

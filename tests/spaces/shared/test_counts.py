@@ -1,0 +1,243 @@
+"""What a shared space keeps of its training: counts of candidates, statistics of paths, the first bad result."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.hypergradient import Identity, Implicit
+from mlotool.program import Graph, Problem, Program, Schedule, Stream
+from mlotool.spaces import Mixture, Operator, SharedSpace, Space, UniformPaths
+from tests.spaces.shared.mixtures import NUM_STEPS, program, start
+from tests.spaces.shared.networks import Net, depth, kernel
+
+
+def shared(mutators, **settings):
+    torch.manual_seed(1)
+    return SharedSpace(Net, mutators, inputs=[1, 6, 6], seed=3, **settings)
+
+
+PATH = {"kernel_0": "k3", "kernel_1": "k5", "kernel_2": "k3"}
+
+
+def test_training_calls_are_counted_by_candidate():
+    space, x = shared([kernel()]), torch.randn(2, 1, 6, 6)
+    for _ in range(3):
+        space(x, path=PATH)
+    space(x, path={**PATH, "kernel_0": torch.tensor([0.5, 0.5])})
+    space.eval()(x, path=PATH)
+    assert space.path_counts == {
+        "kernel_0": {"k3": 4, "k5": 1},
+        "kernel_1": {"k3": 0, "k5": 4},
+        "kernel_2": {"k3": 4, "k5": 0},
+    }
+
+
+def test_what_a_path_does_not_ask_for_is_not_counted():
+    space = shared([kernel(tied=True), depth((1, 0))])
+    space(torch.randn(2, 1, 6, 6), path={"kernel": "k5", "depth_0": 0, "depth_1": 1, "depth_2": 0})
+    assert space.path_counts["depth_0"] == {1: 0, 0: 1}
+    assert space.path_counts["kernel"] == {"k3": 0, "k5": 1}
+    space(torch.randn(2, 1, 6, 6), path={"kernel": "k5", "depth_0": 0, "depth_1": 0, "depth_2": 0})
+    assert space.path_counts["kernel"]["k5"] == 1
+
+
+def test_counts_are_kept_by_states_and_copies():
+    space, x = shared([kernel()], paths=UniformPaths()), torch.randn(2, 1, 6, 6)
+    for _ in range(5):
+        space(x)
+    other = shared([kernel()], paths=UniformPaths())
+    other.load_state_dict(space.state_dict())
+    for each in (other, copy.deepcopy(space), pickle.loads(pickle.dumps(space))):
+        assert each.path_counts == space.path_counts
+        each(x)
+        assert sum(each.path_counts["kernel_0"].values()) == 6
+    assert "counts" not in space.state_of(PATH)
+
+
+@pytest.mark.parametrize("product", ["reverse", "forward", "finite_difference"])
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+def test_live_steps_alone_are_counted(product):
+    made = program(Implicit(Identity(0.1), product), start()[1], lower_steps=NUM_STEPS)
+    schedule = Schedule(made)
+    for _ in range(NUM_STEPS):
+        schedule.tick()
+    made.gradient("paths")
+    counts = made.problems["model"].module.path_counts
+    assert counts == {
+        "activation_0": dict.fromkeys(["relu", "tanh", "same"], NUM_STEPS),
+        "head_0": dict.fromkeys(["bias", "plain"], NUM_STEPS),
+    }
+
+
+class Samples:
+    def __init__(self):
+        generator = torch.Generator().manual_seed(4)
+        self.images = torch.randn(64, 1, 6, 6, generator=generator, dtype=torch.float64)
+        self.targets = torch.randint(3, (64,), generator=generator)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, number):
+        return {"input": self.images[number], "target": self.targets[number]}
+
+
+def double_net():
+    return Net().double()
+
+
+KERNELS = partial(nn.Conv2d, kernel_size=5, dtype=torch.float64)
+
+
+def double_kernel():
+    return Operator("kernel", {"path": "*.conv"}, {"k3": None, "k5": KERNELS})
+
+
+def of_paths(**settings):
+    torch.manual_seed(1)
+    given = [{"shape": [1, 6, 6], "dtype": "float64"}]
+    return SharedSpace(double_net, [double_kernel()], inputs=given, seed=3, **settings)
+
+
+def test_statistics_of_a_path_are_those_of_a_model_trained_alone_on_its_mini_batches():
+    """The weights are shared, and go from model to model; the statistics of each model stay its own."""
+    space, samples = of_paths(paths=UniformPaths(), statistics="path"), Samples()
+    drawn = []
+    space.paths.register_forward_hook(lambda module, inputs, path: drawn.append(dict(path)))
+    stream = Stream(samples, 8, seed=0)
+    problem = Problem(
+        "net",
+        space,
+        lambda batch, *, model: F.cross_entropy(model(batch["input"]), batch["target"]),
+        roles={"model": "net"},
+        stream=Stream(samples, 8, seed=0),
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+    )
+    schedule = Schedule(Program([problem], Graph()))
+    given = [{"shape": [1, 6, 6], "dtype": "float64"}]
+    statistics = {}
+    for _ in range(24):
+        weights = copy.deepcopy(space.state_dict())
+        schedule.tick()
+        path, batch = drawn[-1], stream.next()
+        model = Space(double_net, [double_kernel()], inputs=given, seed=3, decisions=path)
+        # The shared weights before the step, and this model's own statistics.
+        now = {key: each.clone() for key, each in of_state(space, weights, path).items()}
+        key = tuple(path.values())
+        model.load_state_dict({**now, **statistics.get(key, fresh(model))})
+        model.train()(batch["input"])
+        statistics[key] = {name: each.clone() for name, each in model.state_dict().items() if is_running(name)}
+    assert len(statistics) > 4
+    for key, expected in statistics.items():
+        path = dict(zip(["kernel_0", "kernel_1", "kernel_2"], key, strict=True))
+        found = space.state_of(path)
+        for name, each in expected.items():
+            torch.testing.assert_close(found[name], each, rtol=0, atol=1e-12)
+        model = Space(double_net, [double_kernel()], inputs=given, seed=3, decisions=path)
+        model.load_state_dict(found)
+        x = samples.images[:8]
+        assert torch.equal(model.eval()(x), space.eval()(x, path=path))
+
+
+def is_running(name):
+    return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def fresh(model):
+    return {name: each.clone() for name, each in model.state_dict().items() if is_running(name)}
+
+
+def of_state(space, state, path):
+    other = copy.deepcopy(space)
+    other.load_state_dict(state)
+    return other.state_of(path)
+
+
+def test_statistics_of_paths_are_saved_and_are_untouched_by_mixtures_and_evaluation():
+    space, x = of_paths(statistics="path"), torch.randn(4, 1, 6, 6, dtype=torch.float64)
+    space(x, path=PATH)
+    before = {name: each.clone() for name, each in space.state_of(PATH).items()}
+    assert before["first.norm.num_batches_tracked"] == 1
+    space(x, path={**PATH, "kernel_0": torch.tensor([0.5, 0.5])})
+    space.eval()(x, path=PATH)
+    other = of_paths(statistics="path")
+    other.load_state_dict(space.state_dict())
+    for each in (space, other, copy.deepcopy(space)):
+        assert all(torch.equal(value, before[name]) for name, value in each.state_of(PATH).items())
+    assert space.first.norm.num_batches_tracked == 1
+    unused = space.state_of({**PATH, "kernel_0": "k5"})
+    assert unused["first.norm.num_batches_tracked"] == 0
+
+
+def test_a_pure_evaluation_leaves_statistics_of_paths():
+    space, x = of_paths(statistics="path"), torch.randn(4, 1, 6, 6, dtype=torch.float64)
+    stream = Stream(Samples(), 8, seed=0)
+    loss = lambda batch, *, model: F.cross_entropy(model(batch["input"], path=PATH), batch["target"])  # noqa: E731
+    made = Program([Problem("net", space, loss, roles={"model": "net"}, stream=stream)], Graph())
+    before = copy.deepcopy(space.state_dict())
+    made.gradient("net")
+    assert all(torch.equal(each, before[name]) for name, each in space.state_dict().items())
+    space(x, path=PATH)
+    assert not torch.equal(space.first.norm.path_running_mean, before["first.norm.path_running_mean"])
+
+
+def test_statistics_of_many_paths_are_refused():
+    many = {f"n{number}": None if number == 0 else partial(nn.Conv2d, kernel_size=3) for number in range(7)}
+    with pytest.raises(ConfigError, match=r"more than 256 paths.*evaluate\.recalibrate"):
+        shared([Operator("kernel", {"path": "*.conv"}, many)], statistics="path", paths=UniformPaths())
+    with pytest.raises(ConfigError, match="statistics: found 'paths'; expected shared or path"):
+        shared([kernel()], statistics="paths")
+    with pytest.raises(ConfigError, match="statistics: found 'path' without shared: true"):
+        Space(Net, [kernel()], inputs=[1, 6, 6], statistics="path")
+
+
+class Root(nn.Module):
+    def __init__(self, *args, **kwargs):
+        super().__init__()
+
+    def forward(self, x):
+        return x.sqrt()
+
+
+def with_root():
+    activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "root": Root})
+    torch.manual_seed(0)
+    return SharedSpace(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU()), [activation], inputs=[3]
+    )
+
+
+def test_the_first_bad_result_of_a_path_is_named():
+    space, x = with_root(), torch.randn(8, 3)
+    space(x, path={"activation_0": "relu", "activation_1": "relu"})
+    assert space.unsound is None
+    before = copy.deepcopy(space.state_dict())
+    random = torch.get_rng_state()
+    space(x, path={"activation_0": "root", "activation_1": "relu"})
+    assert torch.equal(torch.get_rng_state(), random)
+    assert space.unsound == (
+        "On the path activation_0: root, activation_1: relu the result of '1@root' (root of activation_0) was the "
+        "first that is not finite."
+    )
+    assert all(torch.equal(each, before[name]) for name, each in space.state_dict().items() if name != "counts")
+    space = with_root()
+    with torch.no_grad():
+        space.get_submodule("2").bias[0] = torch.nan
+    gates = Mixture(("relu", "root"), torch.tensor([1.0, 0.0]))
+    space(x, path={"activation_0": gates, "activation_1": "relu"})
+    assert "On the path activation_0: 1 relu + 0 root, activation_1: relu the result of" in space.unsound
+    space = with_root()
+    with torch.no_grad():
+        space.get_submodule("2").bias[0] = torch.nan
+    space(x, path={"activation_0": "relu", "activation_1": "relu"})
+    assert "the result of '2' was the first" in space.unsound
+    assert "Its parameter bias held numbers that are not finite before." in space.unsound
+    space = with_root()
+    space(x * torch.inf, path={"activation_0": "relu", "activation_1": "relu"})
+    assert "was called with numbers that are not finite" in space.unsound
