@@ -203,6 +203,7 @@ class Config:
     name: str = "unnamed"
     seed: int = 0
     resume: str | None = None
+    inherit: str | None = None
     data: Any = MISSING
     hypergradient: Any = MISSING
     problems: dict[str, ProblemConfig] = field(default_factory=dict)

@@ -17,6 +17,7 @@ _OF_A_RUN = (
     "logger",
     "sweep",
     "resume",
+    "inherit",
 )
 """Parts of a config that say nothing of the program's structure."""
 
