@@ -210,6 +210,7 @@ class Config:
     graph: GraphConfig = field(default_factory=GraphConfig)
     evaluate: EvaluateConfig | None = None
     decisions: dict[str, Any] = field(default_factory=dict)
+    decisions_from: str | None = None
     analyses: dict[str, Any] = field(default_factory=dict)
     objective: str | None = None
     objective_mode: str | None = None

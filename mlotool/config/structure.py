@@ -18,6 +18,7 @@ _OF_A_RUN = (
     "sweep",
     "resume",
     "inherit",
+    "decisions_from",
 )
 """Parts of a config that say nothing of the program's structure."""
 
