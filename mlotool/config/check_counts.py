@@ -13,6 +13,7 @@ def count_faults(values: Values) -> Iterator[str]:
     at_least_one = [
         *(f"runner.{key}" for key in ("ticks_per_chunk", "log_every", "num_threads", "keep_checkpoints")),
         *("runner.early_stopping_patience", "debug.limit_ticks", "debug.limit_samples", "evaluate.batch_size"),
+        "evaluate.recalibrate",
         "debug.limit_unroll_steps",
     ]
     at_least_zero = ["seed", "runner.max_ticks", "debug.limit_warmup_steps"]

@@ -153,8 +153,8 @@ def _no_tick_faults(values: Values) -> Iterator[str]:
         return
     if not splits and not values["analyses"]:
         yield (
-            "runner.max_ticks: found 0 with nothing to evaluate; expected ticks, or evaluate.splits, as such a run does "
-            "nothing else. Write evaluate.splits.val=end, or at least one tick."
+            "runner.max_ticks: found 0 with nothing to evaluate; expected ticks, or evaluate.splits, as such a run "
+            "does nothing else. Write evaluate.splits.val=end, or at least one tick."
         )
     if source in values["problems"]:
         yield (

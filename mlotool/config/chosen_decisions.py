@@ -45,9 +45,9 @@ def fill_decisions(config: DictConfig) -> None:
     chooser = next((name for name, module in modules.items() if module.get("_target_") in ARCHITECTURES), None)
     if chooser is not None:
         raise ConfigError(
-            f"decisions: found the folder '{folder}' in a recipe whose problem '{chooser}' chooses the paths of a shared "
-            "space; expected one that trains one model. Take a recipe of the same space without that problem, or leave "
-            "decisions out."
+            f"decisions: found the folder '{folder}' in a recipe whose problem '{chooser}' chooses the paths of a "
+            "shared space; expected one that trains one model. Take a recipe of the same "
+            "space without that problem, or leave decisions out."
         )
     found = found_decisions(Path(folder))
     with open_dict(config):

@@ -65,8 +65,8 @@ def _of_analyses(folder: Path, config: Mapping[str, Any]) -> Decisions | None:
     texts = {name: text for name, place in places.items() if (text := read_text(folder, place)) is not None}
     if len(texts) > 1:
         raise ConfigError(
-            f"decisions: found '{folder}', in which {', '.join(texts)} have each found decisions; expected one analysis "
-            "that does. Write the decisions by name."
+            f"decisions: found '{folder}', in which {', '.join(texts)} have each found decisions; expected one "
+            "analysis that does. Write the decisions by name."
         )
     found: Decisions = {}
     for name, text in texts.items():
@@ -99,8 +99,8 @@ def _check(file: Path, name: object, value: object) -> None:
     is_name = isinstance(name, str) and _NAME.fullmatch(name) is not None
     if not is_name or not (type(value) is int or (isinstance(value, str) and _NAME.fullmatch(value))):
         raise ConfigError(
-            f"decisions: found {shown(name)}: {shown(value)} in {file}; expected names of a-z, 0-9 and '_', and such or "
-            "whole numbers as their values, as a run writes them. Write the decisions by name."
+            f"decisions: found {shown(name)}: {shown(value)} in {file}; expected names of a-z, 0-9 and '_', and "
+            "such or whole numbers as their values, as a run writes them. Write the decisions by name."
         )
 
 

@@ -128,6 +128,7 @@ class EvaluateConfig:
     metrics: list[Any] = field(default_factory=lambda: ["accuracy"])
     splits: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 500
+    recalibrate: int | None = None
 
 
 @dataclass

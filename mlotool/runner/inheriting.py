@@ -39,8 +39,8 @@ class _Source:
 def inherit(program: Program, folder: Path) -> None:
     """Put the modules of a program into the states that the problems of the same names have in another run.
 
-    Where the other module is a shared space and this one a model of that space, it gets that model's part. Problems that
-    the other run does not have begin as they are. Optimizers begin anew.
+    Where the other module is a shared space and this one a model of that space, it gets that model's part. Problems
+    that the other run does not have begin as they are. Optimizers begin anew.
 
     Args:
         program: as it was built.
@@ -100,8 +100,8 @@ def _state_for(name: str, module: nn.Module, source: _Source) -> State:
         advice = "" if is_model or not isinstance(module, Space) else " That run has no shared space of this problem."
         raise ConfigError(
             f"inherit: found '{source.folder}', where {what} of the problem '{name}' does not fit its module here: "
-            f"{fault}; expected the same names and shapes.{advice} Give problems.{name}.module the settings that it has "
-            "there, or leave inherit out."
+            f"{fault}; expected the same names and shapes.{advice} Give problems.{name}.module the settings that it "
+            "has there, or leave inherit out."
         )
     return state
 

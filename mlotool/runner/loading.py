@@ -19,6 +19,7 @@ from mlotool.runner.checkpoint import load_program
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.module_size import check_module_sizes
+from mlotool.runner.recalibration import make_recalibration
 
 _OF_TRAINING = re.compile(
     r"(seed|objective|objective_mode|name|runner\.(?!precision)\w+|(logger|sweep|debug|graph|hypergradient)\..*"
@@ -112,7 +113,14 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator 
     problem = problems[settings.problem]
     names = [metric for metric in settings.metrics if isinstance(metric, str)]
     return Evaluator(
-        problem.module, built.data, names, settings.batch_size, device, problem.reading, functions=built.metrics
+        problem.module,
+        built.data,
+        names,
+        settings.batch_size,
+        device,
+        problem.reading,
+        functions=built.metrics,
+        recalibration=make_recalibration(config, built, device),
     )
 
 
