@@ -46,7 +46,7 @@ def rank_correlation(pairs: Sequence[tuple[float, float]], seed: int = 0) -> Ran
     """
     values = np.asarray(pairs, dtype=float).reshape(-1, 2)
     generator = np.random.default_rng(seed)
-    samples = generator.integers(len(values), size=(NUM_DRAWS, len(values))) if len(values) else []
+    samples = generator.integers(max(len(values), 1), size=(NUM_DRAWS, len(values)))
     drawn = [each for each in (_spearman(values[sample]) for sample in samples) if not np.isnan(each)]
     rest = (1 - LEVEL) / 2
     low, high = (float(each) for each in np.quantile(drawn, [rest, 1 - rest])) if drawn else (np.nan, np.nan)

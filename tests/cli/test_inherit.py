@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 import mlotool
 from mlotool.cli.main import main
 from mlotool.core.run_files import read_json
+from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.loading import evaluate
 
 RECIPE = """# @package _global_
@@ -119,6 +120,25 @@ def test_a_run_says_what_it_begins_with_and_is_resumed_without_the_other_folder(
     # The shorter run ends where the other one is in the middle, and evaluates its last split there.
     assert set(whole) <= set(parts)
     assert all(torch.equal(value, _state(folder / "parts")[name]) for name, value in _state(folder / "whole").items())
+
+
+@pytest.mark.parametrize("ticks", [0, 3])
+def test_a_run_that_dies_in_its_first_evaluation_goes_on(
+    folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch, ticks: int
+) -> None:
+    words = ["small.yaml", *CHOSEN, "inherit=shared", "evaluate.recalibrate=2", f"runner.max_ticks={ticks}"]
+    assert run(*words, f"hydra.run.dir=unbroken{ticks}")[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluator, "evaluate", _die)
+        assert run(*words, f"hydra.run.dir=broken{ticks}")[0] != 0
+    assert (folder / f"broken{ticks}" / "metrics.csv").read_text() == "tick,key,value\n"
+    assert run(*words, f"resume=broken{ticks}")[0] == 0
+    whole, again = ((folder / f"{name}{ticks}" / "metrics.csv").read_text() for name in ("unbroken", "broken"))
+    assert again == whole
+
+
+def _die(*_: Any) -> Any:
+    raise RuntimeError("the end")
 
 
 def test_a_plain_run_inherits_a_run_of_the_same_model(folder: Path, run: Run) -> None:
