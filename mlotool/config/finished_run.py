@@ -37,3 +37,9 @@ def finished_run(key: str, folder: Path) -> dict[str, Any]:
             f"same command with resume={folder}."
         )
     return document.data
+
+
+def folder_of(path: Path) -> Path:
+    """Return the run folder that a path names: itself, or that of a checkpoint."""
+    is_checkpoint = path.is_file() and path.suffix == ".ckpt" and path.parent.name == "checkpoints"
+    return path.parent.parent if is_checkpoint else path

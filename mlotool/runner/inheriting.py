@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from mlotool.config import build_module, load_run_config
-from mlotool.config.finished_run import finished_run
+from mlotool.config.finished_run import finished_run, folder_of
 from mlotool.core.errors import ConfigError
 from mlotool.program import Program
 from mlotool.runner.checkpoint import read_checkpoint
@@ -64,10 +64,9 @@ def inherit(program: Program, folder: Path) -> None:
 
 
 def _source(folder: Path) -> _Source:
-    is_checkpoint = folder.is_file() and folder.suffix == ".ckpt" and folder.parent.name == "checkpoints"
-    run_dir = folder.parent.parent if is_checkpoint else folder
+    run_dir = folder_of(folder)
     finished_run("inherit", run_dir)
-    path = folder if is_checkpoint else RunFolder(run_dir).find_checkpoint("last")
+    path = folder if run_dir != folder else RunFolder(run_dir).find_checkpoint("last")
     status = path.stat()
     return _read(run_dir, path.resolve(), (status.st_mtime_ns, status.st_size))
 

@@ -295,3 +295,9 @@ def test_trials_of_a_search_inherit_and_its_best_job_gives_decisions(folder: Pat
 def test_a_run_without_ticks_evaluates(run: Run, words: list[str], message: str) -> None:
     code, err = run("small.yaml", *words, "hydra.run.dir=refused")
     assert (code, message in err) == (2, True)
+
+
+def test_validate_looks_for_the_folder(folder: Path, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "small.yaml", "inherit=shared/checkpoints/last.ckpt", "--targets"]) == 0
+    assert main(["validate", "small.yaml", "inherit=nowhere", "--targets"]) != 0
+    assert "inherit: found 'nowhere', which does not exist" in "".join(capfd.readouterr())
