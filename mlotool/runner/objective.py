@@ -82,5 +82,5 @@ def make_plan(config: Any, objective: Objective) -> TickPlan:
         log_every=runner.log_every,
         evaluation_intervals=intervals,
         round_ticks=intervals.get(source, flushes * runner.log_every),
-        inherited_splits=tuple(splits) if config.inherit is not None and max_ticks > 0 else (),
+        inherited_splits=tuple(splits) if config.get("inherit") is not None and max_ticks > 0 else (),
     )

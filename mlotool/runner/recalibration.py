@@ -96,7 +96,7 @@ def make_recalibration(config: Any, built: Built, device: Any = "cpu") -> Recali
     Raises:
         ConfigError: the module has no running statistics, or its problem has no stream.
     """
-    name, count = config.evaluate.problem, config.evaluate.recalibrate
+    name, count = config.evaluate.problem, config.evaluate.get("recalibrate")
     if count is None:
         return None
     problem, layers = built.program.problems[name], layers_with_statistics(built.program.problems[name].module)

@@ -141,7 +141,7 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
             return _finished(found, config, ranks)
         seed_everything(config.seed, workers=True, verbose=False)
         built = build(config, ranks.reduce, None if seat is None else seat.shared)
-        if config.inherit is not None and (found is None or choose_checkpoint(found) is None):
+        if config.get("inherit") is not None and (found is None or choose_checkpoint(found) is None):
             inherit(built.program, Path(config.inherit))
         # Everything that can be wrong with the config is found before a folder is made.
         session = Session(config, built, device, request.watch, ranks, seat)
