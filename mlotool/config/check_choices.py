@@ -53,6 +53,8 @@ def choice_faults(values: Values) -> Iterator[str]:
             )
     if values["resume"] == "":
         yield "resume: found ''; expected auto, a run folder or a checkpoint of one, or null. Correct resume."
+    if values["inherit"] == "":
+        yield "inherit: found ''; expected a run folder, a checkpoint in one or null. Correct inherit."
     devices = values["runner"]["devices"]
     if is_known(devices) and devices != "auto" and not (isinstance(devices, int) and devices >= 1):
         yield (

@@ -11,11 +11,12 @@ Values = Mapping[str, Any]
 def count_faults(values: Values) -> Iterator[str]:
     """Yield the counts, seconds and norms that are too small."""
     at_least_one = [
-        *(f"runner.{key}" for key in ("max_ticks", "ticks_per_chunk", "log_every", "num_threads", "keep_checkpoints")),
+        *(f"runner.{key}" for key in ("ticks_per_chunk", "log_every", "num_threads", "keep_checkpoints")),
         *("runner.early_stopping_patience", "debug.limit_ticks", "debug.limit_samples", "evaluate.batch_size"),
+        "evaluate.recalibrate",
         "debug.limit_unroll_steps",
     ]
-    at_least_zero = ["seed", "debug.limit_warmup_steps"]
+    at_least_zero = ["seed", "runner.max_ticks", "debug.limit_warmup_steps"]
     for name in values["problems"]:
         at_least_one += [
             f"problems.{name}.{key}"

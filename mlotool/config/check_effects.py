@@ -69,7 +69,7 @@ def _idle(values: Values) -> Iterator[str]:
     """Yield the upper problems that wait for more steps than the run has."""
     debug, ticks = values["debug"], values["runner"]["max_ticks"]
     limits = {key: debug.get(f"limit_{key}") for key in ("warmup_steps", "unroll_steps")}
-    if not isinstance(ticks, int) or debug["limit_ticks"] is not None:
+    if not isinstance(ticks, int) or ticks == 0 or debug["limit_ticks"] is not None:
         return
     for lower, uppers in values["graph"]["lower_to_upper"].items():
         problem = values["problems"].get(lower) or {}

@@ -29,6 +29,7 @@ def evaluation_faults(values: Values) -> Iterator[str]:
         yield from list(_objective_faults(values["objective"], values)) or direction_faults(values)
         yield from _plateau_faults(values)
     yield from _patience_faults(values)
+    yield from _no_tick_faults(values)
 
 
 def evaluation_warnings(values: Values) -> Iterator[str]:
@@ -153,4 +154,22 @@ def _patience_faults(values: Values) -> Iterator[str]:
             f"runner.early_stopping_patience: found {patience} with objective={objective or 'null'}; expected an "
             "objective that is evaluated during training. Set objective=val/accuracy and evaluate.splits.val=100, or "
             "runner.early_stopping_patience=null."
+        )
+
+
+def _no_tick_faults(values: Values) -> Iterator[str]:
+    """Yield what a run without ticks does not have: something to evaluate, and the loss that is its objective."""
+    splits = (values["evaluate"] or {"splits": {}})["splits"]
+    source = str(values["objective"] or "").partition("/")[0]
+    if values["runner"]["max_ticks"] != 0:
+        return
+    if not splits and not values["analyses"]:
+        yield (
+            "runner.max_ticks: found 0 with nothing to evaluate; expected ticks, or evaluate.splits, as such a run "
+            "does nothing else. Write evaluate.splits.val=end, or at least one tick."
+        )
+    if source in values["problems"]:
+        yield (
+            f"objective: found '{values['objective']}' with runner.max_ticks=0; expected a metric of a split, since "
+            "losses are those of ticks. Set objective=val/accuracy."
         )

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mlotool.config.finished_run import finished_run, folder_of
 from mlotool.config.reading import leaves
+from mlotool.core.errors import ConfigError
 
 PLACES = ("root", "folder", "tokenizer", "parameters_file")
 """Keys of nodes that name files or folders which have to be there."""
@@ -24,6 +26,11 @@ def machine_faults(values: Mapping[str, Any]) -> Iterator[str]:
                 "runner.accelerator: found gpu, and torch sees no GPU here; expected a machine with one. Set "
                 "runner.accelerator=auto, or see `mlotool doctor`."
             )
+    if isinstance(values["inherit"], str):
+        try:
+            finished_run("inherit", folder_of(Path(values["inherit"])))
+        except ConfigError as error:
+            yield str(error)
     nodes = {"data": values["data"]}
     nodes |= {f"problems.{name}.module": problem["module"] for name, problem in values["problems"].items()}
     for place, node in nodes.items():

@@ -9,6 +9,7 @@ from mlotool.config.schema import defaults_at
 
 MAY_DIFFER = (
     "resume",
+    "decisions_from",
     "runner.max_ticks",
     "runner.checkpoint_seconds",
     "runner.keep_checkpoints",

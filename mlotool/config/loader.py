@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
+from mlotool.config.chosen_decisions import fill_decisions, move_folder, moved_word
 from mlotool.config.composition_faults import Place, is_collecting, remove, unfit_places
 from mlotool.config.defaults import full_address
 from mlotool.config.option_source import SCHEME, OptionsSource
@@ -55,6 +56,8 @@ class ReplacingLoader(ConfigLoaderImpl):
         self._parsed: list[Override] | None = None
         if self._is_ours():
             parsed = OverridesParser.create().parse_overrides(overrides)
+            overrides = [_moved(each, word) for each, word in zip(parsed, overrides, strict=True)]
+            parsed = OverridesParser.create().parse_overrides(overrides)
             # Before a run, Hydra 1.3 composes the config once more to ask for nothing but its mode.
             if keywords.get("validate_sweep_overrides") is False and not self._sets_mode(parsed):
                 return OmegaConf.create({"hydra": {"mode": None}})
@@ -67,7 +70,10 @@ class ReplacingLoader(ConfigLoaderImpl):
             self._parsed = parsed
             # Hydra 1.4 has parsed them already, as they were.
             keywords.pop("parsed_overrides", None)
-        return super()._load_configuration_impl(config_name, overrides, *arguments, **keywords)
+        config = super()._load_configuration_impl(config_name, overrides, *arguments, **keywords)
+        if self._is_ours():
+            fill_decisions(config)
+        return config
 
     def _is_ours(self) -> bool:
         return any(_is_built_in(each) for each in self.config_search_path.get_path())
@@ -99,6 +105,8 @@ class ReplacingLoader(ConfigLoaderImpl):
 
     def _layer(self, default: Any, repo: Any) -> Layer:
         result = self._loaded[id(default)] = super()._load_single_config(default=default, repo=repo)
+        if not _is_built_in(result):
+            move_folder(result.config)
         content: Any = OmegaConf.to_container(result.config, resolve=False)
         if self._has_options:
             self._check_option(default, result, content)
@@ -142,6 +150,11 @@ class ReplacingLoader(ConfigLoaderImpl):
             return []
         content: Any = OmegaConf.to_container(config, resolve=False)
         return unfit_places(path, content)
+
+
+def _moved(override: Override, word: str) -> str:
+    is_plain = override.type == OverrideType.CHANGE and not override.is_sweep_override()
+    return moved_word(override.key_or_group, override.value(), word) if is_plain else word
 
 
 def _open_nulls(config: Any, overrides: Sequence[Override]) -> None:

@@ -70,6 +70,7 @@ def write_provenance(run_dir: Path | str, config: Any, origin: Origin) -> None:
     record = {
         "command": origin.command,
         "overrides": list(origin.overrides),
+        **{key: config[key] for key in ("inherit", "decisions_from") if config.get(key) is not None},
         "recipe_path": None if origin.recipe_path is None else str(origin.recipe_path),
         "git": {**_repository(Path.cwd()), "mlotool": _repository(Path(mlotool.__file__).parent)},
         **_surroundings(device),

@@ -37,7 +37,9 @@ def read_run_config(run_dir: Path) -> Document | None:
     return None if text is None else parse_document(run_dir / FILE, text, is_fast=True)
 
 
-def load_run_config(run_dir: Path | str, overrides: Sequence[str] = (), *, is_own: bool = False) -> "DictConfig":
+def load_run_config(
+    run_dir: Path | str, overrides: Sequence[str] = (), *, is_own: bool = False, built: Sequence[str] = BUILT
+) -> "DictConfig":
     """Return the config of a run folder.
 
     The folder may be a stranger's: what a recipe may not say, a place outside of the working folder or
@@ -47,6 +49,7 @@ def load_run_config(run_dir: Path | str, overrides: Sequence[str] = (), *, is_ow
         run_dir: the run folder.
         overrides: `key=value` for keys of the config, such as `data.root=/data`; a list is replaced whole.
         is_own: whether the values are the user's, for a parent process has written the folder, or nothing is built.
+        built: the keys that something is built from; what others say does nothing.
 
     Raises:
         ConfigError: there is no config.yaml, it is none of ours, or it says what only the user may say.
@@ -73,7 +76,7 @@ def load_run_config(run_dir: Path | str, overrides: Sequence[str] = (), *, is_ow
                 f"{path}: {key}: found {value!r}; expected plain values, as a run writes them. Write the value."
             )
     said = dict(_override(path, document.data, word) for word in overrides)
-    faults = [] if is_own else [f"{path}: {fault}" for fault in _faults(document.data, said)]
+    faults = [] if is_own else [f"{path}: {fault}" for fault in _faults(document.data, said, built)]
     if faults:
         more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise ConfigError("\n".join([*faults[:MAX_FAULTS], *more]))
@@ -85,9 +88,9 @@ def load_run_config(run_dir: Path | str, overrides: Sequence[str] = (), *, is_ow
     return config
 
 
-def _faults(data: dict[Any, Any], said: dict[str, Any]) -> Iterator[str]:
+def _faults(data: dict[Any, Any], said: dict[str, Any], built: Sequence[str]) -> Iterator[str]:
     """Yield what the config says and only the user may: the run folder may be anybody's."""
-    for key, value in leaves({name: data[name] for name in BUILT if name in data}):
+    for key, value in leaves({name: data[name] for name in built if name in data}):
         # A list that was replaced has none of its old values.
         if key in said or any(key.startswith(f"{each}[") for each in said):
             continue

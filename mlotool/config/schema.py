@@ -133,6 +133,7 @@ class EvaluateConfig:
     metrics: list[Any] = field(default_factory=lambda: ["accuracy"])
     splits: dict[str, Any] = field(default_factory=dict)
     batch_size: int = 500
+    recalibrate: int | None = None
 
 
 @dataclass
@@ -208,12 +209,14 @@ class Config:
     name: str = "unnamed"
     seed: int = 0
     resume: str | None = None
+    inherit: str | None = None
     data: Any = MISSING
     hypergradient: Any = MISSING
     problems: dict[str, ProblemConfig] = field(default_factory=dict)
     graph: GraphConfig = field(default_factory=GraphConfig)
     evaluate: EvaluateConfig | None = None
     decisions: dict[str, Any] = field(default_factory=dict)
+    decisions_from: str | None = None
     analyses: dict[str, Any] = field(default_factory=dict)
     objective: str | None = None
     objective_mode: str | None = None

@@ -17,6 +17,8 @@ _OF_A_RUN = (
     "logger",
     "sweep",
     "resume",
+    "inherit",
+    "decisions_from",
 )
 """Parts of a config that say nothing of the program's structure."""
 

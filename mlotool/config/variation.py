@@ -81,6 +81,8 @@ def _is_plain(word: str) -> bool:
     if match is None or not sign or "{" in value:
         return False
     is_value = bool(match["rest"]) or match["root"] not in GROUPS
+    # Decisions of a folder are read where Hydra composes.
+    is_value = is_value and match["root"] != "decisions_from"
     return match["root"] in ROOT_KEYS and is_value and not name.rpartition(".")[2].startswith("_")
 
 

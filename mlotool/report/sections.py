@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlotool.report.formats import NONE, duration, number
+from mlotool.report.formats import NONE, duration, number, shortened
 from mlotool.report.markup import Markup, details, element, join
 from mlotool.report.palette import variable
 from mlotool.report.run_folder import RunFolder, as_dict
@@ -105,6 +105,20 @@ def final_table(run: RunFolder, colours: Mapping[str, str]) -> Markup:
     heads += [element("th", text, scope="col", class_="number") for text in ("last", best)]
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", table, class_="card scroll")
+
+
+def metric_notes(run: RunFolder) -> list[Markup]:
+    """Say what the metrics are of besides the run's own training: inherited weights, statistics taken anew."""
+    count, inherited = as_dict(run.config.get("evaluate")).get("recalibrate"), run.config.get("inherit")
+    texts = []
+    if isinstance(inherited, str):
+        texts.append(
+            f"The run began with the weights of {shortened(inherited, 200)}; inherited/.. is what it had before its "
+            "first tick."
+        )
+    if isinstance(count, int) and not isinstance(count, bool):
+        texts.append(f"Running statistics were taken anew over {count} training batches before each evaluation.")
+    return [element("p", text, class_="muted") for text in texts]
 
 
 def _evaluated_in_the_end(run: RunFolder) -> set[str]:

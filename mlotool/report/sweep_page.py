@@ -8,6 +8,7 @@ from pathlib import Path
 from mlotool.core.run_files import write_text
 from mlotool.report.figure import Card, Sketchbook, report_style
 from mlotool.report.formats import NONE, number
+from mlotool.report.inherited_figure import inherited_cards
 from mlotool.report.markup import Markup, details, element
 from mlotool.report.model_nodes import read_models
 from mlotool.report.model_picture import model_section
@@ -55,8 +56,9 @@ def write_sweep_page(sweep_dir: Path, comparison: Comparison | None = None) -> P
         own = [*objective_cards(book, comparison), *importance_cards(book, comparison)]
         parallel = parallel_cards(book, comparison)
         two = front_cards(book, comparison)
+        inherited = inherited_cards(book, comparison)
     parts += _figures("Hyperparameters", parallel)
-    parts += _figures("Objective", [*curves, *own, *two])
+    parts += _figures("Objective", [*curves, *own, *two, *inherited])
     if two:
         parts.append(section("Pareto front", front_table(comparison, pareto_front(comparison))))
     parts += _best_model(comparison)

@@ -26,7 +26,7 @@ from mlotool.report.parallel_figures import (
 from mlotool.report.parallel_records import read_timelines
 from mlotool.report.residuals import residual_cards
 from mlotool.report.run_folder import RunFolder, as_dict, read_run_folder, refuse_foreign
-from mlotool.report.sections import final_table, header, origin
+from mlotool.report.sections import final_table, header, metric_notes, origin
 from mlotool.report.series import SPLIT_NAMES, Series, problem_names, read_series
 from mlotool.report.weights import read_weightings, weighting_cards
 
@@ -101,7 +101,7 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
         parts.append(section("What the upper problems learned", grid(learned)))
     if weighting:
         parts.append(section("What the weighting learned", *_at_its_start(run), grid(weighting)))
-    parts.append(section("Final metrics", final_table(run, colours)))
+    parts.append(section("Final metrics", final_table(run, colours), *metric_notes(run)))
     parts.append(section("How to get this again", origin(run)))
     return parts
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call, noted
 from mlotool.problem.samples import collated, read_batch, read_sample
 from mlotool.runner.function_metric import FunctionMetric, MetricFunction
+from mlotool.runner.recalibration import Recalibration
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -67,6 +69,7 @@ class Evaluator:
         device: where the module is.
         reading: as `Problem.reading`: gives the module as it is now, where it may be in shards.
         functions: metrics of the user's, each by the key of the config where it stands.
+        recalibration: takes running statistics anew for each evaluation; None leaves them.
 
     Raises:
         ConfigError: a metric is unknown.
@@ -81,8 +84,10 @@ class Evaluator:
         device: torch.device | str = "cpu",
         reading: Callable[[bool], BoundModule] | None = None,
         functions: Mapping[str, MetricFunction] | None = None,
+        recalibration: Recalibration | None = None,
     ) -> None:
         self._module = module
+        self._recalibration = recalibration
         self._reading = reading or (lambda training: BoundModule(module, training=training))
         self._data = data
         self._batch_size = batch_size
@@ -108,8 +113,9 @@ class Evaluator:
         """
         model = self.model() if model is None else model
         self._reset()
-        for size, batch in _sized_batches(find_split(self._data, split), self._batch_size, self._device):
-            self._update(model, batch, size)
+        with self._recalibrated(model):
+            for size, batch in _sized_batches(find_split(self._data, split), self._batch_size, self._device):
+                self._update(model, batch, size)
         values = {name: float(metric.compute()) for name, metric in self._metrics.items()}
         if self._has_nan is not None and bool(self._has_nan):
             # The largest of logits that are NaN would be the first class.
@@ -142,6 +148,11 @@ class Evaluator:
             names += metric.compute(taken=names)
         self._reset()
         return [f"{split}/{name}" for name in names]
+
+    def _recalibrated(self, model: BoundModule) -> AbstractContextManager[None]:
+        if self._recalibration is None:
+            return nullcontext()
+        return self._recalibration.applied(self._module, lambda batch: model(batch["input"]))
 
     def _reset(self) -> None:
         self._has_nan = None

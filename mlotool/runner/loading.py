@@ -23,6 +23,7 @@ from mlotool.runner.checkpoint import load_program
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.module_size import check_module_sizes
+from mlotool.runner.recalibration import make_recalibration
 
 _OF_TRAINING = re.compile(
     r"(seed|objective|objective_mode|name|runner\.(?!precision)\w+|(logger|sweep|debug|graph|hypergradient)\..*"
@@ -116,7 +117,16 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator 
     problem = problems[settings.problem]
     names = [metric for metric in settings.metrics if isinstance(metric, str)]
     reading = problem.reading if not settings.arguments else partial(_reading_given, settings, problems)
-    return Evaluator(problem.module, built.data, names, settings.batch_size, device, reading, functions=built.metrics)
+    return Evaluator(
+        problem.module,
+        built.data,
+        names,
+        settings.batch_size,
+        device,
+        reading,
+        functions=built.metrics,
+        recalibration=make_recalibration(config, built, device),
+    )
 
 
 @torch.no_grad()

@@ -75,10 +75,12 @@ def make_plan(config: Any, objective: Objective) -> TickPlan:
     source = (objective.key or "").partition("/")[0]
     # Without an evaluated objective a round is a whole number of flushes, so that a training loss is there to watch.
     flushes = -(-CHUNKS_PER_ROUND * runner.ticks_per_chunk // runner.log_every)
+    max_ticks = runner.max_ticks if limit is None else min(runner.max_ticks, limit)
     return TickPlan(
-        max_ticks=runner.max_ticks if limit is None else min(runner.max_ticks, limit),
+        max_ticks=max_ticks,
         ticks_per_chunk=runner.ticks_per_chunk,
         log_every=runner.log_every,
         evaluation_intervals=intervals,
         round_ticks=intervals.get(source, flushes * runner.log_every),
+        inherited_splits=tuple(splits) if config.get("inherit") is not None and max_ticks > 0 else (),
     )

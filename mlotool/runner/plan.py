@@ -22,6 +22,7 @@ class TickPlan:
         log_every: ticks between two flushes of the losses.
         evaluation_intervals: ticks between two evaluations, by split.
         round_ticks: ticks of a round.
+        inherited_splits: evaluated before the first tick, as what a run begins with.
 
     Example:
         >>> plan = TickPlan(100, 50, 50, {"val": 40}, 40)
@@ -34,6 +35,12 @@ class TickPlan:
     log_every: int
     evaluation_intervals: dict[str, int]
     round_ticks: int
+    inherited_splits: tuple[str, ...] = ()
+
+    @property
+    def begins_with_evaluation(self) -> bool:
+        """Whether there are evaluations before the first tick: what was inherited, or all of a run without ticks."""
+        return self.max_ticks == 0 or bool(self.inherited_splits)
 
     def round_end(self, tick: int) -> int:
         """Return where the round ends that goes on after `tick`."""
@@ -57,7 +64,7 @@ class TickPlan:
         return [
             split
             for split, interval in self.evaluation_intervals.items()
-            if tick % interval == 0 or tick == self.max_ticks
+            if (tick > 0 and tick % interval == 0) or tick == self.max_ticks
         ]
 
 
@@ -85,7 +92,7 @@ class ChunkLoader:
         if self._is_pending:
             self._is_pending = False
             yield begin, begin
-            round_end = self._plan.round_end(begin - 1)
+            round_end = self._plan.round_end(max(begin - 1, 0))
         else:
             round_end = self._plan.round_end(begin)
         while begin < round_end:

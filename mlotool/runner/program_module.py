@@ -29,6 +29,9 @@ from mlotool.runner.random_state import random_states, restore_random_states, wi
 from mlotool.runner.seat import AbstractSeat
 from mlotool.runner.window import Window
 
+INHERITED = "inherited/"
+"""Begins the keys of what a run that inherits weights has before its first tick."""
+
 
 class ProgramModule(LightningModule):
     """The root: its training step is a chunk of ticks, its epoch a round that ends with the objective's evaluation.
@@ -95,7 +98,7 @@ class ProgramModule(LightningModule):
         # The initial parameters are the user's own.
         self._checked_tick = 0
         # Whether the evaluations of this tick are still to come.
-        self._is_pending = False
+        self._is_pending = plan.begins_with_evaluation
         for name, problem in program.problems.items():
             # Direct attributes: children in a ModuleDict get no trainer.
             setattr(self, f"problem_{name}", ProblemModule(problem))
@@ -241,6 +244,8 @@ class ProgramModule(LightningModule):
         self._is_pending = True
         if self.interrupt.requested and self._write_if_due():
             return
+        for split in self.plan.inherited_splits if end == 0 else ():
+            self._evaluate(split, INHERITED)
         for split in self.plan.due_splits(end):
             self._evaluate(split)
         self._is_pending = False
@@ -299,7 +304,7 @@ class ProgramModule(LightningModule):
     def _explain(self, problem: str, traces: Traces) -> str:
         return explain(problem, self.program.problems, traces)
 
-    def _evaluate(self, split: str) -> None:
+    def _evaluate(self, split: str, prefix: str = "") -> None:
         # A NaN must not reach the schedulers and the best checkpoint.
         self._check_finite()
         # Here and at a round's end, not with a checkpoint: whether one is written must not change a bit.
@@ -307,6 +312,7 @@ class ProgramModule(LightningModule):
         evaluator = self.evaluator
         assert evaluator is not None
         model = evaluator.model()
-        values = self.ranks.of_first(lambda: evaluator.evaluate(split, model))
+        found = self.ranks.of_first(lambda: evaluator.evaluate(split, model))
+        values = {f"{prefix}{key}": value for key, value in found.items()}
         self.metric_log.log(self.schedule.num_ticks, values)
         self.display.note(self.schedule.num_ticks, values)

@@ -22,12 +22,13 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 from mlotool.runner.device import count_devices, find_device
 from mlotool.runner.folder import RunFolder
+from mlotool.runner.inheriting import inherit
 from mlotool.runner.launcher import launch
 from mlotool.runner.model_record import write_nodes
 from mlotool.runner.objective import Watch
 from mlotool.runner.process_group import joined
 from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings
-from mlotool.runner.resuming import Found, find_run, prepare, say
+from mlotool.runner.resuming import Found, choose_checkpoint, find_run, prepare, say
 from mlotool.runner.run_lock import PATIENCE_S, run_lock
 from mlotool.runner.run_request import RunRequest
 from mlotool.runner.seat import AbstractSeat
@@ -140,6 +141,8 @@ def run_here(request: RunRequest, device: torch.device, ranks: Ranks, seat: Abst
             return _finished(found, config, ranks)
         seed_everything(config.seed, workers=True, verbose=False)
         built = build(config, ranks.reduce, None if seat is None else seat.shared)
+        if config.get("inherit") is not None and (found is None or choose_checkpoint(found) is None):
+            inherit(built.program, Path(config.inherit))
         # Everything that can be wrong with the config is found before a folder is made.
         session = Session(config, built, device, request.watch, ranks, seat)
         if found is None:

@@ -82,7 +82,7 @@ FAULTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "accelerator": ({"runner.accelerator": "cuda"}, ["runner.accelerator: found 'cuda'"]),
     "logger": ({"logger.mode": "ofline"}, ["Did you mean 'offline'?"]),
     "scheduler interval": ({f"{CLASSIFIER}.scheduler_interval": "epoch"}, ["scheduler_interval: found 'epoch'"]),
-    "ticks": ({"runner.max_ticks": 0}, ["runner.max_ticks: found 0"]),
+    "ticks": ({"runner.max_ticks": -1}, ["runner.max_ticks: found -1"]),
     "seed": ({"seed": -1}, ["seed: found -1"]),
     "clip": ({f"{CLASSIFIER}.gradient_clip_norm": 0.0}, ["gradient_clip_norm: found 0.0"]),
 }
