@@ -68,8 +68,8 @@ def _argument_faults(arguments: Values, problems: Values) -> Iterator[str]:
         problem, dot, method = str(source).partition(".")
         if is_known(source) and (problem not in problems or (dot and not method.isidentifier())):
             yield (
-                f"evaluate.arguments.{argument}: found '{source}'; expected a problem, or a problem and a method of its "
-                f"module: {', '.join(problems)}.{did_you_mean(problem, problems)} Correct it, as in "
+                f"evaluate.arguments.{argument}: found '{source}'; expected a problem, or a problem and a method of "
+                f"its module: {', '.join(problems)}.{did_you_mean(problem, problems)} Correct it, as in "
                 f"evaluate.arguments.{argument}: {next(iter(problems), 'architecture')}.found."
             )
 
