@@ -117,8 +117,9 @@ class FusedStep:
     def ready(self, gradient: Sequence[Tensor | None]) -> "list[KernelStep] | None":
         """Return the calls of the kernel that are a step; None where the optimizer has to take it itself."""
         if self._is_first:
-            # A scheduler, too, wants to see it.
+            # A scheduler, too, wants to see it. It may be the first one of a run that goes on.
             self._is_first = False
+            self._mend()
             return None
         found = self.groups()
         if found is None:
@@ -152,9 +153,21 @@ class FusedStep:
                 return False
         return bool(self._groups)
 
+    def _mend(self) -> None:
+        """Let SGD take groups by a loop where some parameters had no gradient yet: torch's fused SGD fails at them."""
+        if type(self.optimizer) is not SGD:
+            return
+        for group in self.optimizer.param_groups:
+            has_state = [
+                self.optimizer.state.get(each, {}).get("momentum_buffer") is not None for each in group["params"]
+            ]
+            if group["momentum"] and group.get("fused") and any(has_state) and not all(has_state):
+                group["fused"] = False
+
     def _find(self) -> bool:
         """Look up the state of all groups; return whether every one has a kernel and a state."""
         optimizer, self._groups = self.optimizer, []
+        self._mend()
         has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         if self._step is None or has_hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
             return False
@@ -166,11 +179,7 @@ class FusedStep:
             parameters = param_group["params"]
             states = [optimizer.state.get(parameter, {}) for parameter in parameters]
             names = _names(optimizer, param_group)
-            has_state = [state.get(name) is not None for state in states for name in names]
-            is_whole = all(has_state)
-            if any(has_state) and not is_whole and type(optimizer) is SGD:
-                # Some had no gradient in the first step: torch's fused SGD fails as soon as they have one.
-                param_group["fused"] = False
+            is_whole = all(state.get(name) is not None for state in states for name in names)
             has_places = all(id(parameter) in positions for parameter in parameters)
             if not (is_whole and has_places and _are_alike(parameters)):
                 return False
