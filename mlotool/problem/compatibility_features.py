@@ -100,6 +100,7 @@ FEATURES: Mapping[str, Feature] = {
         lambda case: case.is_differentiated,
     ),
     "ranks": Feature("several ranks", lambda case: case.num_ranks > 1),
+    "parts": Feature("a shared space on several ranks", lambda case: case.runs_in_part),
     "trace": Feature("`runner.trace`", lambda case: case.is_traced),
     "fuse": Feature("`sweep.fuse`", lambda case: case.is_fused),
     "graphs": Feature("`remat: false`", _algorithm("keeps_graphs")),

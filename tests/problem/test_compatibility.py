@@ -91,6 +91,7 @@ CASES: dict[str, dict[str, Any]] = {
     "nested": {"is_nested": True},
     "differentiated": {"is_differentiated": True},
     "ranks": {"num_ranks": 2},
+    "parts": {"runs_in_part": True},
     "trace": {"is_traced": True},
     "fuse": {"is_fused": True},
     "remembering": {"algorithm": SABA(0.1)},

@@ -29,6 +29,7 @@ class SharedSpace(Space):
 
     Attributes:
         table: the decisions that its models ask for.
+        runs_in_part: True: over ranks, a parameter's gradient is the mean over those whose path has used it.
 
     Raises:
         ConfigError: a candidate does not fit, a mutator decides in another way than by `graph.alternatives`, or one
@@ -48,6 +49,7 @@ class SharedSpace(Space):
     """
 
     _graph_kind = SharedGraph
+    runs_in_part = True
 
     table: tuple[SharedDecision, ...]
     _path: Path | None
