@@ -1,6 +1,5 @@
 """Two ranks that run different paths, against steps that are averaged by hand."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlotool import FirstOrder, Graph, Implicit, Problem, Program, Stream
+from mlotool import FirstOrder, Graph, Identity, Implicit, Problem, Program, Stream
 from mlotool.core.errors import ConfigError
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Schedule
@@ -26,7 +26,7 @@ OPTIMIZERS = {
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adam": partial(torch.optim.Adam, lr=0.05),
 }
-# By tick and rank, the candidates of the first and the second place. In the last ticks `a` of the first is used by none.
+# By tick and rank, the candidates of the first and the second place. At last none uses `a` at the first.
 PATHS = [
     [("a", "a"), ("a", "b")],
     [("a", "b"), ("b", "b")],
@@ -82,7 +82,9 @@ def loss(batch: Mapping[str, Tensor], *, w: Any) -> Tensor:
 
 def build(optimizer: str, paths: AbstractPaths) -> Program:
     stream = Stream(Rows(), BATCH, shuffle=False)
-    return Program([Problem("w", space(paths), loss, stream=stream, optimizer=OPTIMIZERS[optimizer])], Graph())
+    return Program(
+        [Problem("w", space(paths), loss, roles={"w": "w"}, stream=stream, optimizer=OPTIMIZERS[optimizer])], Graph()
+    )
 
 
 def trained(ranks: Ranks, optimizer: str, paths: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
@@ -110,7 +112,12 @@ def levels(algorithm: Any) -> Program:
         "u", nn.Linear(WIDTH, 1).double(), upper_loss, roles={"w": "w"}, stream=Stream(rows, BATCH), optimizer=step
     )
     lower = Problem(
-        "w", space(None), lower_loss, roles={"w": "w", "u": "u"}, stream=Stream(rows, BATCH), optimizer=step,
+        "w",
+        space(None),
+        lower_loss,
+        roles={"w": "w", "u": "u"},
+        stream=Stream(rows, BATCH),
+        optimizer=step,
         hypergradient=algorithm,
     )
     return Program([upper, lower], Graph(lower_to_upper={"w": ["u"]}, upper_to_lower={"u": ["w"]}))
@@ -138,5 +145,5 @@ def main(folder: Path) -> None:
         for _ in range(3):
             schedule.tick()
         found["left"] = fair.problems["w"].module.paths.left.clone()
-        found["refused"] = refusal(ranks, Implicit()), refusal(ranks, FirstOrder())
+        found["refused"] = refusal(ranks, Implicit(Identity())), refusal(ranks, FirstOrder())
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
