@@ -70,8 +70,9 @@ def space(paths: AbstractPaths | None) -> SharedSpace:
     def base() -> nn.Module:
         return nn.Sequential(nn.Tanh(), nn.Tanh())
 
-    linear = partial(nn.Linear, WIDTH, WIDTH)
-    places = Operator("place", {"type": "Tanh"}, {"a": linear, "b": linear})
+    # Candidates of one factory would be one layer.
+    linears = {name: partial(nn.Linear, WIDTH, WIDTH) for name in "ab"}
+    places = Operator("place", {"type": "Tanh"}, linears)
     torch.manual_seed(0)
     return SharedSpace(base, [places], inputs=[WIDTH], seed=1, paths=paths).double()
 
