@@ -2,7 +2,7 @@
 
     python -m benchmarks.exploration.shared_weights
 
-Six blocks (convolution, BatchNorm, ReLU) of width 16 on images of 16 x 16, each with a kernel of 1, 3 or 5; every
+Six blocks (convolution, BatchNorm, ReLU) of width 16 on images of 8 x 8 (as the recipes' digits), each with a kernel of 1, 3 or 5; every
 mini-batch trains another model, drawn at random, by SGD with momentum. By files a model is built, its weights and
 momenta are read, it takes a step, and they are written: all in one file, or a file for each candidate of each block,
 whichever is faster. Milliseconds of CPU of a mini-batch, one thread, medians of interleaved rounds.
@@ -26,7 +26,7 @@ from benchmarks.harness import record
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.spaces import Operator, SharedSpace, UniformPaths
 
-WIDTH, SIZE, NUM_BLOCKS, KERNELS = 16, 16, 6, (1, 3, 5)
+WIDTH, SIZE, NUM_BLOCKS, KERNELS = 16, 8, 6, (1, 3, 5)
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 BATCH_SIZES = (8, 32, 128)
 
@@ -103,14 +103,17 @@ class Files:
 
 
 class Samples:
-    """Images of noise."""
+    """Images of noise, in memory."""
+
+    def __init__(self) -> None:
+        self._images = torch.randn(1024, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+        self._targets = torch.arange(1024) % 10
 
     def __len__(self) -> int:
-        return 1024
+        return len(self._images)
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(number)
-        return {"input": torch.randn(3, SIZE, SIZE, generator=generator), "target": torch.tensor(number % 10)}
+        return {"input": self._images[number], "target": self._targets[number]}
 
 
 def loss(batch: dict[str, Tensor], *, model: Any) -> Tensor:

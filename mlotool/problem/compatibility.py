@@ -67,5 +67,7 @@ def _found(key: str, case: Case) -> str:
         return "true"
     if key == "same_batch_as":
         return "a problem"
+    if key == "module.statistics":
+        return "path"
     value = getattr(case.settings, key)
     return "true" if value is True else repr(value)

@@ -28,6 +28,7 @@ class Case:
         is_differentiated: a nested problem above needs the derivative of its pullback.
         read: a problem whose solution this problem's gradient passes through.
         num_ranks: processes that share each batch.
+        runs_in_part: each call of its module runs a part of it, on several ranks.
         is_traced: its gradient is to run as a traced program.
         is_fused: its gradients are to run as a program of several runs.
         module: what it trains.
@@ -46,6 +47,7 @@ class Case:
     is_differentiated: bool = False
     read: str = ""
     num_ranks: int = 1
+    runs_in_part: bool = False
     is_traced: bool = False
     is_fused: bool = False
     module: Any = None

@@ -66,6 +66,12 @@ def _draws_paths(case: Case) -> bool:
     return isinstance(module, BinaryPaths | PathPolicy) or (isinstance(module, SharedSpace) and module.has_paths)
 
 
+def _has_path_statistics(case: Case) -> bool:
+    from mlotool.spaces.shared.shared_space import SharedSpace
+
+    return isinstance(case.module, SharedSpace) and case.module.has_path_statistics
+
+
 FEATURES: Mapping[str, Feature] = {
     "tasks": Feature("`tasks`", lambda case: case.settings.tasks is not None),
     "compile": Feature("`compile`", lambda case: case.settings.compile),
@@ -109,6 +115,8 @@ FEATURES: Mapping[str, Feature] = {
         lambda case: case.is_differentiated,
     ),
     "ranks": Feature("several ranks", lambda case: case.num_ranks > 1),
+    "parts": Feature("a shared space on several ranks", lambda case: case.runs_in_part),
+    "path_statistics": Feature("`statistics: path` of a shared space", _has_path_statistics),
     "trace": Feature("`runner.trace`", lambda case: case.is_traced),
     "fuse": Feature("`sweep.fuse`", lambda case: case.is_fused),
     "graphs": Feature("`remat: false`", _algorithm("keeps_graphs")),

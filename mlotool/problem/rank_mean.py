@@ -89,6 +89,38 @@ class RankMean:
             return [*mean]
         return [value if flag else None for value, flag in zip(mean, (used > 0).tolist(), strict=True)]
 
+    def gradient_of_users(
+        self, found: Sequence[Tensor | None], theta: Sequence[Tensor], weight: float = 1.0
+    ) -> list[Tensor | None]:
+        """Return the mean over the ranks that have used a parameter; None of one that no rank has used.
+
+        All ranks first agree on who used what, and then exchange what any rank has used, so they never wait for each
+        other. It has no derivative.
+
+        Args:
+            found: one tensor a parameter, of a loss that was multiplied by `weight`; None where it is unused here.
+            theta: the parameters.
+            weight: of this rank's batch (`Share.weight`); with 0 it counts as one that has used nothing.
+
+        Source: Zhang et al. 2020, Retiarii, section 5.
+
+        Example:
+            >>> RankMean().gradient_of_users([torch.tensor(2.0), None], [torch.tensor(0.0), torch.tensor(0.0)])
+            [tensor(2.), None]
+        """
+        if self.is_alone or not found:
+            return list(found)
+        # On the CPU, so that no device is waited for; the weights of all ranks have the mean 1.
+        weights = torch.tensor([0.0 if each is None else weight for each in found], dtype=torch.float64)
+        shares = self.reduce([weights])[0].tolist()
+        own = [
+            torch.zeros_like(x) if each is None else each
+            for x, each, share in zip(theta, found, shares, strict=True)
+            if share > 0
+        ]
+        means = iter(self.reduce(own) if own else ())
+        return [next(means) / share if share > 0 else None for share in shares]
+
     def any(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
         """Return which flags are set on any rank, so that all decide alike.
 

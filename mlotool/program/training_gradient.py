@@ -11,6 +11,7 @@ from mlotool.core.precision import full_precision
 from mlotool.problem.batch_share import Share
 from mlotool.problem.interface import Particle, Vector
 from mlotool.problem.parallel import AbstractParallel
+from mlotool.problem.parts import runs_in_part
 from mlotool.problem.zeroth_order import AbstractZerothOrder
 from mlotool.program.engine import Engine
 from mlotool.program.gradient_plan import Gradient, GradientPlan
@@ -52,15 +53,21 @@ class Differentiated(AbstractGradient):
         self.plan = GradientPlan(number, engine)
         self._problem = engine.problems[number]
         self._ranks = engine.rank_mean
+        self._runs_in_part = runs_in_part(self._problem.module)
 
     def live(self, batch: Any, moment: Moment = NOW) -> tuple[LossOutput, Gradient]:
         """Return loss and gradient."""
         output, gradient = self.plan.live(batch, moment)
-        return output, self._ranks.gradient(gradient, self._problem.own)
+        return output, self._mean(gradient, batch)
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient."""
-        return self._ranks.gradient(self.plan(batch, moment), self._problem.own)
+        return self._mean(self.plan(batch, moment), batch)
+
+    def _mean(self, gradient: Gradient, batch: Any) -> Gradient:
+        if self._runs_in_part:
+            return self._ranks.gradient_of_users(gradient, self._problem.own, Share.opened(batch)[1])
+        return self._ranks.gradient(gradient, self._problem.own)
 
 
 class Estimated(AbstractGradient):

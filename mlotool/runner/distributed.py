@@ -23,6 +23,8 @@ from mlotool.hypergradient import KFAC, Implicit
 from mlotool.problem.compatibility import check
 from mlotool.problem.compatibility_case import Case
 from mlotool.problem.division import divide, merge
+from mlotool.problem.parts import runs_in_part
+from mlotool.problem.settings import ProblemSettings
 from mlotool.program import Problem, Program
 from mlotool.runner.process_settings import Interrupt
 
@@ -59,7 +61,11 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         return
     assert not program.rank_mean.is_alone, "made without the mean over ranks"
     for name, problem in program.problems.items():
-        check(Case(name, problem.settings, num_ranks=ranks.size))
+        algorithm = problem.hypergradient if program.graph.readers(name) else None
+        parts = runs_in_part(problem.module)
+        check(Case(name, problem.settings, num_ranks=ranks.size, runs_in_part=parts))
+        if parts:
+            check(Case(name, ProblemSettings(), algorithm=algorithm, runs_in_part=True))
     _check_same_start(program, ranks)
     whole = set()
     for name, problem in program.problems.items():

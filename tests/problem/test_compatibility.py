@@ -52,9 +52,10 @@ def lbfgs() -> torch.optim.Optimizer:
     return torch.optim.LBFGS([nn.Parameter(torch.zeros(1))])
 
 
-def drawing() -> SharedSpace:
+def drawing(**settings: Any) -> SharedSpace:
     activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "tanh": nn.Tanh})
-    return SharedSpace(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), [activation], [2], paths=UniformPaths())
+    base = partial(nn.Sequential, nn.Linear(2, 2), nn.ReLU())
+    return SharedSpace(base, [activation], [2], **{"paths": UniformPaths(), **settings})
 
 
 # By feature, what of a case has it.
@@ -75,6 +76,7 @@ CASES: dict[str, dict[str, Any]] = {
         }.items()
     },
     "draws": {"module": drawing()},
+    "path_statistics": {"module": drawing(paths=None, statistics="path")},
     "parallel": {"parallel": Auxiliary(2)},
     "auxiliary": {"parallel": Auxiliary(2)},
     "processes": {"parallel": Divided(2, processes=True)},
@@ -98,6 +100,7 @@ CASES: dict[str, dict[str, Any]] = {
     "nested": {"is_nested": True},
     "differentiated": {"is_differentiated": True},
     "ranks": {"num_ranks": 2},
+    "parts": {"runs_in_part": True},
     "trace": {"is_traced": True},
     "fuse": {"is_fused": True},
     "remembering": {"algorithm": SABA(0.1)},

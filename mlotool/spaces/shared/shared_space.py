@@ -36,6 +36,7 @@ class SharedSpace(Space):
     Attributes:
         table: the decisions that its models ask for.
         counts: (candidates,), how many training steps have computed each; `path_counts` has them by name.
+        runs_in_part: True: over ranks, a parameter's gradient is the mean over those whose path has used it.
 
     Raises:
         ConfigError: a candidate does not fit, a mutator decides in another way than by `graph.alternatives`, or one
@@ -55,6 +56,7 @@ class SharedSpace(Space):
     """
 
     _graph_kind = SharedGraph
+    runs_in_part = True
 
     table: tuple[SharedDecision, ...]
     _path: Path | None
@@ -125,6 +127,11 @@ class SharedSpace(Space):
     def named_counts(self, counts: Tensor) -> Mapping[str, Mapping[Value, int]]:
         """Return counts like its own by decision and candidate."""
         return self._counting.by_candidate(counts)
+
+    @property
+    def has_path_statistics(self) -> bool:
+        """Whether each path has running statistics of its own."""
+        return self._statistics is not None
 
     @property
     def has_paths(self) -> bool:

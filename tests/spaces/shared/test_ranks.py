@@ -1,0 +1,76 @@
+"""Two ranks that run different paths, against steps that are averaged by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.runner.processes import run_ranks
+from tests.spaces.shared.two_ranks import APART, BATCH, OPTIMIZERS, PATHS, Rows, loss, main, space
+
+TOLERANCE = 1e-12
+SHARES = ((0, 2), (2, 5))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Return what each of two ranks has found."""
+    return run_ranks(main, 2, tmp_path_factory.mktemp("ranks"), meanwhile=lambda: None)[1]
+
+
+def by_hand(optimizer: str, paths: list[Any]) -> list[dict[str, Tensor]]:
+    """Return parameters by tick: each one's gradient is the mean over the samples of the ranks that used it."""
+    model, rows, seen = space(None), Rows(), []
+    names, theta = zip(*model.named_parameters(), strict=True)
+    step = OPTIMIZERS[optimizer](theta)
+    for tick, chosen in enumerate(paths):
+        totals: list[Any] = [None] * len(theta)
+        sizes = [0] * len(theta)
+        for (begin, end), choice in zip(SHARES, chosen, strict=True):
+            part = slice(tick * BATCH + begin, tick * BATCH + end)
+            batch = {"input": rows.input[part], "target": rows.target[part]}
+            path = dict(zip([each.name for each in model.table], choice, strict=True))
+            value = loss(batch, w=lambda x, path=path: model(x, path=path))
+            for place, each in enumerate(torch.autograd.grad(value, theta, allow_unused=True)):
+                if each is not None:
+                    totals[place] = each * (end - begin) + (0 if totals[place] is None else totals[place])
+                    sizes[place] += end - begin
+        for x, total, size in zip(theta, totals, sizes, strict=True):
+            x.grad = None if total is None else total / size
+        step.step()
+        seen.append({name: x.detach().clone() for name, x in zip(names, theta, strict=True)})
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["", " apart"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_two_ranks_equal_the_hand_averaged_steps(found: list[Any], optimizer: str, kind: str) -> None:
+    expected = by_hand(optimizer, APART if kind else PATHS)
+    for rank in found:
+        for tick, values in zip(rank[optimizer + kind]["theta"], expected, strict=True):
+            assert tick.keys() == values.keys()
+            assert all(torch.allclose(tick[name], values[name], rtol=0, atol=TOLERANCE) for name in values)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_what_no_rank_used_stays_with_its_momentum(found: list[Any], optimizer: str) -> None:
+    before, after = (found[0][optimizer]["theta"][tick] for tick in (2, 5))
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    # A weight and a bias of `a` at the first place, which ticks 3 to 5 leave out.
+    assert len(same) == 2
+
+
+def test_what_is_left_of_fair_paths_is_each_ranks_own(found: list[Any]) -> None:
+    for rank in found:
+        # After three paths of two candidates one has its turn next.
+        assert rank["left"].dtype == torch.bool
+        assert rank["left"].sum(1).tolist() == [1, 1]
+
+
+def test_a_hypergradient_through_a_shared_space_is_refused(found: list[Any]) -> None:
+    for rank in found:
+        refused, allowed = rank["refused"]
+        assert refused.startswith("problems.w.hypergradient: found ")
+        assert "on several ranks its steps follow means over the ranks that used a parameter" in refused
+        assert allowed == ""
