@@ -24,16 +24,19 @@ BENDS = pytest.mark.filterwarnings(
 
 # At its start a network may have negative curvature, which a solver says once.
 @pytest.mark.filterwarnings("ignore:The ConjugateGradient solve at problem 'learner'")
+# A few ticks do not draw each candidate.
+@pytest.mark.filterwarnings("ignore:problems.classifier.module. found candidates that no training step has computed")
 # Another version of Python has other text.
 @pytest.mark.filterwarnings("ignore:data.sha256")
 @pytest.mark.parametrize(
     "recipe", [pytest.param(name, marks=BENDS) if name in ("darts", "darts_paper") else name for name in RECIPES]
 )
 def test_every_recipe_runs(recipe: str, tmp_path: Path, image_folder: Path) -> None:
-    result = mlotool.run(small(recipe, image_folder), output_dir=tmp_path / "run")
+    config = small(recipe, image_folder)
+    result = mlotool.run(config, output_dir=tmp_path / "run")
     steps = {key: value for key, value in result.metrics.items() if key.endswith("/step")}
-    assert min(steps.values()) >= 1, "a problem never stepped"
-    assert any(key.startswith("test/") for key in result.metrics)
+    assert min(steps.values(), default=0) >= min(config.runner.max_ticks, 1), "a problem never stepped"
+    assert config.evaluate is None or any(key.startswith("test/") for key in result.metrics)
     assert result.checkpoint is not None
 
 

@@ -43,11 +43,6 @@ def evaluation_warnings(values: Values) -> Iterator[str]:
             f"objective: '{values['objective']}' selects {chosen} on test data, so the test metrics are too good; "
             "expected validation data. Set objective=val/accuracy."
         )
-    if values["runner"]["max_ticks"] == 0 and values.get("inherit") is None:
-        yield (
-            "runner.max_ticks: found 0 without inherit, so that models are evaluated as they start; expected a run whose "
-            "weights they begin with. Write inherit=<run folder>, or a number of ticks."
-        )
     yield from _idle_patience(values)
     for name, problem in values["problems"].items():
         split = (problem["stream"] or {}).get("split")

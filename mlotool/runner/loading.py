@@ -116,7 +116,8 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator 
         )
     problem = problems[settings.problem]
     names = [metric for metric in settings.metrics if isinstance(metric, str)]
-    reading = problem.reading if not settings.arguments else partial(_reading_given, settings, problems)
+    arguments = settings.get("arguments") or {}
+    reading = partial(_reading_given, problem, arguments, problems) if arguments else problem.reading
     return Evaluator(
         problem.module,
         built.data,
@@ -130,10 +131,12 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator 
 
 
 @torch.no_grad()
-def _reading_given(settings: Any, problems: Mapping[str, Problem], training: bool | None) -> BoundModule:
+def _reading_given(
+    problem: Problem, sources: Mapping[str, str], problems: Mapping[str, Problem], training: bool | None
+) -> BoundModule:
     """Return the evaluated module with what other problems give it, as they are now."""
     arguments = {}
-    for argument, source in settings.arguments.items():
+    for argument, source in sources.items():
         name, _, method = source.partition(".")
         given, module = problems[name].reading(training), problems[name].module
         if method and (hasattr(nn.Module, method) or not callable(getattr(module, method, None))):
@@ -143,7 +146,7 @@ def _reading_given(settings: Any, problems: Mapping[str, Problem], training: boo
                 f"returns itself: {name}."
             )
         arguments[argument] = given.method(method) if method else given()
-    return problems[settings.problem].reading(training).given(**arguments)
+    return problem.reading(training).given(**arguments)
 
 
 def _warn_of_best(run_dir: Path | str, checkpoint: str, config: Any) -> None:
