@@ -3,9 +3,9 @@
     python -m benchmarks.exploration.shared_weights
 
 Six blocks (convolution, BatchNorm, ReLU) of width 16 on images of 8 x 8 (as the recipes' digits), each with a kernel of
-1, 3 or 5; every mini-batch trains another model, drawn at random, by SGD with momentum. By files a model is built, its weights and
-momenta are read, it takes a step, and they are written: all in one file, or a file for each candidate of each block,
-whichever is faster. Milliseconds of CPU of a mini-batch, one thread, medians of interleaved rounds.
+1, 3 or 5; every mini-batch trains another model, drawn at random, by SGD with momentum. By files a model is built, its
+weights and momenta are read, it takes a step, and they are written: all in one file, or a file for each candidate of
+each block, whichever is faster. Milliseconds of CPU of a mini-batch, one thread, medians of interleaved rounds.
 """
 
 import argparse
