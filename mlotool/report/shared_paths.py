@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlotool.core.errors import RunFileError
+from mlotool.core.escape import escape
 from mlotool.core.run_files import read_json
 from mlotool.report.formats import number, shortened
 from mlotool.report.markup import Markup, details, element
@@ -57,7 +58,7 @@ def read_paths(run_dir: Path) -> tuple[dict[str, SpacePaths], list[str]]:
 
 
 def paths_card(problem: str, space: SpacePaths) -> Markup:
-    """Return a table of the candidates by decision, each with a bar as long as its part of the trained steps."""
+    """Return a table of the candidates by decision, each with a bar beside the most trained one of its decision."""
     has_probability = any(each.probability is not None for found in space.values() for each in found)
     texts = ["candidate", "training steps", *(["probability"] if has_probability else [])]
     heads = element("tr", *(element("th", text, scope="col") for text in texts))
@@ -114,7 +115,7 @@ def _list(value: object) -> list[Any]:
 
 
 def _text(value: object) -> str:
-    return shortened(value, MAX_NAME) if isinstance(value, str) else ""
+    return shortened(escape(value[: 10 * MAX_NAME]), MAX_NAME) if isinstance(value, str) else ""
 
 
 def _count(value: object) -> int:
