@@ -49,6 +49,7 @@ from mlotool.runner.logging import MetricLog, open_loggers
 from mlotool.runner.model_record import num_parameters
 from mlotool.runner.objective import Objective, Watch, make_plan
 from mlotool.runner.outcome import Outcome
+from mlotool.runner.path_record import write_paths
 from mlotool.runner.process_settings import Interrupt, alone_in_process
 from mlotool.runner.program_module import ProgramModule
 from mlotool.runner.progress import ProgressDisplay, advance_clock
@@ -277,14 +278,13 @@ class Session:
             outcome.note_best(state := load_program(program, folder.checkpoint("best")))
             tick = state["tick"]
         for problem in program.problems.values():
-            # Lightning leaves the modules on the CPU.
-            problem.module.to(self._device)
+            problem.module.to(self._device)  # Lightning leaves the modules on the CPU.
         for split, every in self._splits.items():
             if not isinstance(every, int):
                 assert self._evaluator is not None
                 log.log(tick, self._evaluator.evaluate(split))
-        built = self._built
-        log.log(tick, run_analyses(built.analyses, program, built.data, folder.artifacts, self._device))
+        write_paths(folder.path, program)
+        log.log(tick, run_analyses(self._built.analyses, program, self._built.data, folder.artifacts, self._device))
 
 
 def _restore(
