@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import record
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.spaces import Operator, SharedSpace, UniformPaths
+from mlotool.spaces import AbstractPaths, Operator, SharedSpace, UniformPaths
 
 WIDTH, SIZE, NUM_BLOCKS, KERNELS = 16, 8, 6, (1, 3, 5)
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
@@ -44,11 +44,12 @@ def network(kernels: tuple[int, ...] = (1,) * NUM_BLOCKS) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10))
 
 
-def shared() -> SharedSpace:
-    """Return all models as one network."""
+def shared(paths: AbstractPaths | None = None) -> SharedSpace:
+    """Return all models as one network; paths are drawn uniformly unless told."""
     candidates = {f"k{size}": None if size == 1 else partial(convolution, size) for size in KERNELS}
     places = {"type": "Conv2d", "where": lambda place: place.id != "0"}
-    return SharedSpace(network, [Operator("kernel", places, candidates)], inputs=[3, SIZE, SIZE], paths=UniformPaths())
+    kernels = Operator("kernel", places, candidates)
+    return SharedSpace(network, [kernels], inputs=[3, SIZE, SIZE], paths=paths or UniformPaths())
 
 
 class Files:

@@ -108,7 +108,7 @@ class ProblemConfig:
     compile: bool = False
     channels_last: bool = False
     parallel: Any = None
-    shard: bool = False
+    shard: Any = False
     remat: Any = None
 
 

@@ -15,7 +15,7 @@ from mlotool.core.lazy_copy import lazy_copy
 from mlotool.core.rematerialized_module import RematerializedModule
 from mlotool.core.slots import Slots
 
-_ASSIGNED = re.compile(r"'(?:BoundModule|_Live)' object has no attribute '(\w+)'")
+_ASSIGNED = re.compile(r"'(?:BoundModule|Live|LiveParts)' object has no attribute '(\w+)'")
 
 
 class BoundModule:

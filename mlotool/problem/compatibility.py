@@ -70,4 +70,4 @@ def _found(key: str, case: Case) -> str:
     if key == "module.statistics":
         return "path"
     value = getattr(case.settings, key)
-    return "true" if value is True else repr(value)
+    return "true" if value is True else repr([*value] if isinstance(value, tuple) else value)

@@ -75,7 +75,8 @@ def _has_path_statistics(case: Case) -> bool:
 FEATURES: Mapping[str, Feature] = {
     "tasks": Feature("`tasks`", lambda case: case.settings.tasks is not None),
     "compile": Feature("`compile`", lambda case: case.settings.compile),
-    "shard": Feature("`shard`", lambda case: case.settings.shard),
+    "shard": Feature("`shard`", lambda case: bool(case.settings.shard)),
+    "shard_all": Feature("`shard: true`", lambda case: case.settings.shard is True),
     "blocks": Feature("`remat` of a problem", lambda case: case.settings.remat is not None),
     "draws": Feature("a module that draws paths (`paths` of a shared space, BinaryPaths, PathPolicy)", _draws_paths),
     "parallel": Feature("`parallel`", lambda case: case.parallel is not None),

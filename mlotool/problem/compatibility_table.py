@@ -91,14 +91,25 @@ ROWS: tuple[Row, ...] = (
         "derivatives (FSDP2 frees what they need)",
         "Write hypergradient: first_order, or problems.{name}.shard: false.",
     ),
-    Row("parts", "shard", "shard", "false", "ranks that run different paths would wait for each other's shards"),
     Row(
         "parts",
-        "hypergradient",
-        "hypergradient",
-        "first_order",
-        "on several ranks its steps follow means over the ranks that used a parameter, which no hypergradient knows",
-        "Write hypergradient: first_order, or runner.devices=1.",
+        "shard_all",
+        "shard",
+        "false, or patterns of the names of the parameters that are divided",
+        "ranks that run different paths would wait for each other's shards",
+        "Write problems.{name}.shard: ['<pattern>'] for large candidates.",
+    ),
+    *(
+        Row(
+            "parts",
+            steps,
+            "hypergradient",
+            "an implicit hypergradient, or first_order",
+            "on several ranks the steps of '{name}' follow means over the ranks that used a parameter, and {algorithm} "
+            "knows only steps that follow the mean over all ranks",
+            "Write hypergradient: cg, another implicit one, or first_order; or runner.devices=1.",
+        )
+        for steps in ("unrolled", "directing")
     ),
     Row(
         "ranks",

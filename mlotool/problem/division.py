@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from torch.optim import Adam
 
+from mlotool.problem.part_shards import PartShards
 from mlotool.problem.problem import Problem
 from mlotool.problem.shards import Shards, gathered
 
@@ -19,13 +20,20 @@ def divide(problem: Problem, mesh: "DeviceMesh") -> None:
         mesh: of the ranks.
     """
     before = dict(problem.module.named_parameters())
-    shards = Shards(f"problems.{problem.name}.shard", problem.module, mesh)
+    patterns, key = problem.settings.shard, f"problems.{problem.name}.shard"
+    if isinstance(patterns, bool):
+        shards = Shards(key, problem.module, mesh)
+    else:
+        shards = PartShards(key, problem.module, mesh, patterns)
     state = {} if problem.optimizer is None else problem.optimizer.state_dict()
     problem.take_module(problem.module, before, shards)
     if problem.optimizer is None:
         return
     problem.optimizer.load_state_dict(shards.divided_optimizer(state, problem.optimizer))
     for group in problem.optimizer.param_groups:
+        if isinstance(shards, PartShards):
+            # Kernels for several tensors take no shards and whole tensors together.
+            group.update({key: False for key in ("fused", "foreach") if key in group})
         # Of the fused kernels those of Adam alone know shards.
         if group.get("fused") and not isinstance(problem.optimizer, Adam):
             group.update(fused=False, foreach=True)

@@ -140,7 +140,7 @@ class OptimizerStep:
         if self._shards is None:
             found, norm = clipped(gradient, largest, self._settings.tasks)
         else:
-            found, norm = clipped(gradient, largest, total=self._shards.total)
+            found, norm = clipped(gradient, largest, total=partial(self._shards.total, like=self._parameters))
         return found, norm.mean()
 
     def pure(

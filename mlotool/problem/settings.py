@@ -24,7 +24,7 @@ class SettingsKeywords(TypedDict, total=False):
     tasks: int | None
     precision: str
     compile: bool
-    shard: bool
+    shard: bool | Sequence[str]
     remat: str | Sequence[str] | None
 
 
@@ -34,6 +34,10 @@ def _is_names(value: Any) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 _RULES: Mapping[str, Rule] = {
@@ -54,11 +58,13 @@ _RULES: Mapping[str, Rule] = {
     "tasks": Rule(lambda value: value is None or is_whole(value, 1), "a whole number of at least 1 or null"),
     "precision": Rule(lambda value: isinstance(value, str) and value in DTYPES, f"one of {', '.join(DTYPES)}"),
     "compile": FLAG,
-    "shard": FLAG,
+    "shard": Rule(
+        lambda value: isinstance(value, bool) or (_are_texts(value) and len(value) > 0),
+        "true, false, or a list of patterns of parameters' names",
+        "Write shard=['head.*'], for all parameters whose names begin with 'head.'.",
+    ),
     "remat": Rule(
-        lambda value: (
-            value is None or _is_text(value) or (isinstance(value, list | tuple) and all(map(_is_text, value)))
-        ),
+        lambda value: value is None or _is_text(value) or _are_texts(value),
         "paths of blocks of the module, auto or null",
         "Write remat=['blocks.*'] or remat='auto'.",
     ),
@@ -87,7 +93,9 @@ class ProblemSettings:
             differences and penalties are taken in fp32 all the same; parameters and solvers stay in it.
         compile: run its module through `torch.compile`. It has no second derivatives then.
         shard: on several ranks each holds a part of its parameters, of their gradient and of the optimizer's state
-            (FSDP2). Gradients are of first order then.
+            (FSDP2). Gradients are of first order then. A list of patterns of parameters' names, such as
+            `["head.*"]` (`*` is any text), divides those alone, and leaves the others whole on each rank; of a shared
+            space a step gathers those that a rank's path reads.
         remat: blocks of its module of which only the inputs are kept for derivatives, by `mlotool.remat`, in every loss
             in which it plays: paths of submodules, such as `["blocks.*"]`, in which `*` is any text within one name; or
             "auto": blocks of layers in an nn.ModuleList, or repeated in an nn.Sequential. It trades time for memory, at
@@ -109,7 +117,7 @@ class ProblemSettings:
     tasks: int | None = None
     precision: str = "fp32"
     compile: bool = False
-    shard: bool = False
+    shard: bool | tuple[str, ...] = False
     remat: str | tuple[str, ...] | None = None
 
     @classmethod
@@ -132,7 +140,11 @@ class ProblemSettings:
                 )
         require_all(f"problems.{problem}", given, {name: _RULES[name] for name in given})
         remat = given.get("remat")
-        own = {"remat": remat if isinstance(remat, str) else tuple(remat or ()) or None}
+        shard = given.get("shard", False)
+        own = {
+            "remat": remat if isinstance(remat, str) else tuple(remat or ()) or None,
+            "shard": shard if isinstance(shard, bool) else tuple(shard),
+        }
         return cls(**{**given, **own, "optimizer_roles": dict(given.get("optimizer_roles") or {})})
 
     @property

@@ -10,7 +10,7 @@ Rajbhandari et al. 2020, ZeRO, stage 3 (arXiv 1910.02054).
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,20 +44,26 @@ class Shards:
     """
 
     def __init__(self, key: str, module: nn.Module, mesh: "DeviceMesh") -> None:
-        # Imported here: only a run that divides anything has to wait for it.
-        from torch.distributed.fsdp import fully_shard
-
-        _check(key, module)
         self._module = module
         self._mesh = mesh
         self._ranks = Ranks.of(mesh.get_group())
-        self._twin = _twin(module)
-        self._slots = Slots(self._twin, [name for name, _ in self._twin.named_parameters()])
         # What the loss at hand has read of the parameters themselves, beside what the module's own passes do.
         self._read: dict[str, Any] = {}
+        self._twin = self._divide(key)
+        self._slots = Slots(self._twin, [name for name, _ in self._twin.named_parameters()])
+
+    def _divide(self, key: str) -> nn.Module:
+        """Divide the parameters; return what is called with whole ones in their places."""
+        # Imported here: only a run that divides anything has to wait for it.
+        from torch.distributed.fsdp import fully_shard
+
+        module, mesh = self._module, self._mesh
+        check_rows(key, "true", module.named_parameters())
+        twin = _twin(module)
         for block in _blocks(module):
             fully_shard(block, mesh=mesh)
         fully_shard(module, mesh=mesh)
+        return twin
 
     def own(self, training: bool | None, *, updates_buffers: bool) -> BoundModule:
         """Return the module as the loss of its own problem sees it; `gradient` differentiates the loss.
@@ -66,11 +72,11 @@ class Shards:
             training: as for `BoundModule`.
             updates_buffers: run the module itself, whose buffers the training step updates; else a copy of it.
         """
-        return _Live(self, self._module, training) if updates_buffers else self.bound(self.parameters(), training)
+        return Live(self, self._module, training) if updates_buffers else self.bound(self.parameters(), training)
 
     def constant(self, training: bool | None = None) -> BoundModule:
         """Return the module as other problems see it: a function of whole parameters, which are constants."""
-        return self.bound(self._gathered(), training)
+        return self.bound(self._gathered(self._named()), training)
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the whole parameters by name; their gradient is the mean over ranks."""
@@ -83,12 +89,13 @@ class Shards:
         # The ranks' cotangents are added up on their way back. One by one: what is unused has none.
         return {key: ScaledCotangent.apply(1.0 / self._mesh.size(), tensor)[0] for key, tensor in whole.items()}
 
-    def gradient(self, loss: Tensor, theta: Mapping[str, Tensor]) -> list[Tensor | None]:
+    def gradient(self, loss: Tensor, theta: Mapping[str, Tensor], weight: float = 1.0) -> list[Tensor | None]:
         """Return this rank's part of the gradient of a loss, the mean over ranks; None where a parameter is unused.
 
         Args:
             loss: with its graph, which the module as `own` returned it is a part of.
             theta: its trainable parameters by name.
+            weight: of this rank's batch (`Share.weight`), by which the loss was multiplied.
         """
         loss.backward()
         # Plain tensors from here on: arithmetic with DTensors may gather them.
@@ -104,9 +111,14 @@ class Shards:
 
         return DTensor.from_local(part, self._mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride())
 
-    def total(self, number: Tensor) -> Tensor:
-        """Return the sum over ranks."""
-        return self._ranks.total(number)
+    def total(self, squares: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
+        """Return the square of the norm of a vector that is divided.
+
+        Args:
+            squares: 0-D, of this rank's part of each tensor; None where there is none.
+            like: the parameters of these tensors.
+        """
+        return self._ranks.total(torch.stack([each for each in squares if each is not None]).sum(0))
 
     def divided(self, state: Mapping[str, Any], optimizer: Optimizer | None) -> dict[str, Any]:
         """Return the state of a problem with this rank's shards of whole tensors.
@@ -140,7 +152,7 @@ class Shards:
         whole = gathered({key: tensor.detach() for key, tensor in named.items()}, is_kept=is_kept)
         if not is_kept:
             return None
-        self._slots.put([nn.Parameter(whole[key], named[key].requires_grad) for key in self._slots.names])
+        self._slots.put([nn.Parameter(whole[key].cpu(), named[key].requires_grad) for key in self._slots.names])
         return self._followed()
 
     def bound(self, parameters: Mapping[str, Tensor], training: bool | None = None) -> BoundModule:
@@ -159,12 +171,12 @@ class Shards:
         self._module.reshard()  # type: ignore[operator]
         return self._module.named_parameters()
 
-    def _gathered(self) -> dict[str, Tensor]:
-        """Return the whole parameters by name, by one exchange a dtype."""
+    def _gathered(self, named: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
+        """Return whole parameters by name, by one exchange a dtype."""
         kinds: dict[torch.dtype, dict[str, Any]] = {}
-        for key, tensor in self._named():
+        for key, tensor in named:
             kinds.setdefault(tensor.dtype, {})[key] = tensor.detach()
-        return {key: tensor for named in kinds.values() for key, tensor in self._exchanged(named).items()}
+        return {key: tensor for alike in kinds.values() for key, tensor in self._exchanged(alike).items()}
 
     def _exchanged(self, named: Mapping[str, Any]) -> dict[str, Tensor]:
         size = self._mesh.size()
@@ -189,7 +201,7 @@ class Shards:
         return distribute_tensor(value, self._mesh, like.placements, src_data_rank=None).clone()
 
 
-class _Live(BoundModule):
+class Live(BoundModule):
     """The divided module itself, as the loss of its own problem sees it in a training step."""
 
     __slots__ = ("_shards",)
@@ -237,13 +249,23 @@ def _added(*gradients: Any) -> Tensor | None:
     return parts[0] + parts[1] if len(parts) == 2 else next(iter(parts), None)
 
 
-def _check(key: str, module: nn.Module) -> None:
-    for name, parameter in module.named_parameters():
+def check_rows(key: str, found: str, named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse parameters that have no rows to divide.
+
+    Args:
+        key: of the setting.
+        found: its value, for the message.
+        named: the parameters by name.
+
+    Raises:
+        ConfigError: one is a single number, or is not contiguous.
+    """
+    for name, parameter in named:
         reason = "is a single number" if parameter.dim() == 0 else "is not contiguous (channels_last)"
         if parameter.dim() == 0 or not parameter.is_contiguous():
             raise ConfigError(
-                f"{key}: found true, but the parameter '{name}' {reason}; expected rows in the usual order, of which "
-                f"each rank takes some. Change the module, or write {key}: false."
+                f"{key}: found {found}, but the parameter '{name}' {reason}; expected rows in the usual order, of "
+                f"which each rank takes some. Change the module, or write {key}: false."
             )
 
 

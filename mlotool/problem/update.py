@@ -98,7 +98,7 @@ def clipped(
     gradient: Sequence[Tensor | None],
     max_norm: float,
     num_tasks: int | None = None,
-    total: Callable[[Tensor], Tensor] | None = None,
+    total: Callable[[Sequence[Tensor | None]], Tensor] | None = None,
 ) -> tuple[list[Tensor | None], Tensor]:
     """Return the gradient with a 2-norm of at most `max_norm`, and its norm before.
 
@@ -106,16 +106,18 @@ def clipped(
         gradient: one tensor a parameter; None where it is unused.
         max_norm: as for `torch.nn.utils.clip_grad_norm_`.
         num_tasks: length of the leading task axis, each of which is clipped by itself; None without one.
-        total: the sum over ranks, where each has a part of every tensor.
+        total: where tensors are divided among ranks, returns the sum of the squares of all elements, from the squares
+            of this rank's part of each tensor.
 
     Returns:
         The gradient, and the norm: 0-D, or one a task.
     """
-    present = [tensor for tensor in gradient if tensor is not None]
     start = 0 if num_tasks is None else 1
-    squares = [tensor.square().flatten(start).sum(start) for tensor in present]
-    square = torch.stack(squares).sum(0)
-    norm = _safe_sqrt(square if total is None else total(square))
+    squares = [None if tensor is None else tensor.square().flatten(start).sum(start) for tensor in gradient]
+    if total is None:
+        norm = _safe_sqrt(torch.stack([square for square in squares if square is not None]).sum(0))
+    else:
+        norm = _safe_sqrt(total(squares))
     factor = (max_norm / (norm + 1e-6)).clamp_max(1.0)
     return [None if tensor is None else tensor * _on_axis(factor, tensor) for tensor in gradient], norm
 

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.faults import shown
 from mlotool.problem.compatibility import check
 from mlotool.problem.compatibility_case import Case
 from mlotool.problem.interface import AbstractHypergradient
+from mlotool.problem.part_shards import matched_names
 from mlotool.problem.problem import Problem
 from mlotool.problem.settings import ProblemSettings
 from mlotool.problem.update import find_update
@@ -154,18 +156,24 @@ def _check_sharded(problems: Mapping[str, Problem], steps: Steps) -> None:
     A pullback computes with whole parameters, and most differentiate twice: FSDP2 frees what that needs.
     """
     sharded = {name for name, problem in problems.items() if problem.settings.shard}
+    for name in sharded:
+        patterns = problems[name].settings.shard
+        if not isinstance(patterns, bool):
+            matched_names(f"problems.{name}.shard", problems[name].module, patterns)
     for name, problem in problems.items():
         for use, other in problem.node.other_uses.items():
             if other in sharded:
+                value = problems[other].settings.shard
                 raise ConfigError(
-                    f"problems.{other}.shard: found true, but it gives problems.{name}.{use}; expected false, as that "
-                    f"needs whole parameters. Write problems.{other}.shard: false."
+                    f"problems.{other}.shard: found {'true' if value is True else shown(value)}, but it gives "
+                    f"problems.{name}.{use}; expected false, as that needs whole parameters. Write "
+                    f"problems.{other}.shard: false."
                 )
         for node in _all_nodes(steps[name]):
             algorithm = algorithm_of(problems[node.problem])
             played = {role.problem for role in problems[node.problem].roles.values()}
-            found = sorted(sharded & {name, node.problem, *node.inputs, *played})
-            for other in found:
+            inside = sorted(sharded & {name, node.problem, *node.inputs, *played})
+            for other in inside:
                 settings = problems[other].settings
                 check(Case(other, settings, algorithm=algorithm, solution=node.problem, reader=name))
 

@@ -174,7 +174,7 @@ class Sharded(AbstractGradient):
         if shards is None:
             return self._whole.live(batch)
         output = self._engine.losses[self._number].live(self._engine.own(self._number), batch)
-        return output, shards.gradient(output.loss, self._problem.theta)
+        return output, shards.gradient(output.loss, self._problem.theta, Share.opened(batch)[1])
 
     def pure(self, batch: Any, moment: Moment) -> Gradient:
         """Return the gradient."""
@@ -182,4 +182,4 @@ class Sharded(AbstractGradient):
         if shards is None:
             return self._whole.pure(batch, moment)
         loss = self._engine.losses[self._number](self._engine.own(self._number), batch).loss
-        return shards.gradient(loss, self._problem.theta)
+        return shards.gradient(loss, self._problem.theta, Share.opened(batch)[1])

@@ -30,6 +30,7 @@ class ModelNode:
         inputs: ids of nodes before it.
         shape: of its result, in words; empty where it is not known.
         mutator: that has made or changed it; empty: it is the base's.
+        stands_for: of a shared space, the decisions and their candidates whose result it is.
     """
 
     id: str
@@ -37,6 +38,7 @@ class ModelNode:
     inputs: tuple[str, ...]
     shape: str
     mutator: str
+    stands_for: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class ModelRecord:
     nodes: tuple[ModelNode, ...]
     decisions: tuple[Decided, ...]
     num_parameters: int | None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it has several candidates of a decision at once, so that none is taken."""
+        return any(each.stands_for for each in self.nodes)
 
 
 class _NamedDecision(Protocol):
@@ -126,9 +133,10 @@ def _record(problem: object, content: dict[Any, Any]) -> ModelRecord:
             # Of nodes before it alone: a graph of a stranger's has no cycles either.
             inputs = dict.fromkeys(_text(one) for one in _list(each.get("inputs"), MAX_INPUTS))
             known = tuple(one for one in inputs if one in nodes)
-            nodes[name] = ModelNode(
-                name, _text(each.get("kind")), known, _shape(each.get("shape")), _text(each.get("mutator"))
-            )
+            kind, shape, mutator = _text(each.get("kind")), _shape(each.get("shape")), _text(each.get("mutator"))
+            pairs = [_list(one, 2) for one in _list(each.get("stands_for"), MAX_CANDIDATES)]
+            stands_for = tuple((_text(one[0]), _text(one[1])) for one in pairs if len(one) == 2)
+            nodes[name] = ModelNode(name, kind, known, shape, mutator, stands_for)
     decisions = tuple(_decided(each) for each in _mappings(content.get("decisions"), MAX_DECISIONS))
     count = content.get("num_parameters")
     is_count = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 10**18

@@ -57,6 +57,17 @@ def read_paths(run_dir: Path) -> tuple[dict[str, SpacePaths], list[str]]:
     return {name: each for name, each in read.items() if each}, []
 
 
+def shares(space: SpacePaths) -> dict[tuple[str, str], tuple[float, bool]]:
+    """Return, by decision and candidate, its share of the training steps of the decision, and whether it was found.
+
+    Of a decision without steps the shares are 0.
+    """
+    totals = {name: sum(each.count for each in found) or 1 for name, found in space.items()}
+    return {
+        (name, each.name): (each.count / totals[name], each.is_found) for name, found in space.items() for each in found
+    }
+
+
 def paths_card(problem: str, space: SpacePaths) -> Markup:
     """Return a table of the candidates by decision, each with a bar beside the most trained one of its decision."""
     has_probability = any(each.probability is not None for found in space.values() for each in found)

@@ -28,7 +28,7 @@ from mlotool.report.residuals import residual_cards
 from mlotool.report.run_folder import RunFolder, as_dict, read_run_folder, refuse_foreign
 from mlotool.report.sections import final_table, header, metric_notes, origin
 from mlotool.report.series import SPLIT_NAMES, Series, problem_names, read_series
-from mlotool.report.shared_paths import paths_card, read_paths
+from mlotool.report.shared_paths import paths_card, read_paths, shares
 from mlotool.report.weights import read_weightings, weighting_cards
 
 # A recipe is anybody's text: should any of it ever reach the page as markup, the browser still loads and runs nothing.
@@ -96,7 +96,7 @@ def _body(run: RunFolder, book: Sketchbook) -> list[Markup]:
     ]
     parallel = _parallel(run, book, [each for each in parallel_series if each.owner in colours])
     parts = [header(run), *_graph(run, colours), section("Curves", *_curves(curves, rates))]
-    parts += [section("Model", *model_section(each)) for each in models]
+    parts += [section("Model", *model_section(each, shares(shared.get(each.problem, {})))) for each in models]
     if shared:
         cards = [paths_card(name, each) for name, each in shared.items()]
         parts.append(section("Paths of the shared weights", *cards))

@@ -52,7 +52,7 @@ def distribute(program: Program, ranks: Ranks, seed: int) -> None:
         for name, problem in program.problems.items():
             if problem.settings.shard:
                 warnings.warn(
-                    f"problems.{name}.shard: found true on one rank, where it has no effect; expected several. Set "
+                    f"problems.{name}.shard: found it set on one rank, where it has no effect; expected several. Set "
                     "runner.devices to the number of GPUs, or leave it out.",
                     stacklevel=2,
                 )

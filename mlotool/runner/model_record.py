@@ -67,6 +67,7 @@ def _nodes(nodes: Sequence[NodeSummary], most: int) -> list[dict[str, Any]]:
             "inputs": each.inputs,
             "shape": each.shape,
             "mutator": each.mutator,
+            **({"stands_for": each.stands_for} if each.stands_for else {}),
         }
         for each in (nodes if len(nodes) <= most else ())
     ]

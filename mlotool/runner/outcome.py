@@ -42,9 +42,10 @@ class Outcome:
         text = str(exception)
         self.error = text if isinstance(exception, MlotoolError) else f"{type(exception).__name__}: {text}"
 
-    def note_best(self, state: Mapping[str, Any]) -> None:
-        """Note what the best checkpoint says, once it has been read."""
+    def note_best(self, state: Mapping[str, Any]) -> int:
+        """Note what the best checkpoint says, once it has been read; return its tick."""
         self.best = {"tick": state["tick"], "metrics": state["metrics"]}
+        return state["tick"]
 
     def complete(self, metrics: Mapping[str, float], num_ticks: int, best_checkpoint: Path) -> None:
         """Note what the run has reached."""

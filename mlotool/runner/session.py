@@ -4,7 +4,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from mlotool.runner.logging import MetricLog, open_loggers
 from mlotool.runner.model_record import num_parameters
 from mlotool.runner.objective import Objective, Watch, make_plan
 from mlotool.runner.outcome import Outcome
-from mlotool.runner.path_record import write_paths
+from mlotool.runner.path_record import trained_paths, write_paths
 from mlotool.runner.process_settings import Interrupt, alone_in_process
 from mlotool.runner.program_module import ProgramModule
 from mlotool.runner.progress import ProgressDisplay, advance_clock
@@ -129,8 +129,9 @@ class Session:
                     log.send_to(loggers)
                     self._fit(folder, log, outcome, checkpoint, resume_from)
                     self._write_timelines(folder)
+                    paths = trained_paths(self._built.program, self._ranks)
                     if is_first:
-                        self._finish(folder, log, outcome)
+                        self._finish(folder, log, outcome, paths)
             finally:
                 with _after_failure(outcome):
                     log.close()
@@ -271,19 +272,18 @@ class Session:
             if timeline is not None and self._ranks.is_first:
                 write_text(folder.artifacts / f"parallel_{name}.json", json.dumps(timeline))
 
-    def _finish(self, folder: RunFolder, log: MetricLog, outcome: Outcome) -> None:
+    def _finish(self, folder: RunFolder, log: MetricLog, outcome: Outcome, paths: Mapping[str, torch.Tensor]) -> None:
         """Evaluate the `end` splits and run the analyses, with the best checkpoint where there is one."""
         program, tick = self._built.program, self._schedule.num_ticks
         if folder.checkpoint("best").is_file():
-            outcome.note_best(state := load_program(program, folder.checkpoint("best")))
-            tick = state["tick"]
+            tick = outcome.note_best(load_program(program, folder.checkpoint("best")))
         for problem in program.problems.values():
             problem.module.to(self._device)  # Lightning leaves the modules on the CPU.
         for split, every in self._splits.items():
             if not isinstance(every, int):
                 assert self._evaluator is not None
                 log.log(tick, self._evaluator.evaluate(split))
-        write_paths(folder.path, program)
+        write_paths(folder.path, program, paths)
         log.log(tick, run_analyses(self._built.analyses, program, self._built.data, folder.artifacts, self._device))
 
 

@@ -101,7 +101,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"precision": torch.float16}, "problems.p.precision: found a dtype; expected one of fp32, bf16, fp16"),
     ({"roll_back": "no"}, "problems.p.roll_back: found 'no'; expected true or false"),
     ({"compile": "no"}, "problems.p.compile: found 'no'; expected true or false"),
-    ({"shard": 0}, "problems.p.shard: found 0; expected true or false"),
+    ({"shard": 0}, "problems.p.shard: found 0; expected true, false, or a list of patterns"),
 ]
 
 

@@ -66,6 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
             "tasks": {"tasks": 2},
             "compile": {"compile": True},
             "shard": {"shard": True},
+            "shard_all": {"shard": True},
             "blocks": {"remat": ("0",)},
             "fp16": {"precision": "fp16"},
             "optimizer_roles": {"optimizer_roles": {"lr": "rate"}},

@@ -1,16 +1,27 @@
 """The paths of shared weights on the page of a run, and what a stranger's paths.json may do."""
 
 import json
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from mlotool.report import write_report
 from mlotool.report.shared_paths import MAX_CANDIDATES, MAX_DECISIONS, TrainedCandidate, read_paths
+from mlotool.spaces import Operator, SharedSpace
 from tests.report.html_check import read_page
+from tests.report.model_nodes import node, write_nodes
 from tests.report.run_folders import write_run
 
 COUNTED = {"name": "kernel", "candidates": ["k3", "k5"], "counts": [1200, 300]}
+CANDIDATES = {"k3": None, "k5": partial(nn.Conv2d, 1, 2, 5, padding=2)}
 LEARNED = {"name": "kernel", "candidates": ["k3", "k5"], "probabilities": [0.25, 0.75], "found": "k5"}
+
+
+def base() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU())
 
 
 def write_paths(folder: Path, counted: Any, learned: Any = ()) -> Path:
@@ -63,3 +74,28 @@ def test_a_broken_file_is_a_note(tmp_path: Path) -> None:
     (tmp_path / "paths.json").write_text("{", encoding="utf-8")
     spaces, [note] = read_paths(tmp_path)
     assert spaces == {} and note.startswith("paths.json could not be read")
+
+
+def test_the_super_graph_shows_the_shares_of_its_candidates_and_what_was_found(tmp_path: Path) -> None:
+    """A run's page, of a shared space as the library describes it."""
+    space = SharedSpace(base, [Operator("kernel", {"type": "Conv2d"}, CANDIDATES)], inputs=[1, 4, 4])
+    nodes = [{**asdict(each)} for each in space.nodes]
+    run = write_nodes(write_run(tmp_path / "run"), nodes, {"kernel_0": "k3"})
+    counted, learned = ({**each, "name": "kernel_0"} for each in (COUNTED, LEARNED))
+    page = read_page(write_report(write_paths(run, [counted], [learned])))
+    assert "Conv2d k3 80% 0 ·" in page.text
+    assert "Conv2d k5 ★ 20% 0@k5 ·" in page.text
+    assert page.source.count('class="node changed found"') == 1
+    assert "★ what the search has found" in page.text
+    # None of them is taken: all are there at once.
+    assert "decision among kernel_0 k3, k5" in page.text
+
+
+def test_of_a_candidate_without_counts_the_mutator_is_shown(tmp_path: Path) -> None:
+    made = [
+        node("input", kind="placeholder"),
+        {**node("a", "input", mutator="kernel"), "stands_for": [["kernel_0", "k3"], ["broken"], 7]},
+    ]
+    page = read_page(write_report(write_nodes(write_run(tmp_path / "run"), made, {"kernel_0": "k3"})))
+    assert "Linear kernel a ·" in page.text
+    assert "what the search has found" not in page.text

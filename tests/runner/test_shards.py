@@ -12,7 +12,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import SABA, ConjugateGradient, Identity, Implicit, Unrolled
 from mlotool.problem import shards
-from mlotool.problem.shards import Shards, _blocks
+from mlotool.problem.shards import _blocks, check_rows
 from mlotool.program import Program
 from mlotool.runner.checkpoint import read_whole_checkpoint
 from mlotool.runner.distributed import distribute
@@ -56,21 +56,24 @@ def test_shards_equal_one_rank_with_the_joined_batches(found: tuple[Found, Found
             assert error < 1e-9, (key, float(error))
 
 
-def test_each_rank_holds_about_half(found: tuple[Found, Found, Found]) -> None:
-    first, second = (each["shares"] for each in found[1:])
+@pytest.mark.parametrize("name", ["shares", "shares of some"])
+def test_each_rank_holds_about_half(found: tuple[Found, Found, Found], name: str) -> None:
+    first, second = (each[name] for each in found[1:])
     for kind, (held, whole) in first.items():
         assert held + second[kind][0] == whole
         assert abs(held / whole - 0.5) < 0.02, kind
 
 
-def test_a_run_goes_on_from_whole_tensors_bit_by_bit(found: tuple[Found, Found, Found]) -> None:
+@pytest.mark.parametrize("name", ["both", "some_lower"])
+def test_a_run_goes_on_from_whole_tensors_bit_by_bit(found: tuple[Found, Found, Found], name: str) -> None:
     for each in found[1:]:
-        whole, resumed = each["resumed"]
+        whole, resumed = each["resumed"][name]
         assert_identical(resumed, whole)
 
 
-def test_the_first_rank_goes_on_with_the_whole_problem(found: tuple[Found, Found, Found]) -> None:
-    merged = found[1]["merged"]
+@pytest.mark.parametrize("name", ["lower", "some_lower"])
+def test_the_first_rank_goes_on_with_the_whole_problem(found: tuple[Found, Found, Found], name: str) -> None:
+    merged = found[1]["merged"][name]
     assert_identical(merged["after"], merged["before"])
     assert torch.equal(merged["call"], merged["read"])
 
@@ -98,6 +101,12 @@ def test_a_run_evaluates_saves_and_goes_on(found: tuple[Found, Found, Found], fo
         (lambda: sharded("model", Implicit(Identity(), "finite_difference")), ["problems.model.shard: found true"]),
         (lambda: sharded("weigher", Unrolled()), ["problems.weigher.shard: found true", "by Unrolled"]),
         (lambda: sharded("model", SABA(step_size=0.1)), ["problems.model.shard: found true", "by SABA"]),
+        (
+            lambda: alone(shard=["body.*", "tail.*"]),
+            ["problems.model.shard: found the pattern 'tail.*'", "body.0.weight"],
+        ),
+        (lambda: alone(shard=[]), ["problems.model.shard: found []", "a list of patterns of parameters' names"]),
+        (lambda: alone(shard="body.*"), ["problems.model.shard: found 'body.*'", "shard=['head.*']"]),
         (lambda: alone(compile=True), ["problems.model.shard: found true", "torch.compile"]),
         (lambda: alone(precision="fp16"), ["problems.model.shard: found true", "bf16"]),
         (lambda: alone(reset_to="initial"), ["problems.model.shard: found true", "reset_to copies"]),
@@ -126,12 +135,12 @@ def test_parameters_without_rows_are_refused() -> None:
         (single, "'rate' is a single number"),
     ):
         with pytest.raises(ConfigError, match=rf"^problems\.x\.shard: .* {words}"):
-            Shards("problems.x.shard", module, None)  # type: ignore[arg-type]
+            check_rows("problems.x.shard", "true", module.named_parameters())
 
 
 def test_one_rank_says_that_it_has_nothing_to_share_with() -> None:
     made = alone()
-    with pytest.warns(UserWarning, match=r"problems\.model\.shard: found true on one rank, where it has no effect"):
+    with pytest.warns(UserWarning, match=r"problems\.model\.shard: found it set on one rank, where it has no effect"):
         distribute(made, Ranks(), seed=0)
     assert made.problems["model"].shards is None
 

@@ -103,6 +103,8 @@ def two_levels(*sharded: str, **settings: Any) -> Program:
     return Program([lower, upper], Graph({"weigher": ["model"]}, {"model": ["weigher"]}))
 
 
+every_use_of_some = partial(alone, every_use, ("model", "same"), shard=["body.2.*", "frozen.*", "head.*", "spare"])
+
 PROGRAMS: dict[str, Callable[[], Program]] = {
     "alone": alone,
     "fused": partial(alone, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)),
@@ -119,6 +121,12 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "lower": partial(two_levels, "model"),
     "upper": partial(two_levels, "weigher"),
     "both": partial(two_levels, "model", "weigher", roll_back=True),
+    # Some parameters are divided: of a tied one, a frozen one, one of a single row, one that no loss uses.
+    "some": partial(
+        every_use_of_some, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True), gradient_clip_norm=0.5
+    ),
+    "some_adam": partial(alone, shard=["*.weight"], accumulate_batches=2),
+    "some_lower": partial(two_levels, "model", shard=["body.*", "frozen.*", "head.*", "spare"], roll_back=True),
 }
 
 
@@ -157,9 +165,9 @@ def tensors(tree: Any, path: str = "state") -> dict[str, Tensor]:
     return {name: tensor for key, value in tree for name, tensor in tensors(value, f"{path}/{key}").items()}
 
 
-def shares() -> dict[str, tuple[int, int]]:
+def shares(shard: Any = True) -> dict[str, tuple[int, int]]:
     """Return, of what this rank holds, the numbers that there are: of parameters, gradients' and optimizer's state."""
-    made = over(all_ranks(), alone())
+    made = over(all_ranks(), alone(shard=shard))
     problem = made.problems["model"]
     whole = sum(each.numel() for each in Net().parameters())
     trained = sum(each.numel() for each in Net().parameters() if each.requires_grad)
@@ -177,18 +185,18 @@ def _held(many: Any) -> int:
     return sum((each.to_local() if hasattr(each, "to_local") else each).numel() for each in many)
 
 
-def resumed(ranks: Ranks) -> list[dict[str, Tensor]]:
+def resumed(ranks: Ranks, name: str) -> list[dict[str, Tensor]]:
     """Return the state at the end of a run that goes on from whole tensors, and of one that was never interrupted."""
     ends = []
     for is_interrupted in (False, True):
-        made = over(ranks, PROGRAMS["both"]())
+        made = over(ranks, PROGRAMS[name]())
         schedule = Schedule(made)
         for _ in range(3):
             schedule.tick()
         if is_interrupted:
             # In the middle of a look-ahead, whose snapshot is of shards as well.
             state, moment = (gathered(each.state_dict(), is_kept=True) for each in (made, schedule))
-            made = over(ranks, PROGRAMS["both"]())
+            made = over(ranks, PROGRAMS[name]())
             schedule = Schedule(made)
             made.load_state_dict(state)
             schedule.load_state_dict(moment)
@@ -198,9 +206,9 @@ def resumed(ranks: Ranks) -> list[dict[str, Tensor]]:
     return ends
 
 
-def merged(ranks: Ranks) -> dict[str, Any]:
+def merged(ranks: Ranks, name: str) -> dict[str, Any]:
     """Return what the first rank has, and the whole state before."""
-    made = over(ranks, PROGRAMS["lower"]())
+    made = over(ranks, PROGRAMS[name]())
     Schedule(made).tick()
     before = tensors(gathered(made.state_dict(), is_kept=True))
     batch = Rows(3)[[0, 1, 2]]["input"]
@@ -260,10 +268,15 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        found: dict[str, Any] = {"shares": shares()}
+        found: dict[str, Any] = {
+            "shares": shares(),
+            "shares of some": shares(["[!z]*"]),
+        }
         found["one group"] = compute(ranks)
         shards.MIN_BLOCK = 1
         found["groups"] = compute(ranks, IN_GROUPS)
-        found |= {"resumed": resumed(ranks), "merged": merged(ranks), "unfinite": unfinite(ranks)}
+        found["resumed"] = {name: resumed(ranks, name) for name in ("both", "some_lower")}
+        found["merged"] = {name: merged(ranks, name) for name in ("lower", "some_lower")}
+        found["unfinite"] = unfinite(ranks)
         found["runs"] = runs(folder)
         torch.save(found, folder / f"rank_{ranks.rank}.pt")

@@ -1,6 +1,7 @@
 """A space trained as one network: every candidate once, and a path through them for each mini-batch."""
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, fx
@@ -103,11 +104,9 @@ class SharedSpace(Space):
                 added up; or a `Mixture` of some. None: what `paths` draws.
             kwargs: inputs, by their names.
         """
-        if path is None:
-            path = self._path if self._path is not None else self.paths(self.table)
         if kwargs or len(args) != len(self._arguments):
             args = self._in_order(args, kwargs)
-        choices = self._choices(path)
+        choices = self._drawn(path)
         own = self._statistics
         if own is None or any(isinstance(each, Mixture) for each in choices.values()):
             result = self._run(self, args, choices)
@@ -118,6 +117,26 @@ class SharedSpace(Space):
             self._counting.add(self.counts, self._run.taken(choices))
             self._unsound.look(result, self._run, self, args, choices)
         return result
+
+    def part_of_call(self, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
+        """Return which path a call runs, drawn where it gives none, and what that reads.
+
+        Args:
+            arguments: the call's keywords.
+
+        Returns:
+            The keywords with which a call runs this path, and the names of the parameters that it reads.
+        """
+        choices = self._drawn(arguments.get(PATH))
+        names = {id(parameter): name for name, parameter in self.named_parameters()}
+        read: set[str] = set()
+        for kind, target in self._run.read(choices):
+            if kind == "call_module":
+                read.update(names[id(each)] for each in self.get_submodule(target).parameters())
+            else:
+                found = attrgetter(target)(self)
+                read.update({names[id(found)]} if id(found) in names else ())
+        return {**arguments, PATH: choices}, frozenset(read)
 
     @property
     def path_counts(self) -> Mapping[str, Mapping[Value, int]]:
@@ -170,6 +189,11 @@ class SharedSpace(Space):
             elif target in own:
                 found[target] = own[target]
         return found if self._statistics is None else self._statistics.state(found, path)
+
+    def _drawn(self, path: Mapping[str, Any] | None) -> dict[str, Value | Mixture]:
+        if path is None:
+            path = self._path if self._path is not None else self.paths(self.table)
+        return self._choices(path)
 
     def _choices(self, path: Mapping[str, Any]) -> dict[str, Value | Mixture]:
         candidates = {each.name: each.candidates for each in self.table}

@@ -6,8 +6,28 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlotool.core.errors import ConfigError
+from mlotool.problem.compatibility import check
+from mlotool.problem.compatibility_case import Case
+from mlotool.problem.settings import ProblemSettings
 from tests.runner.processes import run_ranks
-from tests.spaces.shared.two_ranks import APART, BATCH, OPTIMIZERS, PATHS, Rows, loss, main, space
+from tests.spaces.shared.two_ranks import (
+    APART,
+    BATCH,
+    IMPLICIT,
+    NUM_TICKS,
+    OPTIMIZERS,
+    PATHS,
+    WIDTH,
+    Rows,
+    hypergradient,
+    joined_lower_loss,
+    joined_upper_loss,
+    levels,
+    loss,
+    main,
+    space,
+)
 
 TOLERANCE = 1e-12
 SHARES = ((0, 2), (2, 5))
@@ -43,14 +63,42 @@ def by_hand(optimizer: str, paths: list[Any]) -> list[dict[str, Tensor]]:
     return seen
 
 
-@pytest.mark.parametrize("kind", ["", " apart"])
+@pytest.mark.parametrize("kind", ["", " apart", " in shards", " in shards apart"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_two_ranks_equal_the_hand_averaged_steps(found: list[Any], optimizer: str, kind: str) -> None:
-    expected = by_hand(optimizer, APART if kind else PATHS)
+    expected = by_hand(optimizer, APART if kind.endswith("apart") else PATHS)
     for rank in found:
         for tick, values in zip(rank[optimizer + kind]["theta"], expected, strict=True):
             assert tick.keys() == values.keys()
             assert all(torch.allclose(tick[name], values[name], rtol=0, atol=TOLERANCE) for name in values)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_of_a_candidate_in_shards_each_rank_holds_its_rows(found: list[Any], optimizer: str) -> None:
+    layer = WIDTH * WIDTH + WIDTH
+    copies = 2 if optimizer == "adam" else 1
+    for rank, rows in zip(found, (2, 1), strict=True):
+        whole, some = (rank[f"{optimizer}{kind}"] for kind in ("", " in shards"))
+        # Two places, of which each has one candidate whole and one in shards.
+        expected = 2 * layer + 2 * rows * (WIDTH + 1)
+        assert some["held"] == {"parameters": expected, "state": copies * expected}
+        assert whole["held"]["parameters"] == 4 * layer
+        assert torch.allclose(some["read"], whole["read"], rtol=0, atol=TOLERANCE)
+        assert torch.equal(some["counts"], whole["counts"])
+
+
+def test_a_run_counts_the_paths_of_all_ranks(found: list[Any]) -> None:
+    first, second = (rank["adam"] for rank in found)
+    assert first["counts"].tolist() != second["counts"].tolist()
+    for each in (first, second):
+        assert each["total"]["w"].tolist() == (first["counts"] + second["counts"]).tolist()
+    assert sum(first["total"]["w"].tolist()) == 2 * 2 * NUM_TICKS
+
+
+def test_a_shared_space_cannot_be_divided_as_a_whole() -> None:
+    with pytest.raises(ConfigError, match=r"found true; expected false, or patterns of the names of the parameters"):
+        check(Case("w", ProblemSettings(shard=True), num_ranks=2, runs_in_part=True))
+    check(Case("w", ProblemSettings(shard=("*@b.*",)), num_ranks=2, runs_in_part=True))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -68,9 +116,19 @@ def test_what_is_left_of_fair_paths_is_each_ranks_own(found: list[Any]) -> None:
         assert rank["left"].sum(1).tolist() == [1, 1]
 
 
-def test_a_hypergradient_through_a_shared_space_is_refused(found: list[Any]) -> None:
+@pytest.mark.parametrize("name", IMPLICIT)
+def test_implicit_hypergradients_are_those_of_the_mean_over_paths(found: list[Any], name: str) -> None:
+    """As of one rank whose loss is the mean over both paths, each on its rows."""
+    expected = hypergradient(levels(IMPLICIT[name](), None, joined_upper_loss, joined_lower_loss))
+    assert all(each.norm() > 1e-3 for each in expected.values())
     for rank in found:
-        refused, allowed = rank["refused"]
-        assert refused.startswith("problems.w.hypergradient: found ")
-        assert "on several ranks its steps follow means over the ranks that used a parameter" in refused
-        assert allowed == ""
+        for key, value in rank[f"{name} hypergradient"].items():
+            assert torch.allclose(value, expected[key], rtol=0, atol=TOLERANCE), (value, expected[key])
+
+
+def test_a_hypergradient_that_follows_the_steps_of_a_shared_space_is_refused(found: list[Any]) -> None:
+    for rank in found:
+        for refused in rank["refused"]:
+            assert refused.startswith("problems.w.hypergradient: found ")
+            assert "the steps of 'w' follow means over the ranks that used a parameter" in refused
+            assert "expected an implicit hypergradient, or first_order" in refused

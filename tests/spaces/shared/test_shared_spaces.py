@@ -189,3 +189,16 @@ def test_the_state_has_parameters_that_forward_reads_itself():
 def test_paths_without_shared_are_refused():
     with pytest.raises(ConfigError, match="paths: found UniformPaths without shared: true"):
         Space(Net, [kernel()], inputs=[1, 6, 6], paths=UniformPaths())
+
+
+def test_its_nodes_are_told_apart_and_say_which_candidates_they_are():
+    space = SharedSpace(Net, [kernel()], inputs=[1, 6, 6], seed=3)
+    ids = [each.id for each in space.nodes]
+    assert len(set(ids)) == len(ids)
+    candidates = {one: each.id for each in space.nodes for one in each.stands_for}
+    assert set(candidates) == {(f"kernel_{number}", value) for number in range(3) for value in ("k3", "k5")}
+    assert all(candidates[name, "k5"] == f"{candidates[name, 'k3']}@k5" for name, _ in candidates)
+    choices = [each for each in space.nodes if each.kind == "choice"]
+    assert [set(each.inputs) for each in choices] == [
+        {candidates[f"kernel_{number}", value] for value in ("k3", "k5")} for number in range(3)
+    ]

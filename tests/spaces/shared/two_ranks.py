@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlotool import FirstOrder, Graph, Identity, Implicit, Problem, Program, Stream
+from mlotool import Graph, Identity, Implicit, Problem, Program, Stream
 from mlotool.core.errors import ConfigError
 from mlotool.distributed.collectives import Ranks
+from mlotool.hypergradient import SABA, Neumann, Penalty, Unrolled
+from mlotool.problem.shards import gathered
 from mlotool.program import Schedule
+from mlotool.runner.path_record import trained_paths
 from mlotool.runner.process_group import joined
 from mlotool.runner.world import World
 from mlotool.spaces import FairPaths, Operator, SharedSpace
@@ -35,6 +38,16 @@ PATHS = [
     [("b", "a"), ("b", "a")],
     [("b", "b"), ("b", "b")],
 ]
+# At the second place both use `b`.
+OF_RANKS = ("a", "b"), ("b", "b")
+IMPLICIT = {
+    "identity": partial(Implicit, Identity()),
+    "neumann": partial(Implicit, Neumann(4, 0.05)),
+    "differences": partial(Implicit, Neumann(4, 0.05), "finite_difference"),
+    "penalty": partial(Penalty, 20.0, num_steps=5, step_size=0.1),
+}
+LARGE = ["*@b.*"]
+"""What is divided among ranks, of which the second one has one row of three."""
 # Nothing is used by both.
 APART = [[("a", "a"), ("b", "b")], [("b", "b"), ("a", "a")]] * (NUM_TICKS // 2)
 
@@ -48,6 +61,17 @@ class Given(AbstractPaths):
 
     def forward(self, decisions: Any) -> Choice:
         return dict(zip([each.name for each in decisions], next(self._paths), strict=True))
+
+
+class Fixed(AbstractPaths):
+    """One path."""
+
+    def __init__(self, path: tuple[str, str]) -> None:
+        super().__init__()
+        self._path = path
+
+    def forward(self, decisions: Any) -> Choice:
+        return dict(zip([each.name for each in decisions], self._path, strict=True))
 
 
 class Rows:
@@ -81,52 +105,86 @@ def loss(batch: Mapping[str, Tensor], *, w: Any) -> Tensor:
     return (w(batch["input"]) - batch["target"]).square().mean()
 
 
-def build(optimizer: str, paths: AbstractPaths) -> Program:
-    stream = Stream(Rows(), BATCH, shuffle=False)
-    return Program(
-        [Problem("w", space(paths), loss, roles={"w": "w"}, stream=stream, optimizer=OPTIMIZERS[optimizer])], Graph()
-    )
+def build(optimizer: str, paths: AbstractPaths, **settings: Any) -> Program:
+    made = {"stream": Stream(Rows(), BATCH, shuffle=False), "optimizer": OPTIMIZERS[optimizer], **settings}
+    return Program([Problem("w", space(paths), loss, roles={"w": "w"}, **made)], Graph())
 
 
-def trained(ranks: Ranks, optimizer: str, paths: Sequence[Sequence[tuple[str, str]]]) -> dict[str, Any]:
-    """Return parameters and the optimizer's state by tick; batches of 5 are shares of 2 and 3."""
-    made = over(ranks, build(optimizer, Given([each[ranks.rank] for each in paths])))
+def trained(
+    ranks: Ranks, optimizer: str, paths: Sequence[Sequence[tuple[str, str]]], **settings: Any
+) -> dict[str, Any]:
+    """Return parameters by tick, and how many numbers this rank holds; batches of 5 are shares of 2 and 3."""
+    made = over(ranks, build(optimizer, Given([each[ranks.rank] for each in paths]), **settings))
     schedule, found = Schedule(made), []
     problem = made.problems["w"]
     for _ in paths:
         schedule.tick()
-        found.append({name: value.detach().clone() for name, value in problem.theta.items()})
-    return {"theta": found}
+        found.append(gathered({name: value.detach().clone() for name, value in problem.theta.items()}, is_kept=True))
+    assert problem.optimizer is not None
+    state = [each for kept in problem.optimizer.state.values() for each in kept.values() if each.dim()]
+    held = {"parameters": _held(problem.theta.values()), "state": _held(state)}
+    # All ranks take part, in whichever order they read paths.
+    read = problem.reading(training=False)(Rows()[[0]]["input"], path={"place_0": "b", "place_1": "a"}).detach()
+    return {
+        "theta": found,
+        "held": held,
+        "read": read,
+        "counts": problem.module.counts.clone(),
+        "total": trained_paths(made, ranks),
+    }
 
 
-def levels(algorithm: Any) -> Program:
+def _held(tensors: Iterable[Any]) -> int:
+    return sum((each.to_local() if hasattr(each, "to_local") else each).numel() for each in tensors)
+
+
+def upper_loss(batch: Any, *, w: Any) -> Tensor:
+    return loss(batch, w=w)
+
+
+def lower_loss(batch: Any, *, w: Any, u: Any) -> Tensor:
+    return loss(batch, w=w) * u(batch["input"]).square().mean()
+
+
+def of_both_ranks(function: Any, batch: Any, w: Any, **roles: Any) -> Tensor:
+    """Return what the mean over two ranks would be, each with its rows and its path."""
+    total = torch.zeros((), dtype=torch.float64)
+    for (begin, end), choice in zip(((0, 2), (2, 5)), OF_RANKS, strict=True):
+        part = {name: rows[begin:end] for name, rows in batch.items()}
+        path = {"place_0": choice[0], "place_1": choice[1]}
+        total = total + function(part, w=partial(w, path=path), **roles) * (end - begin) / BATCH
+    return total
+
+
+def joined_upper_loss(batch: Any, *, w: Any) -> Tensor:
+    return of_both_ranks(upper_loss, batch, w)
+
+
+def joined_lower_loss(batch: Any, *, w: Any, u: Any) -> Tensor:
+    return of_both_ranks(lower_loss, batch, w, u=u)
+
+
+def levels(algorithm: Any, paths: AbstractPaths | None, upper: Any, lower: Any) -> Program:
     """Return a program whose upper problem passes through a shared space."""
+    torch.manual_seed(5)
+    weigher, rows, step = nn.Linear(WIDTH, 1).double(), Rows(), OPTIMIZERS["momentum"]
+    streams = [Stream(rows, BATCH, shuffle=False) for _ in range(2)]
+    roles = {"w": "w", "u": "u"}
+    problems = [
+        Problem("u", weigher, upper, roles={"w": "w"}, stream=streams[0], optimizer=step),
+        Problem("w", space(paths), lower, roles=roles, stream=streams[1], optimizer=step, hypergradient=algorithm),
+    ]
+    return Program(problems, Graph(lower_to_upper={"w": ["u"]}, upper_to_lower={"u": ["w"]}))
 
-    def upper_loss(batch: Any, *, w: Any) -> Tensor:
-        return loss(batch, w=w)
 
-    def lower_loss(batch: Any, *, w: Any, u: Any) -> Tensor:
-        return loss(batch, w=w) * u(batch["input"]).square().mean()
-
-    step, rows = OPTIMIZERS["momentum"], Rows()
-    upper = Problem(
-        "u", nn.Linear(WIDTH, 1).double(), upper_loss, roles={"w": "w"}, stream=Stream(rows, BATCH), optimizer=step
-    )
-    lower = Problem(
-        "w",
-        space(None),
-        lower_loss,
-        roles={"w": "w", "u": "u"},
-        stream=Stream(rows, BATCH),
-        optimizer=step,
-        hypergradient=algorithm,
-    )
-    return Program([upper, lower], Graph(lower_to_upper={"w": ["u"]}, upper_to_lower={"u": ["w"]}))
+def hypergradient(made: Program) -> dict[str, Tensor]:
+    """Return the upper problem's gradient at the start."""
+    return dict(made.gradient("u"))
 
 
 def refusal(ranks: Ranks, algorithm: Any) -> str:
     try:
-        over(ranks, levels(algorithm))
+        over(ranks, levels(algorithm, Fixed(OF_RANKS[ranks.rank]), upper_loss, lower_loss))
     except ConfigError as error:
         return str(error)
     return ""
@@ -141,10 +199,15 @@ def main(folder: Path) -> None:
         for name in OPTIMIZERS:
             found[name] = trained(ranks, name, PATHS)
             found[f"{name} apart"] = trained(ranks, name, APART)
+            found[f"{name} in shards"] = trained(ranks, name, PATHS, shard=LARGE)
+            found[f"{name} in shards apart"] = trained(ranks, name, APART, shard=LARGE)
         fair = over(ranks, build("adam", FairPaths()))
         schedule = Schedule(fair)
         for _ in range(3):
             schedule.tick()
         found["left"] = fair.problems["w"].module.paths.left.clone()
-        found["refused"] = refusal(ranks, Implicit(Identity())), refusal(ranks, FirstOrder())
+        found["refused"] = refusal(ranks, Unrolled()), refusal(ranks, SABA(step_size=0.1))
+        for name, make in IMPLICIT.items():
+            made = levels(make(), Fixed(OF_RANKS[ranks.rank]), upper_loss, lower_loss)
+            found[f"{name} hypergradient"] = hypergradient(over(ranks, made))
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
