@@ -48,14 +48,10 @@ class PathWatch:
             if name in self._told or not each.is_made(SURE):
                 continue
             self._told.add(name)
-            problem = self._problems[name]
-            rate = None if problem.optimizer is None else problem.optimizer.param_groups[0].get("lr")
-            value = "" if rate is None else f" ({float(rate):g} now)"
             warnings.warn(
                 f"problems.{name}: found a probability of at least {SURE:g} for one candidate of each decision at tick "
                 f"{tick} of {self._max_ticks}; expected decisions that are open for half of the run, as what is not "
-                f"drawn is not compared any more. Lower problems.{name}.optimizer.lr{value}, or set "
-                f"problems.{name}.loss.entropy=0.01, which keeps them open.",
+                f"drawn is not compared any more. {self._opening(name)}",
                 stacklevel=2,
             )
 
@@ -77,7 +73,22 @@ class PathWatch:
                 warnings.warn(
                     f"problems.{name}.module: found candidates that no training step has computed: "
                     f"{', '.join(never[:MAX_NAMED])}{more}; expected each of them in some, as their weights are those "
-                    "of the start. Train for longer (runner.max_ticks), or draw each equally often: paths: "
-                    "{_target_: mlotool.spaces.FairPaths}.",
+                    f"of the start. Train for longer (runner.max_ticks). {self._drawing(each)}",
                     stacklevel=2,
                 )
+
+    def _drawing(self, space: SharedSpace) -> str:
+        """Return what to do for more candidates of a space to be drawn."""
+        if space.has_paths or not self._architectures:
+            return "Or draw each equally often: paths: {_target_: mlotool.spaces.FairPaths}."
+        return " ".join(self._opening(name) for name in self._architectures)
+
+    def _opening(self, name: str) -> str:
+        """Return what keeps the decisions of an architecture open."""
+        optimizer = self._problems[name].optimizer
+        rate = None if optimizer is None else optimizer.param_groups[0].get("lr")
+        value = "" if rate is None else f" ({float(rate):g} now)"
+        return (
+            f"Lower problems.{name}.optimizer.lr{value}, or set problems.{name}.loss.entropy=0.01, which keeps its "
+            "decisions open."
+        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from mlotool.config import Built
@@ -47,15 +47,16 @@ class Recalibration:
             call: runs the module on a batch, as the evaluation does.
         """
         layers = layers_with_statistics(module)
-        before = [[_copy(each) for each in layer.buffers(recurse=False)] for layer in layers]
+        # The layers' own are left alone: a recorded step, whose backward pass is still to come, has kept them.
+        own = [dict(layer.named_buffers(recurse=False)) for layer in layers]
         try:
+            for layer, buffers in zip(layers, own, strict=True):
+                layer._buffers.update({name: buffer.detach().clone() for name, buffer in buffers.items()})
             self._take(module, layers, call)
             yield
         finally:
-            with torch.no_grad():
-                for layer, values in zip(layers, before, strict=True):
-                    for buffer, value in zip(layer.buffers(recurse=False), values, strict=True):
-                        buffer.copy_(value)
+            for layer, buffers in zip(layers, own, strict=True):
+                layer._buffers.update(buffers)
 
     @torch.no_grad()
     def _take(self, module: nn.Module, layers: list[_NormBase], call: Callable[[Any], Any]) -> None:
@@ -126,7 +127,3 @@ def make_recalibration(config: Any, built: Built, device: Any = "cpu") -> Recali
         return (stream.next() for _ in range(count))
 
     return Recalibration(batches, seed)
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()

@@ -21,6 +21,7 @@ from mlotool.layerparallel import MultigridResidual
 from mlotool.problem.batch_share import Share
 from mlotool.problem.usable import check_saving
 from mlotool.program import Problem, Program
+from mlotool.runner.blame import related, unsound_path
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_start
 from mlotool.runner.objective import Objective
@@ -122,10 +123,12 @@ def _check_finite(program: Program, name: str, output: LossOutput) -> None:
     if name not in program.graph.leaves(program.problems) or program.problems[name].settings.precision == "fp16":
         return
     if not math.isfinite(value := float(output.loss)):
+        advice = (
+            "Look for samples that are not finite, for log, sqrt or a division at zero, and at the initial parameters."
+        )
+        told = [unsound_path(program.problems[each]) for each in related(name, program.problems)]
         raise WrongResultError(
-            f"{value} before the first step",
-            "a finite number",
-            "Look for samples that are not finite, for log, sqrt or a division at zero, and at the initial parameters.",
+            f"{value} before the first step", "a finite number", " ".join([*filter(None, told), advice])
         )
 
 

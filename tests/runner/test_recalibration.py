@@ -42,6 +42,17 @@ def test_statistics_are_means_over_the_batches_and_put_back() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+def test_a_backward_pass_of_an_earlier_call_is_not_disturbed() -> None:
+    """BatchNorm's keeps the layer's running statistics; a step that is recorded may be differentiated later."""
+    module, expected = _network(), _network()
+    loss, same = (each(BATCHES[0]).square().sum() for each in (module.eval(), expected.eval()))
+    with Recalibration(_given, 0).applied(module, lambda batch: module(batch["input"])):
+        pass
+    loss.backward()
+    same.backward()
+    assert torch.equal(module[0].weight.grad, expected[0].weight.grad)
+
+
 def test_what_a_batch_raises_leaves_the_module_as_it_was() -> None:
     module = _network()
     before = deepcopy(module.state_dict())

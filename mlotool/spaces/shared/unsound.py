@@ -52,7 +52,8 @@ def _told(graph: SuperGraph, root: nn.Module, inputs: Sequence[Any], choices: Ch
                 found = f"On the path {path} the result of {name} was the first that is not finite.{before}"
                 break
         for own, copied in buffers:
-            own.copy_(copied)
+            # Not counted as a change: the backward pass of the call that was bad has kept the buffers.
+            own.data.copy_(copied)
     torch.set_rng_state(random)
     return found
 

@@ -241,3 +241,14 @@ def test_the_first_bad_result_of_a_path_is_named():
     space = with_root()
     space(x * torch.inf, path={"activation_0": "relu", "activation_1": "relu"})
     assert "was called with numbers that are not finite" in space.unsound
+
+
+def test_looking_for_the_first_bad_result_leaves_the_backward_pass_as_it_is():
+    """BatchNorm's backward pass keeps its running statistics, which looking computes a second time."""
+    activation = Operator("activation", {"type": "ReLU"}, {"relu": None, "root": Root})
+    space = SharedSpace(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), [activation], inputs=[3]
+    )
+    space(torch.randn(8, 3), path={"activation_0": "root"}).sum().backward()
+    assert "root of activation_0" in space.unsound
+    assert space.get_submodule("1").num_batches_tracked == 1
