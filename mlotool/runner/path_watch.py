@@ -1,7 +1,7 @@
 """Warnings about shared spaces and what decides in them: candidates that were never drawn, decisions made too early."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mlotool.problem.rank_mean import Reduce, identity_reduce
 from mlotool.program import Problem
@@ -59,7 +59,8 @@ class PathWatch:
         """Warn of candidates that no training step has computed; all ranks call it."""
         for name, each in self._spaces.items():
             [counts] = self._reduce([each.counts.double()])
-            if not bool(counts.any()) or not each.draws:
+            deciding = self._deciding_on(each)
+            if not bool(counts.any()) or not (each.draws or deciding):
                 # Nothing was trained, or one path alone.
                 continue
             never = [
@@ -73,15 +74,20 @@ class PathWatch:
                 warnings.warn(
                     f"problems.{name}.module: found candidates that no training step has computed: "
                     f"{', '.join(never[:MAX_NAMED])}{more}; expected each of them in some, as their weights are those "
-                    f"of the start. Train for longer (runner.max_ticks). {self._drawing(each)}",
+                    f"of the start. Train for longer (runner.max_ticks). {self._drawing(deciding)}",
                     stacklevel=2,
                 )
 
-    def _drawing(self, space: SharedSpace) -> str:
-        """Return what to do for more candidates of a space to be drawn."""
-        if space.has_paths or not self._architectures:
+    def _deciding_on(self, space: SharedSpace) -> list[str]:
+        """Return the problems that learn which paths of a space are run: their decisions have its names."""
+        names = [each.name for each in space.table]
+        return [name for name, each in self._architectures.items() if [one.name for one in each.table] == names]
+
+    def _drawing(self, deciding: Sequence[str]) -> str:
+        """Return what makes more candidates be drawn, where problems decide or, if there is none, `paths`."""
+        if not deciding:
             return "Or draw each equally often: paths: {_target_: mlotool.spaces.FairPaths}."
-        return " ".join(self._opening(name) for name in self._architectures)
+        return " ".join(map(self._opening, deciding))
 
     def _opening(self, name: str) -> str:
         """Return what keeps the decisions of an architecture open."""
