@@ -17,6 +17,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from mlotool.config import derived_seed
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.core.slots import Slots
 from mlotool.distributed.collectives import Ranks
 from mlotool.distributed.mesh import row_of
 from mlotool.hypergradient import KFAC, Implicit
@@ -132,15 +133,11 @@ def agree_on_buffers(program: Program, ranks: Ranks) -> None:
     for parallel in divided.values():
         assert parallel is not None
         parallel.agree_on_buffers()
-    buffers = [
-        buffer
-        for name, problem in program.problems.items()
-        for buffer in problem.module.buffers()
-        if buffer.is_floating_point() and name not in divided
-    ]
-    with torch.no_grad():
-        for buffer, mean in zip(buffers, ranks.mean(buffers), strict=True):
-            buffer.copy_(mean)
+    slots = [Slots(each.module, ()) for name, each in program.problems.items() if name not in divided]
+    means = iter(ranks.mean([own for each in slots for own in each.buffers() if own.is_floating_point()]))
+    for each in slots:
+        # New tensors: recorded steps, whose backward pass is still to come, have kept the old ones.
+        each.put_buffers([next(means).clone() if own.is_floating_point() else own for own in each.buffers()])
 
 
 def merge_shards(program: Program, ranks: Ranks) -> None:

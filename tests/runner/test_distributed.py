@@ -1,15 +1,18 @@
 """Two ranks: real processes that talk by gloo, against one rank with the joined batches."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.distributed.collectives import Ranks
+from mlotool.program import Graph, Problem, Program
+from mlotool.runner.distributed import agree_on_buffers
 from mlotool.runner.world import World
 from tests.runner.processes import run_ranks
 from tests.runner.two_ranks import NUM_MANY, compute, main
@@ -40,6 +43,25 @@ def compute_both(folder: Path, num_ticks: int | None = None) -> tuple[Found, Fou
 
 def test_two_ranks_equal_one_rank_with_the_joined_batches(found: tuple[Found, Found, Found]) -> None:
     assert_equal_programs(found)
+
+
+class WithTwice(Ranks):
+    """Beside a rank that has three times this one's values."""
+
+    def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [2 * each for each in tensors]
+
+
+def test_the_mean_of_buffers_leaves_what_a_backward_pass_has_kept() -> None:
+    """A step that is recorded before an evaluation may be differentiated after it."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    program = Program([Problem("net", net, lambda batch, *, model: model(batch), roles={"model": "net"})], Graph())
+    loss = net(torch.randn(4, 2)).pow(3).sum()
+    before = {name: each.clone() for name, each in net.named_buffers()}
+    agree_on_buffers(program, WithTwice(0, 2))
+    loss.backward()
+    assert torch.equal(net[1].running_var, 2 * before["1.running_var"])
+    assert torch.equal(net[1].num_batches_tracked, before["1.num_batches_tracked"])
 
 
 @pytest.mark.slow
