@@ -24,6 +24,7 @@ from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.module_size import check_module_sizes
 from mlotool.runner.recalibration import make_recalibration
+from mlotool.spaces.shared.shared_space import PATH, SharedSpace
 
 _OF_TRAINING = re.compile(
     r"(seed|objective|objective_mode|name|runner\.(?!precision)\w+|(logger|sweep|debug|graph|hypergradient)\..*"
@@ -117,6 +118,15 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator 
     problem = problems[settings.problem]
     names = [metric for metric in settings.metrics if isinstance(metric, str)]
     arguments = settings.get("arguments") or {}
+    recalibration = make_recalibration(config, built, device)
+    if isinstance(problem.module, SharedSpace) and problem.module.has_paths and PATH not in arguments:
+        warnings.warn(
+            f"evaluate: found no path for the shared space of '{problem.name}', so that each batch has the one that is "
+            "drawn for it, and metrics depend on the draw; expected a path where metrics are compared. Train single "
+            "models (decisions=.., inherit=<this run's folder>) and compare those, name what gives the path in "
+            "evaluate.arguments, or set evaluate=null.",
+            stacklevel=2,
+        )
     reading = partial(_reading_given, problem, arguments, problems) if arguments else problem.reading
     return Evaluator(
         problem.module,
@@ -126,7 +136,7 @@ def make_evaluator(config: Any, built: Built, device: Any = "cpu") -> Evaluator 
         device,
         reading,
         functions=built.metrics,
-        recalibration=make_recalibration(config, built, device),
+        recalibration=recalibration,
     )
 
 

@@ -14,6 +14,7 @@ from mlotool.config.building import derived_seed
 from mlotool.config.user_data import split_of
 from mlotool.core.errors import ConfigError
 from mlotool.program import Stream
+from mlotool.spaces.shared.shared_space import SharedSpace
 
 PURPOSE = "recalibrate"
 
@@ -105,6 +106,12 @@ def make_recalibration(config: Any, built: Built, device: Any = "cpu") -> Recali
         raise ConfigError(
             f"evaluate.recalibrate: found {count}, while the module of the problem '{name}' has no layer with running "
             "statistics; expected BatchNorm, or InstanceNorm with track_running_stats. Leave recalibrate out."
+        )
+    if isinstance(problem.module, SharedSpace) and problem.module.has_path_statistics:
+        raise ConfigError(
+            f"evaluate.recalibrate: found {count}, while each path of the shared space of '{name}' has running "
+            "statistics of its own (statistics: path); expected one of the two. Leave recalibrate out, or write "
+            f"problems.{name}.module.statistics=shared."
         )
     source = config.problems[name]
     while source.same_batch_as is not None:

@@ -15,6 +15,12 @@ from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.recalibration import Recalibration, layers_with_statistics
 from tests.runner.tiny import Data
 
+SHARED = [
+    "problems.classifier.module={_target_: mlotool.spaces.Space, shared: true, inputs: '${data.image_shape}', base: "
+    "{_target_: mlotool.models.ResNet, depth: 8, width: 2, image_shape: '${data.image_shape}', num_classes: 10}, "
+    "mutators: [{_target_: mlotool.spaces.Operator, name: activation, at: 'stages.0.0:relu', candidates: "
+    "{relu: null, tanh: {_target_: torch.nn.Tanh}}}], paths: {_target_: mlotool.spaces.UniformPaths}}"
+]
 BATCHES = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
 
 
@@ -103,6 +109,10 @@ def test_a_run_trains_the_same_with_it(tmp_path: Path, monkeypatch: pytest.Monke
     [
         (["evaluate.recalibrate=2"], "the module of the problem 'classifier' has no layer with running statistics"),
         (["evaluate.recalibrate=0"], "evaluate.recalibrate: found 0; expected a whole number of at least 1"),
+        (
+            [*SHARED, "evaluate.recalibrate=2", "++problems.classifier.module.statistics=path"],
+            "evaluate.recalibrate: found 2, while each path of the shared space of 'classifier' has running statistics",
+        ),
     ],
 )
 def test_what_cannot_be_taken_anew_is_refused_by_name(
@@ -116,3 +126,12 @@ def test_what_cannot_be_taken_anew_is_refused_by_name(
     assert main(["run", "+recipe=plain", *words, "hydra.run.dir=refused"]) == 2
     assert message in capfd.readouterr().err
     assert not (tmp_path / "refused" / "config.yaml").exists()
+
+
+@pytest.mark.filterwarnings("default:evaluate. found no path")
+def test_metrics_of_drawn_paths_are_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "+recipe=plain", *SHARED, "debug=fast"]) == 0
+    assert capfd.readouterr().err.count("evaluate: found no path for the shared space of 'classifier'") == 1
