@@ -47,6 +47,9 @@ objective: val/accuracy
 runner: {max_ticks: 6, report: false, progress_bar: false}
 logger: {mode: disabled}
 """
+# The metrics of the shared run itself are looked at by nobody.
+pytestmark = pytest.mark.filterwarnings("ignore:evaluate. found no path")
+
 UNIFORM = "+problems.classifier.module.paths={_target_: mlotool.spaces.UniformPaths}"
 SHARED = ["+problems.classifier.module.shared=true", UNIFORM]
 PATH = {"activation_0": "tanh", "activation_1": "relu", "norm_0": "slow"}
