@@ -83,11 +83,12 @@ class ResidualLayers(nn.Module):
         self.weight = nn.Parameter(drawn.expand(num_layers, *shape).clone())
         self.bias = nn.Parameter(torch.zeros(num_layers, width))
 
-    def forward(self, state: Tensor) -> Tensor:
-        """Return u^N of u^0, (b, d) or (b, c, h, w)."""
+    def forward(self, state: Tensor, layers: range | None = None) -> Tensor:
+        """Return the state after these layers, (b, d) or (b, c, h, w), one after the other; None are all."""
         # unbind: one stack of the gradients at the end, where weight[n] would add up N gradients of all layers.
-        for weight, bias in zip(self.weight.unbind(), self.bias.unbind(), strict=True):
-            state = self._step(state, weight, bias, self.h)
+        weights, biases = self.weight.unbind(), self.bias.unbind()
+        for n in range(self.num_layers) if layers is None else layers:
+            state = self._step(state, weights[n], biases[n], self.h)
         return state
 
     def layer(self, state: Tensor, n: int, h: float | None = None) -> Tensor:

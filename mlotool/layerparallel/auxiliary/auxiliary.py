@@ -18,7 +18,7 @@ from mlotool.layerparallel.auxiliary.run import StageRun
 from mlotool.layerparallel.auxiliary.settings import Settings
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
-from mlotool.layerparallel.partition.chain import Chain
+from mlotool.layerparallel.partition.choice import Cut, check_cut
 from mlotool.problem.parallel import AbstractParallel
 
 
@@ -45,8 +45,9 @@ class Auxiliary(AbstractParallel):
 
     Args:
         stages: K; 1 is backpropagation.
-        cut: names of the layers or groups of layers that begin the stages 1 .. K-1; None balances the floating-point
-            operations.
+        cut: names of the layers or groups of layers that begin the stages 1 .. K-1. None balances counted operations,
+            the same in each run; `measured` the times of the first batch on this machine. How well the stages are
+            balanced is said at the first step, with a warning where the longest takes 1.3 of the mean.
         method: `penalty` (kappa = 0), or `lagrangian`.
         variables: `stored` by sample; `auxnet`, lambda_{k+1} = AuxNet_k(lambda_k), or `recursive`,
             lambda_k = ReAuxNet_k(X_0), networks that learn to give the corrected variables.
@@ -96,7 +97,7 @@ class Auxiliary(AbstractParallel):
     """
 
     stages: int
-    cut: Sequence[str] | None = None
+    cut: Cut = None
     method: str = "penalty"
     variables: str = "stored"
     auxnet: nn.Module | None = None
@@ -128,6 +129,7 @@ class Auxiliary(AbstractParallel):
                 f"parallel.auxnet: found {self.auxnet!r}; expected a smaller model, or null for thinned stages. "
                 "Write auxnet: {_target_: mlotool.models.ResNet, ..}."
             )
+        check_cut(self.cut, "parallel.cut")
         self.settings = Settings.of(
             self, beta=Beta.of(self.beta, "parallel.beta"), lambda_rate=self._lambda_rate(self.variables)
         )
@@ -147,9 +149,7 @@ class Auxiliary(AbstractParallel):
     def attach(self, name: str, module: nn.Module) -> None:
         """Trace the module, and find the layers before which it may be cut."""
         self.key = f"problems.{name}.parallel"
-        chain = Chain(module, self.key)
-        chain.check(self.stages, self.cut)
-        self._run.attach(self.key, module, chain, None if self.cut is None else chain.resolve(self.cut))
+        self._run.attach(self.key, module, self.cut)
 
     def seed(self, seed: int) -> None:
         """Take the seed of the program, the same in all processes; drawing one would change what the run draws."""

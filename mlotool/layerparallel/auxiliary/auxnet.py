@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.partition.chain import Chain
-from mlotool.layerparallel.partition.stage import Inputs, Stage, at_rest, first_sample
+from mlotool.layerparallel.partition.chain import Chain, chain_for
+from mlotool.layerparallel.partition.costs import OperationCounter
+from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
+from mlotool.layerparallel.partition.trace import LAYERS
 
 
 class AuxNet(nn.Module):
@@ -48,13 +49,12 @@ class AuxNet(nn.Module):
         return state
 
 
-def thinned_parts(module: nn.Module, stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> list[nn.Module]:
+def thinned_parts(stages: Sequence[Stage], inputs: Inputs, num_blocks: int) -> list[nn.Module]:
     """Return a thinned copy of each stage but the last one: most of the blocks that keep the shape are left out.
 
     Args:
-        module: the whole module.
-        stages: all stages of it.
-        inputs: an example, of which the first sample is run.
+        stages: all stages of a module.
+        inputs: a batch.
         num_blocks: how many blocks that keep the shape each copy has at most; the first ones remain.
 
     Returns:
@@ -63,30 +63,29 @@ def thinned_parts(module: nn.Module, stages: Sequence[Stage], inputs: Inputs, nu
     Example:
         >>> from mlotool.layerparallel.partition.cut import partition
         >>> net = nn.Sequential(*[nn.Linear(3, 3) for _ in range(6)])
-        >>> parts = thinned_parts(net, partition(net, 2, cut=["4"]), (torch.zeros(1, 3),), num_blocks=1)
+        >>> parts = thinned_parts(partition(net, 2, cut=["4"]), (torch.zeros(1, 3),), num_blocks=1)
         >>> [len(list(part.parameters())) for part in parts]  # of one linear layer of four
         [2]
     """
     state, parts = None, []
-    with at_rest(module):
+    with undisturbed(stages[0].module), torch.no_grad():
         for stage in stages[:-1]:
-            given = first_sample(inputs) if stage.is_first else (state, *first_sample(inputs))
-            seen = _Observed(module, stage.graph)
-            state = seen.run(*given)
-            parts.append(fx.GraphModule(module, _without(stage.graph, seen.blocks[num_blocks:])))
+            seen = _Observed(stage.module, stage.graph)
+            state = seen.run(*(inputs if stage.is_first else (state, *inputs)))
+            parts.append(fx.GraphModule(stage.module, _thinned(stage.graph, seen.blocks, num_blocks)))
     return [copy.deepcopy(part) for part in parts]
 
 
 def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inputs, key: str) -> list[nn.Module]:
     """Return parts of a smaller module, cut where its states have the shapes at the interfaces.
 
-    Of several such places the one is taken whose share of the whole cost, in floating-point operations, is nearest to
+    Of several such places the one is taken whose share of the whole cost, in counted operations, is nearest to
     k / K at interface k of K stages.
 
     Args:
         auxnet: a module that takes the same inputs as the whole one.
-        shapes: (1, ...), of the states of one sample at the interfaces 1 .. K - 1.
-        inputs: an example, of which the first sample is run.
+        shapes: (...), of the states of one sample at the interfaces 1 .. K - 1.
+        inputs: a batch.
         key: of the setting, for messages.
 
     Returns:
@@ -97,11 +96,11 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
 
     Example:
         >>> small = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 1))
-        >>> [part] = matching_parts(small, [torch.Size([1, 4])], (torch.zeros(1, 2),), "parallel.auxnet")
+        >>> [part] = matching_parts(small, [torch.Size([4])], (torch.zeros(1, 2),), "parallel.auxnet")
         >>> part(torch.zeros(5, 2)).shape
         torch.Size([5, 4])
     """
-    chain = Chain(auxnet, key)
+    chain = chain_for(auxnet, key, inputs, cut=None)
     found, total = _states(chain, auxnet, inputs)
     cut: list[str] = []
     for number, shape in enumerate(shapes, start=1):
@@ -116,7 +115,7 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
                 f"has {offered}. Change its widths or depth, or set auxnet to null for thinned copies of the stages."
             )
         cut.append(min(fitting, key=lambda name: abs(found[name][1] - wanted)))
-    return [fx.GraphModule(auxnet, stage.graph) for stage in chain.stages(cut)[:-1]]
+    return [fx.GraphModule(stage.module, stage.graph) for stage in chain.stages(cut)[:-1]]
 
 
 def _fits(names: Sequence[str], name: str, later: Sequence[torch.Size], found: dict[str, Any]) -> bool:
@@ -125,22 +124,22 @@ def _fits(names: Sequence[str], name: str, later: Sequence[torch.Size], found: d
     return all(any(found[each][0] == shape for each in rest) for shape in later)
 
 
-def _states(chain: Chain, module: nn.Module, inputs: Inputs) -> tuple[dict[str, tuple[torch.Size, int]], int]:
-    """Return, by possible cut, the shape of the state there and the cost up to it; and the whole cost."""
+def _states(chain: Chain, module: nn.Module, inputs: Inputs) -> tuple[dict[str, tuple[torch.Size, float]], float]:
+    """Return, by possible cut, the shape of a sample's state there and the cost up to it; and the whole cost."""
     costs = chain.costs(inputs)
     state: Tensor | None = None
-    cost, found = 0, {}
-    with at_rest(module):
+    cost, found = 0.0, {}
+    with undisturbed(module), torch.no_grad():
         for name, stage in zip(["", *chain.names], chain.stages(chain.names), strict=True):
             if state is not None:
-                found[name] = (state.shape, cost)
-            state = stage(state, first_sample(inputs))
+                found[name] = (state.shape[1:], cost)
+            state = stage(state, inputs)
             cost += costs[name]
     return found, cost
 
 
 class _Observed(fx.Interpreter):
-    """Runs a stage and notes its blocks: layers that cost something and keep the shape of what they are given."""
+    """Runs a stage and notes its blocks: layers with products that keep the shape of what they are given."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
         super().__init__(module, graph=graph)
@@ -148,26 +147,32 @@ class _Observed(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one operation."""
-        with FlopCounterMode(display=False) as counter:
+        with OperationCounter() as counter:
             result = super().run_node(n)
         if n.op == "call_module" and isinstance(n.args[0], fx.Node):
             given = self.map_nodes_to_values(n.args[0], n)
             is_kept = isinstance(given, Tensor) and isinstance(result, Tensor) and given.shape == result.shape
-            if is_kept and counter.get_total_flops():
+            if is_kept and counter.products:
                 self.blocks.append(n)
         return result
 
 
-def _without(graph: fx.Graph, blocks: Sequence[fx.Node]) -> fx.Graph:
-    """Return a copy in which what blocks are given goes on in place of what they return."""
+def _thinned(graph: fx.Graph, blocks: Sequence[fx.Node], num_blocks: int) -> fx.Graph:
+    """Return a copy with the first so many of the blocks; what another is given goes on in place of its result."""
     copies: dict[fx.Node, fx.Node] = {}
     found = fx.Graph()
     found.output(found.graph_copy(graph, copies))
     for block in blocks:
         copy_of = copies[block]
-        # Of the copy: what it is given may itself stand in for a block that has gone.
-        given = copy_of.args[0]
-        assert isinstance(given, fx.Node)
-        copy_of.replace_all_uses_with(given)
-        found.erase_node(copy_of)
+        layers = block.kwargs.get(LAYERS)
+        num_layers = len(layers) if isinstance(layers, range) else 1
+        if isinstance(layers, range) and num_blocks:
+            copy_of.kwargs = {LAYERS: layers[:num_blocks]}
+        elif num_blocks <= 0:
+            # Of the copy: what it is given may itself stand in for a block that has gone.
+            given = copy_of.args[0]
+            assert isinstance(given, fx.Node)
+            copy_of.replace_all_uses_with(given)
+            found.erase_node(copy_of)
+        num_blocks = max(0, num_blocks - num_layers)
     return found

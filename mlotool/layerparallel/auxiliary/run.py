@@ -1,6 +1,7 @@
 """A run of layer-parallel training: the stages, once they are built, and what is kept from step to step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ from mlotool.layerparallel.auxiliary.step import BufferMoves, StageStep
 from mlotool.layerparallel.auxiliary.team import StagePlan, Team
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
-from mlotool.layerparallel.partition.chain import Chain
+from mlotool.layerparallel.partition.chain import Chain, bound, chain_for
+from mlotool.layerparallel.partition.choice import MEASURED, Cut, balanced_cut, resolved
 from mlotool.layerparallel.partition.stage import Inputs
+from mlotool.layerparallel.partition.trace import UntraceableError
 
 
 class _LastStageElsewhere(BaseException):
@@ -49,14 +52,14 @@ class StageRun:
 
     Example:
         >>> from mlotool.layerparallel import Auxiliary
-        >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+        >>> net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         >>> run = StageRun(Auxiliary(stages=2).settings, Timeline(0))
         >>> run.seed(0)
-        >>> run.attach("problems.net.parallel", net, Chain(net), cut=["2"])
+        >>> run.attach("problems.net.parallel", net, cut=["1"])
         >>> run.begin({"index": torch.arange(3)}, weight=1.0)
-        >>> loss = run(torch.ones(3, 2)).square().mean()
+        >>> loss = run(torch.ones(3, 4)).square().mean()
         >>> [tuple(each.shape) for each in run.gradient(loss, list(net.parameters()))]
-        [(4, 2), (4,), (1, 4), (1,)]
+        [(4, 4), (4,), (4, 4), (4,)]
         >>> sorted(run.statistics())
         ['beta', 'relative_violation_1', 'violation_1']
     """
@@ -82,16 +85,21 @@ class StageRun:
         if self._seed is None:
             self._seed = seed % 2**62
 
-    def attach(self, key: str, module: nn.Module, chain: Chain, cut: list[str] | None) -> None:
+    def attach(self, key: str, module: nn.Module, cut: Cut) -> None:
         """Take the module.
 
         Args:
             key: of the setting, for messages.
             module: of the problem.
-            chain: the module, traced.
-            cut: names of the layers that begin the stages 1 .. K-1; None balances the operations.
+            cut: as of `Auxiliary`.
+
+        Raises:
+            ConfigError: the module has fewer places to cut than needed, or no such layers.
         """
-        self.key, self._module, self._chain, self._cut = key, module, chain, cut
+        self.key, self._module, self._cut = key, module, cut
+        # What decides by values is cut at the first step.
+        with suppress(UntraceableError):
+            resolved(Chain(module, key), self.settings.num_stages, cut)
         self._places = Places(module)
         self._divergence = Divergence(key, self.settings.beta)
 
@@ -149,7 +157,7 @@ class StageRun:
                 "are trained by what the call leaves behind. Join the inputs into one call, or remove parallel."
             )
         self._is_open = False
-        inputs = self._chain.bind(args, kwargs)
+        inputs = bound(self._module, args, kwargs)
         team = self._team or self._build(inputs)
         self._step = step = self._describe(team, inputs)
         self._timeline.begin(self.num_steps, step.device)
@@ -236,14 +244,21 @@ class StageRun:
             self._team.load_state_dict(state["stages"])
 
     def _build(self, inputs: Inputs) -> Team:
-        cut = self._chain.balance(self.settings.num_stages, inputs) if self._cut is None else self._cut
-        if self._pending is not None and list(self._pending["cut"]) != list(cut):
+        cut = self._cut
+        kept = None if self._pending is None else list(self._pending["cut"])
+        if kept is not None and (cut is None or cut == MEASURED):
+            # A run that goes on has the stages of its checkpoint.
+            cut = kept
+        names = None if cut is None or isinstance(cut, str) else cut
+        chain = chain_for(self._module, self.key, inputs, names)
+        cut = self.transport.agreed(lambda: balanced_cut(chain, self.settings.num_stages, cut, inputs, self.key))
+        if kept is not None and kept != cut:
             raise ConfigError(
-                f"{self.key}: the checkpoint has the cuts {list(self._pending['cut'])}, this run {list(cut)}; expected "
-                f"the same. Set {self.key}.cut to those of the checkpoint."
+                f"{self.key}: the checkpoint has the cuts {kept}, this run {cut}; expected the same. Set "
+                f"{self.key}.cut to those of the checkpoint."
             )
         assert self._seed is not None, "A program has a seed for it."
-        plan = StagePlan(self.key, self._module, self._chain.stages(cut), cut, inputs, self._places)
+        plan = StagePlan(self.key, self._module, chain.stages(cut), cut, inputs, self._places)
         self._team = Team(plan, self.settings, self.transport, self._timeline, self._seed)
         if self._pending is not None:
             self._team.load_state_dict(self._pending["stages"])

@@ -14,13 +14,14 @@ from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinn
 from mlotool.layerparallel.auxiliary.cuda_streams import CudaStreams
 from mlotool.layerparallel.auxiliary.network_variables import ChainVariables, RecursiveVariables
 from mlotool.layerparallel.auxiliary.settings import Settings
+from mlotool.layerparallel.auxiliary.shared import SharedParameters
 from mlotool.layerparallel.auxiliary.step import StageStep
 from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
 from mlotool.layerparallel.auxiliary.worker import Worker
-from mlotool.layerparallel.partition.stage import Inputs, Stage, at_rest, first_sample
+from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ class StagePlan:
         module: the whole module.
         stages: its parts, K of them.
         cut: names of the layers that begin the stages 1 .. K-1.
-        inputs: an example of what the module is called with.
+        inputs: a batch that the module is called with.
         places: the places of the module's parameters and buffers.
 
     Example:
@@ -95,6 +96,7 @@ class Team:
         self.cut = plan.cut
         self._plan = plan
         self._transport = transport
+        self._shared: SharedParameters | None = None
         self._shapes: dict[tuple[torch.Size, ...], list[torch.Size]] = {}
         parameter = next(plan.module.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
@@ -142,9 +144,9 @@ class Team:
         key = tuple(each.shape[1:] for each in inputs if isinstance(each, Tensor))
         if key not in self._shapes:
             found, state = [], None
-            with at_rest(self._plan.module):
+            with undisturbed(self._plan.module), torch.no_grad():
                 for stage in self._plan.stages[:-1]:
-                    state = stage(state, first_sample(inputs))
+                    state = stage(state, inputs)
                     found.append(state.shape[1:])
             self._shapes[key] = found
         return self._shapes[key]
@@ -179,7 +181,7 @@ class Team:
             for place, slope in zip(places, slopes, strict=True):
                 found[place] = _sum(found[place], slope)
         if self._transport.is_divided:
-            return self._averaged(found)
+            return self._joined(self._averaged(found), theta)
         return found
 
     def _each(self, phase: Callable[[Worker], T]) -> list[T]:
@@ -245,13 +247,25 @@ class Team:
         means = iter(self._transport.replicas.mean([each for each in found if each is not None]))
         return [None if each is None else next(means) for each in found]
 
+    def _joined(self, found: list[Tensor | None], theta: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return gradients in which those of parameters that other stages use as well are added up."""
+        [(number, worker)] = self.workers.items()
+        places = {id(each): place for place, each in enumerate(theta)}
+        own = {name: places[id(each)] for name, each in worker.stage.parameters.items() if id(each) in places}
+        slopes = {name: found[place] for name, place in own.items()}
+        if self._shared is None:
+            self._shared = SharedParameters(self._plan.stages, number)
+        for name, total in self._shared.totals(slopes, self._transport).items():
+            if name in own:
+                found[own[name]] = total
+        return found
+
     def _parts(self, settings: Settings) -> list[nn.Module]:
         plan, auxnet = self._plan, settings.auxnet
         if auxnet is None:
-            return thinned_parts(plan.module, plan.stages, plan.inputs, settings.auxnet_blocks)
+            return thinned_parts(plan.stages, plan.inputs, settings.auxnet_blocks)
         auxnet.to(self.device, self.dtype)
-        shapes = [torch.Size([1, *shape]) for shape in self.shapes(plan.inputs)]
-        return matching_parts(auxnet, shapes, plan.inputs, f"{plan.key}.auxnet")
+        return matching_parts(auxnet, self.shapes(plan.inputs), plan.inputs, f"{plan.key}.auxnet")
 
 
 def _variables(

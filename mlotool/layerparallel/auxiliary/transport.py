@@ -1,7 +1,7 @@
 """How stages hand tensors to each other: within a process, or from process to process."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from mlotool.distributed.point_to_point import Messages
 
 T = TypeVar("T")
 
-KINDS = ("serial", "variable", "multiplier", "state", "slope", "length", "names", "output")
+KINDS = ("serial", "variable", "multiplier", "state", "slope", "length", "names", "output", "shared")
 """Of messages; two stages never have two of one kind under way."""
 
 
@@ -69,6 +69,10 @@ class AbstractTransport(ABC):
     @abstractmethod
     def receive(self, kind: str, source: int, target: int) -> Tensor:
         """Wait for the tensor that `expect` was called for, and return it."""
+
+    def agreed(self, compute: Callable[[], T]) -> T:
+        """Call a function in one process, and return its result in all of them."""
+        return self.replicas.of_first(compute)
 
     def gathered(self, own: dict[str, T]) -> dict[str, T]:
         """Return the entries that all stages' processes have, as one mapping; every process has keys of its own."""
@@ -191,6 +195,10 @@ class ProcessTransport(AbstractTransport):
     def receive(self, kind: str, source: int, target: int) -> Tensor:
         """Wait for the tensor, and return it."""
         return self._messages.receive(kind, source)
+
+    def agreed(self, compute: Callable[[], T]) -> T:
+        """Call a function in one process, and return its result in all of them."""
+        return self.stages.of_first(lambda: self.replicas.of_first(compute))
 
     def gathered(self, own: dict[str, T]) -> dict[str, T]:
         """Return the entries of all processes of this part of the batch; every one of them must call it."""

@@ -37,7 +37,11 @@ class Layers(Protocol):
         """
 
     def __call__(self, state: Tensor) -> Tensor:
-        """Return the last state of the first one, one layer after the other."""
+        """Return the last state of the first one, one layer after the other.
+
+        Where the forward also has the argument `layers: range | None = None`, the numbers of those that run, auxiliary
+        variables may cut between any two layers.
+        """
 
 
 class BlockLayers(nn.Module):
@@ -148,10 +152,11 @@ class StackedLayers(nn.Module):
         self.num_layers = num_layers
         self.h = h
 
-    def forward(self, state: Tensor) -> Tensor:
-        """Return u^N (b, ...) of u^0 (b, ...), one layer after the other."""
-        for parameters in zip(*(tensor.unbind() for tensor in self.stacked), strict=True):
-            state = self._step(parameters, state, self.h)
+    def forward(self, state: Tensor, layers: range | None = None) -> Tensor:
+        """Return the state (b, ...) after these layers, one after the other; None are all."""
+        rows = list(zip(*(tensor.unbind() for tensor in self.stacked), strict=True))
+        for n in range(self.num_layers) if layers is None else layers:
+            state = self._step(rows[n], state, self.h)
         return state
 
     def many(self, states: Tensor, layers: range, h: float) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def balanced(costs: Sequence[int], names: Sequence[str], num_stages: int) -> list[str]:
+def balanced(costs: Sequence[float], names: Sequence[str], num_stages: int) -> list[str]:
     """Cut a chain of links into stages so that the most expensive stage costs as little as possible.
 
     Of cuts that do this equally well, those with the smallest sum of squared costs are taken, and of these the latest:
@@ -21,11 +21,11 @@ def balanced(costs: Sequence[int], names: Sequence[str], num_stages: int) -> lis
         >>> balanced([4, 1, 1, 2], ["b", "c", "d"], num_stages=2)
         ['b']
     """
-    sums = [0]
+    sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
     # By the number of links in the first stages: (largest cost, sum of squares, cuts).
-    best: dict[int, tuple[int, int, list[int]]] = {
+    best: dict[int, tuple[float, float, list[int]]] = {
         end: (sums[end], sums[end] ** 2, []) for end in range(1, len(costs) + 1)
     }
     for number in range(2, num_stages + 1):

@@ -2,32 +2,41 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from torch import fx, nn
-from torch.utils.flop_counter import FlopCounterMode
+import torch
+from torch import Tensor, fx, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.layerparallel.partition.balance import balanced
-from mlotool.layerparallel.partition.stage import Inputs, Stage, at_rest, first_sample, tensors_of
-from mlotool.layerparallel.partition.trace import recomputed, traced
+from mlotool.layerparallel.partition.costs import Measure, operations
+from mlotool.layerparallel.partition.stage import Inputs, Stage, tensors_of, undisturbed
+from mlotool.layerparallel.partition.trace import LAYERS, UntraceableError, has_layers, plain_values, recomputed, traced
 
 
 class Chain:
     """A module's forward pass as a chain of layers. It may be cut before a layer where only one tensor goes on.
 
+    Parameters may be used on both sides of a cut, as by a head that is tied to the embedding.
+
     Args:
-        module: its forward must be traceable by torch.fx; blocks (children of a Sequential, ModuleList or
-            ModuleDict) and torch's own layers are not looked into.
+        module: blocks (children of a Sequential, ModuleList or ModuleDict), each layer of `Layers`, and torch's own
+            layers are not looked into.
         key: the setting that the module belongs to, for messages.
+        inputs: a batch, in the order of the forward's arguments: its Python code may then decide by values, such as in
+            a check of the inputs' shape. None: by none.
+        inside: names of blocks; only modules that hold one of them are looked into, and all others are blocks.
 
     Attributes:
         names: the layers that may begin a stage, in order.
 
     Raises:
-        ConfigError: the module cannot be traced.
+        UntraceableError: the forward decides by values, and there are no inputs.
+        ConfigError: it cannot be traced with them either.
 
     Example:
         >>> import torch
@@ -41,21 +50,20 @@ class Chain:
         True
     """
 
-    def __init__(self, module: nn.Module, key: str = "module") -> None:
-        self._module = module
+    def __init__(
+        self,
+        module: nn.Module,
+        key: str = "module",
+        inputs: Inputs | None = None,
+        inside: Sequence[str] | None = None,
+    ) -> None:
+        self._module = _Holder(module) if has_layers(module) else module
         self._key = key
-        self._signature = inspect.signature(module.forward)
-        self._graph = traced(module, key)
+        self._graph = traced(self._module, key, inputs, inside)
         self._nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
         self._recomputed = recomputed(self._nodes)
         self._positions = self._find_positions()
-        self.names = [str(self._nodes[position].target) for position in self._positions]
-
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
-        """Return what the module is called with, in the order of its forward's arguments, defaults included."""
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return tuple(bound.arguments.values())
+        self.names = [_name(self._nodes[position]) for position in self._positions]
 
     def stages(self, cut: Sequence[str]) -> list[Stage]:
         """Return the stages between cuts.
@@ -89,30 +97,42 @@ class Chain:
             )
         return found
 
-    def balance(self, num_stages: int, inputs: Inputs) -> list[str]:
+    def balance(self, num_stages: int, inputs: Inputs, measure: Measure = operations) -> list[str]:
         """Return the cuts into stages whose most expensive one costs least.
 
         Args:
             num_stages: at most one more than `names`.
-            inputs: an example, of which the first sample is run.
-
-        Cost: one forward pass of one sample, counted in floating-point operations (convolutions and products of
-        matrices), so that every process cuts alike.
+            inputs: a batch.
+            measure: `operations`, the same in each run, or `seconds`, those of this machine.
         """
-        return balanced([self.costs(inputs)[name] for name in ("", *self.names)], self.names, num_stages)
+        costs = self.costs(inputs, measure)
+        return balanced([costs[name] for name in ("", *self.names)], self.names, num_stages)
 
-    def costs(self, inputs: Inputs) -> dict[str, int]:
-        """Return the floating-point operations from each possible cut to the next; '' has those before the first cut.
+    def costs(self, inputs: Inputs, measure: Measure = operations) -> dict[str, float]:
+        """Return what each part costs from a possible cut to the next; '' is that before the first cut.
 
         Args:
-            inputs: an example, of which the first sample is run.
+            inputs: as for `balance`.
+            measure: as for `balance`.
         """
-        found, state = {}, None
-        with at_rest(self._module):
-            for name, part in zip(("", *self.names), self.stages(self.names), strict=True):
-                with FlopCounterMode(display=False) as counter:
-                    state = part(state, first_sample(inputs))
-                found[name] = counter.get_total_flops()
+        return dict(zip(("", *self.names), self.costs_of(self.names, inputs, measure), strict=True))
+
+    def costs_of(self, cut: Sequence[str], inputs: Inputs, measure: Measure = operations) -> list[float]:
+        """Return what the stages between cuts cost in a training step: a forward and a backward pass of a batch.
+
+        Args:
+            cut: names of `names`, in order.
+            inputs: as for `balance`.
+            measure: as for `balance`.
+        """
+        device = next((each.device for each in self._module.parameters()), torch.device("cpu"))
+        found: list[float] = []
+        state: Any = None
+        for part in self.stages(cut):
+            with undisturbed(self._module):
+                found.append(measure(partial(part.pass_both_ways, state, inputs), device))
+            with undisturbed(self._module), torch.no_grad():
+                state = part(state, inputs)
         return found
 
     def check(self, num_stages: int, cut: Sequence[str] | None) -> None:
@@ -139,9 +159,10 @@ class Chain:
             before, after = nodes[:position], nodes[position:]
             if not _begins_stage(self._module, node) or len(self._passing(position)) != 1:
                 continue
-            used, later = (tensors_of(self._module, part) for part in (before, after))
-            # A tensor on both sides would belong to two stages.
-            if used and used.isdisjoint(later):
+            # Parameters on both sides are shared. Of a layer's buffers on both sides there would be two.
+            if tensors_of(self._module, before) and _moved(self._module, before).isdisjoint(
+                _moved(self._module, after)
+            ):
                 found.append(position)
         return found
 
@@ -167,6 +188,7 @@ class Chain:
         for node in [*self._needed(own, result), *own]:
             copies[node] = part.node_copy(node, copies.__getitem__)
         part.output(fx.map_arg(result.args[0], copies.__getitem__) if result.op == "output" else copies[result])
+        _join_layers(part)
         return part
 
     def _needed(self, own: Sequence[fx.Node], result: fx.Node) -> list[fx.Node]:
@@ -179,6 +201,84 @@ class Chain:
                     needed.add(each)
                     waiting.append(each)
         return [node for node in self._nodes if node in needed]
+
+
+class _Holder(nn.Module):
+    """Holds a module of equal layers, so that its calls have a name."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, state: Tensor) -> Any:
+        """Return the last state."""
+        return self.layers(state)
+
+
+def chain_for(module: nn.Module, key: str, inputs: Inputs, cut: Sequence[str] | None) -> Chain:
+    """Return the chain of a module that is called with these inputs.
+
+    Args:
+        module: to be cut.
+        key: the setting that the module belongs to, for messages.
+        inputs: a batch, in the order of the forward's arguments. Its values are looked at where the forward decides by
+            them, and where it is called with masks or switches that are not its defaults.
+        cut: names of the blocks that begin stages, where the user has named them.
+
+    Raises:
+        ConfigError: the module cannot be traced.
+
+    Example:
+        >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 2, 4, batch_first=True), num_layers=3)
+        >>> chain_for(encoder, "parallel", bound(encoder, [torch.zeros(1, 5, 2)], {}), cut=None).names
+        ['layers.1', 'layers.2']
+    """
+    if plain_values(module) == plain_values(module, inputs):
+        with suppress(UntraceableError):
+            return Chain(module, key)
+    return Chain(module, key, inputs, cut)
+
+
+def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
+    """Return what a module is called with, in the order of its forward's arguments, defaults included.
+
+    Example:
+        >>> bound(nn.Linear(1, 1), [2.0], {})
+        (2.0,)
+    """
+    found = inspect.signature(module.forward).bind(*args, **kwargs)
+    found.apply_defaults()
+    return tuple(found.arguments.values())
+
+
+def _name(node: fx.Node) -> str:
+    """Return the name of a layer that is called; of equal layers, that of the one which it begins with."""
+    layers = _layers_of(node)
+    return str(node.target) if layers is None else f"{node.target}.{layers.start}"
+
+
+def _layers_of(node: fx.Node) -> range | None:
+    """Return which of equal layers a node calls; None where it does something else."""
+    found = node.kwargs.get(LAYERS)
+    return found if node.op == "call_module" and isinstance(found, range) else None
+
+
+def _join_layers(graph: fx.Graph) -> None:
+    """Make one call of the calls of equal layers that follow each other."""
+    for node in list(graph.nodes):
+        before, last = node.args[0] if node.args else None, _layers_of(node)
+        if last is None or not isinstance(before, fx.Node) or before.target != node.target:
+            continue
+        first = _layers_of(before)
+        if first is not None and len(before.users) == 1 and first.stop == last.start:
+            node.args, node.kwargs = before.args, {LAYERS: range(first.start, last.stop)}
+            graph.erase_node(before)
+
+
+def _moved(module: nn.Module, nodes: Sequence[fx.Node]) -> set[int]:
+    """Return the identities of the buffers of layers that operations call, which they may write to."""
+    layers = [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
+    return {id(each) for layer in layers for each in layer.buffers()}
 
 
 def _begins_stage(module: nn.Module, node: fx.Node) -> bool:

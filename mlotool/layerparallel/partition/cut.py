@@ -6,8 +6,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from mlotool.core.arguments import is_whole, require
-from mlotool.layerparallel.partition.chain import Chain
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.partition.chain import Chain, bound, chain_for
 from mlotool.layerparallel.partition.stage import Stage
+from mlotool.layerparallel.partition.trace import UntraceableError
 
 
 def partition(
@@ -20,15 +22,17 @@ def partition(
 
         module(x) = stage_{K-1}(... stage_1(stage_0(None, (x,)), (x,)) ..., (x,))
 
-    Residual networks (ours, torchvision's), transformers built of blocks, any `nn.Sequential`: the forward is traced,
-    and may be cut before every layer or block that is reached by one tensor alone; stages may change its shape.
+    Residual networks (ours, torchvision's), transformers, any `nn.Sequential`: the forward is traced, and may be cut
+    before every layer or block that is reached by one tensor alone; stages may change its shape, and may share
+    parameters.
 
     Args:
         module: whose layers the stages run.
         num_stages: K.
-        cut: names of the layers or groups of layers that begin the stages 1 .. K-1; None balances the floating-point
-            operations of one sample of `example`.
-        example: the module's input, or a tuple of its inputs; needed where `cut` is None.
+        cut: names of the layers or groups of layers that begin the stages 1 .. K-1; None balances the operations of
+            a training step with `example`.
+        example: the module's input, or a tuple of its inputs; needed where `cut` is None, and where the forward's
+            Python code decides by values.
 
     Raises:
         ConfigError: the module cannot be traced, has fewer blocks than stages, or no such layers.
@@ -44,16 +48,23 @@ def partition(
     require(is_right, "partition.num_stages", num_stages, "a whole number of at least 1", "Write num_stages=2.")
     is_right = cut is None or (isinstance(cut, list | tuple) and all(isinstance(each, str) for each in cut))
     require(is_right, "partition.cut", cut, "names of layers or null", "Write cut=['2'].")
-    chain = Chain(module)
-    chain.check(num_stages, cut)
-    if cut is not None or num_stages == 1:
-        return chain.stages(chain.resolve(cut or ()))
     advice = "Give the module's input, or a tuple of its inputs, or set cut to the layers that begin stages."
     inputs = example if isinstance(example, tuple) else (example,)
-    is_right = any(isinstance(each, Tensor) for each in inputs)
-    require(is_right, "partition.example", example, "a tensor, by which stages are balanced", advice)
+    has_example = any(isinstance(each, Tensor) for each in inputs)
     try:
-        return chain.stages(chain.balance(num_stages, chain.bind(inputs, {})))
+        chain = chain_for(module, "partition", bound(module, inputs, {}), cut) if has_example else Chain(module)
+        chain.check(num_stages, cut)
+        if cut is not None or num_stages == 1:
+            return chain.stages(chain.resolve(cut or ()))
+        require(has_example, "partition.example", example, "a tensor, by which stages are balanced", advice)
+        return chain.stages(chain.balance(num_stages, bound(module, inputs, {})))
+    except ConfigError:
+        raise
+    except UntraceableError as error:
+        raise ConfigError(
+            f"partition.example: found None for {type(module).__name__}, whose forward decides by values ({error}); "
+            "expected a batch, by which it is traced. Give the module's input, or a tuple of its inputs."
+        ) from error
     except Exception as error:  # it runs the user's layers
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         require(False, "partition.example", example, f"an input that {type(module).__name__} takes ({reason})", advice)

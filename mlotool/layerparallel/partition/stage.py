@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
+
+from mlotool.core.slots import Places
 
 Inputs = tuple[Any, ...]
 """What a module is called with, in the order of its forward's arguments."""
@@ -25,6 +28,7 @@ class Stage:
         is_first: whether the stage starts from the inputs alone.
 
     Attributes:
+        module: the whole module.
         parameters: those that the stage uses, by their names in the module.
         layers: names of the modules that it calls.
 
@@ -43,7 +47,7 @@ class Stage:
         self.layers = [str(node.target) for node in graph.nodes if node.op == "call_module"]
         used = tensors_of(module, graph.nodes)
         self.parameters = {name: each for name, each in module.named_parameters() if id(each) in used}
-        self._module = module
+        self.module = module
         self._interpreter = fx.Interpreter(module, graph=graph)
 
     def __call__(self, state: Tensor | None, inputs: Inputs) -> Any:
@@ -56,6 +60,24 @@ class Stage:
         given = inputs if self.is_first else (state, *inputs)
         return self._interpreter.run(*given)
 
+    def pass_both_ways(self, state: Tensor | None, inputs: Inputs) -> None:
+        """Run the stage forward and backward, and forget what it finds: the work of a training step.
+
+        Args:
+            state: as for a call.
+            inputs: as for a call.
+        """
+        with torch.enable_grad():
+            begin = None if state is None else state.detach()
+            if begin is not None and begin.is_floating_point():
+                begin.requires_grad_()
+            ends = [
+                each for each in tree_leaves(self(begin, inputs)) if isinstance(each, Tensor) and each.requires_grad
+            ]
+        points = [each for each in (begin, *self.parameters.values()) if each is not None and each.requires_grad]
+        if ends and points:
+            torch.autograd.grad(ends, points, [torch.ones_like(each) for each in ends], allow_unused=True)
+
     @contextmanager
     def averaging(self, count: int) -> Iterator[None]:
         """While it lasts, a pass averages BatchNorm's running statistics with those of `count` earlier collections.
@@ -66,7 +88,7 @@ class Stage:
         Args:
             count: passes that have collected the statistics before.
         """
-        layers = (self._module.get_submodule(layer) for layer in self.layers)
+        layers = (self.module.get_submodule(layer) for layer in self.layers)
         norms = [each for layer in layers for each in layer.modules() if isinstance(each, _BatchNorm)]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
@@ -80,42 +102,28 @@ class Stage:
     def buffers(self) -> dict[str, Tensor]:
         """Return the stage's buffers themselves, by their names in the module."""
         prefixes = tuple(f"{layer}." for layer in self.layers)
-        return {name: each for name, each in self._module.named_buffers() if name.startswith(prefixes)}
-
-
-def first_sample(inputs: Inputs) -> Inputs:
-    """Return the inputs of the first sample, as a batch of one: tensors (s, ...) become (1, ...), all else stays.
-
-    Example:
-        >>> x, scale = first_sample((torch.zeros(8, 3), 2.0))
-        >>> x.shape, scale
-        (torch.Size([1, 3]), 2.0)
-    """
-    return tuple(each[:1] if isinstance(each, Tensor) and each.ndim else each for each in inputs)
+        return {name: each for name, each in self.module.named_buffers() if name.startswith(prefixes)}
 
 
 @contextmanager
-def at_rest(module: nn.Module) -> Iterator[None]:
-    """While it lasts, run a module in eval mode and without autograd: no buffer moves, and no random number is drawn.
-
-    Each submodule is in its earlier mode again afterwards.
+def undisturbed(module: nn.Module) -> Iterator[None]:
+    """While it lasts, run a module as it trains, and leave no trace: its buffers and random numbers are put back.
 
     Example:
-        >>> net = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
-        >>> with at_rest(net):
-        ...     net.training, net(torch.ones(1, 2)).requires_grad
-        (False, False)
-        >>> net.training
-        True
+        >>> norm = nn.BatchNorm1d(1)
+        >>> with undisturbed(norm):
+        ...     _ = norm(torch.ones(4, 1))
+        >>> norm.running_mean
+        tensor([0.])
     """
-    modes = [(child, child.training) for child in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
+    places = Places(module)
+    devices = {each.device for each in (*module.parameters(), *module.buffers()) if each.device.type == "cuda"}
+    with torch.random.fork_rng(sorted(device.index or 0 for device in devices)):
+        restore = places.fill({}, places.copy_buffers())
+        try:
             yield
-    finally:
-        for child, was_training in modes:
-            child.training = was_training
+        finally:
+            restore()
 
 
 def tensors_of(module: nn.Module, nodes: Iterable[fx.Node]) -> set[int]:

@@ -1,48 +1,84 @@
 """A module's forward as a graph of its layers and blocks."""
 
-from collections.abc import Iterable
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.proxy import Attribute
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.layerparallel.partition.stage import Inputs, undisturbed
 
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Blocks are leaves: what they do inside need not be traceable, and is not for a cut."""
-        if super().is_leaf_module(m, module_qualified_name):
-            return True
-        assert isinstance(self.root, nn.Module)
-        parent = self.root.get_submodule(module_qualified_name.rpartition(".")[0])
-        return isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict) and not isinstance(m, nn.Sequential)
+LAYERS = "layers"
+"""The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
 
 
-def traced(module: nn.Module, key: str) -> fx.Graph:
+class UntraceableError(Exception):
+    """A forward cannot be traced without the values of its inputs; says why."""
+
+
+def traced(module: nn.Module, key: str, inputs: Inputs | None = None, inside: Sequence[str] | None = None) -> fx.Graph:
     """Return the operations of a module's forward, with blocks and torch's own layers as black boxes.
 
+    Without inputs its steps may depend on no value. With them they may: the steps are those for these inputs, and each
+    decision becomes an operation that says so where a later batch would decide otherwise.
+
     Args:
-        module: children of a Sequential, ModuleList or ModuleDict are blocks.
+        module: children of a Sequential, ModuleList or ModuleDict are blocks; so is each layer of `Layers`.
         key: of the module, for messages.
+        inputs: what the module is called with, in the order of its forward's arguments.
+        inside: names of blocks; only the modules that hold one of them are looked into. None looks into all.
 
     Raises:
-        ConfigError: it cannot be traced.
+        UntraceableError: it cannot be traced without inputs.
+        ConfigError: it cannot be traced with them.
 
     Example:
         >>> [node.op for node in traced(nn.Sequential(nn.Flatten(), nn.ReLU()), "module").nodes]
         ['placeholder', 'call_module', 'call_module', 'output']
     """
     try:
-        graph = _Tracer().trace(module)
+        if inputs is None:
+            graph = _Tracer(inside).trace(module, plain_values(module))
+        else:
+            with undisturbed(module), torch.no_grad():
+                graph = _ValueTracer(inside, key, inputs).trace(module, plain_values(module, inputs))
         open_ended = [str(node.target) for node in graph.nodes if node.op == "placeholder" and "*" in str(node.target)]
         if open_ended:
             raise TypeError(f"forward takes {', '.join(open_ended)}")
     except Exception as error:  # tracing runs the user's forward on stand-ins, which may fail in any way
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if inputs is None:
+            raise UntraceableError(reason) from error
+        # What fails without any stand-in as well is the user's to see as it is.
+        with undisturbed(module), torch.no_grad():
+            module(*inputs)
         raise ConfigError(
-            f"{key}: the forward of {type(module).__name__} cannot be traced ({str(error).splitlines()[0]}); expected "
-            "one whose steps depend on no value, but inside its blocks. Write it as an nn.Sequential of blocks, or "
-            "with its blocks in an nn.ModuleList."
+            f"{key}: the forward of {type(module).__name__} cannot be cut into stages ({reason}); expected one that "
+            "calls its blocks with tensors. Name the blocks before which it may be cut, as in cut: [blocks.3], or "
+            "write it as an nn.Sequential of blocks, or with its blocks in an nn.ModuleList."
         ) from error
     return graph
+
+
+def plain_values(module: nn.Module, inputs: Inputs | None = None) -> dict[str, Any]:
+    """Return the arguments of a forward that are None, true, false or text: Python code may ask for them directly.
+
+    Args:
+        module: whose forward it is.
+        inputs: in the order of its arguments; None are the defaults.
+
+    Example:
+        >>> sorted(plain_values(nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 2, batch_first=True), 1)))
+        ['is_causal', 'mask', 'src_key_padding_mask']
+    """
+    arguments = inspect.signature(module.forward).parameters.values()
+    values = [each.default for each in arguments] if inputs is None else inputs
+    named = zip((each.name for each in arguments), values, strict=False)
+    return {name: value for name, value in named if value is None or isinstance(value, bool | str)}
 
 
 def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -67,3 +103,171 @@ def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
         if is_plain and all(each.op == "placeholder" or each in found for each in node.all_input_nodes):
             found.add(node)
     return found
+
+
+class _Tracer(fx.Tracer):
+    """Records a forward; blocks are leaves: what they do inside need not be traceable, and is not for a cut."""
+
+    # A buffer that is read becomes an operation, so that it may move to another device or change.
+    proxy_buffer_attributes = True
+
+    def __init__(self, inside: Sequence[str] | None) -> None:
+        super().__init__(param_shapes_constant=False)
+        self._inside = inside
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Say whether a module is one operation."""
+        name = module_qualified_name
+        if self._inside is not None:
+            return not any(each.startswith(f"{name}.") for each in self._inside)
+        # Containers of blocks among torch's own modules, such as nn.TransformerEncoder, are looked into.
+        holds_blocks = any(isinstance(child, nn.ModuleList) for child in m.children())
+        if super().is_leaf_module(m, name) and not holds_blocks:
+            return True
+        assert isinstance(self.root, nn.Module)
+        parent = self.root.get_submodule(name.rpartition(".")[0])
+        return isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict) and not isinstance(m, nn.Sequential)
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a module's call; a module of equal layers becomes a call for each layer."""
+        if not has_layers(m) or len(args) != 1 or kwargs:
+            return super().call_module(m, forward, args, kwargs)
+        [state], name = args, self.path_of_module(m)
+        for number in range(m.num_layers):  # type: ignore[arg-type]
+            state = self.create_proxy("call_module", name, (state,), {LAYERS: range(number, number + 1)})
+        return state
+
+
+def has_layers(module: nn.Module) -> bool:
+    """Say whether a module is a run of equal layers of which a part can be called, as those of `Layers` are.
+
+    Args:
+        module: any.
+
+    Example:
+        >>> from mlotool.models import ResidualLayers
+        >>> has_layers(ResidualLayers(num_layers=4, width=2)), has_layers(nn.Linear(2, 2))
+        (True, False)
+    """
+    has_attributes = all(hasattr(module, name) for name in ("many", "num_layers", "h"))
+    return has_attributes and LAYERS in inspect.signature(module.forward).parameters
+
+
+class _ValueTracer(_Tracer):
+    """Records a forward beside its values for given inputs, by which its Python code may decide."""
+
+    def __init__(self, inside: Sequence[str] | None, key: str, inputs: Inputs) -> None:
+        super().__init__(inside)
+        self._key = key
+        self._inputs = iter(inputs)
+        self._interpreter: fx.Interpreter | None = None
+        self._is_running = False
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return the stand-in for a node's value."""
+        return _Value(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Record an operation, and carry it out."""
+        node: fx.Node = super().create_node(*args, **kwargs)
+        if self._interpreter is None:
+            self._interpreter = fx.Interpreter(self.root, garbage_collect_values=False, graph=self.graph)
+        env = self._interpreter.env
+        if node.op == "placeholder":
+            value = next(self._inputs)
+            # Its own: a forward may change what it is given.
+            env[node] = value.clone() if isinstance(value, Tensor) else value
+        elif node.op != "output":
+            # The tracer sees what a block does as well: it is not recorded.
+            self._is_running = True
+            try:
+                env[node] = self._interpreter.run_node(node)
+            finally:
+                self._is_running = False
+        return node
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a module's call, or only carry it out inside a block."""
+        return forward(*args, **kwargs) if self._is_running else super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        """Return a parameter's stand-in, or inside a block the parameter."""
+        return attr_val if self._is_running else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def create_arg(self, a: Any) -> Any:
+        """Return what a node takes for an argument; a stand-in passes for a tensor, so it comes first."""
+        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
+
+    def value(self, proxy: fx.Proxy) -> Any:
+        """Return the value that a stand-in has for the given inputs."""
+        assert self._interpreter is not None
+        return self._interpreter.env[proxy.node]
+
+    def decided(self, proxy: fx.Proxy, kind: Any) -> Any:
+        """Return a plain number or truth, and record that the forward has gone on by it."""
+        found = kind(self.value(proxy))
+        self.create_proxy("call_function", _check_decision, (proxy, kind.__name__, found, self._key, _place()), {})
+        return found
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Return the truth of a value."""
+        return bool(self.decided(obj, bool))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Return the entries of a value, as many as it has."""
+        return iter([operator.getitem(obj, number) for number in range(self.decided(obj, len))])
+
+
+class _Value(fx.Proxy):
+    """A stand-in that answers Python's questions by its value: how long it is, whether it is true, of which type."""
+
+    tracer: _ValueTracer
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.tracer.value(self))
+
+    def __getattr__(self, k: str) -> Any:
+        value = self.tracer.value(self)
+        if not hasattr(value, k):
+            raise AttributeError(f"'{type(value).__name__}' object has no attribute '{k}'")
+        return _ValueAttribute(self, k)
+
+    def __len__(self) -> int:
+        return int(self.tracer.decided(self, len))
+
+    def __int__(self) -> int:
+        return int(self.tracer.decided(self, int))
+
+    def __index__(self) -> int:
+        return int(self.tracer.decided(self, int))
+
+    def __float__(self) -> float:
+        return float(self.tracer.decided(self, float))
+
+
+class _ValueAttribute(_Value, Attribute):
+    """An attribute of a stand-in, or a method, if it is called."""
+
+    def __init__(self, root: fx.Proxy, attr: str) -> None:
+        Attribute.__init__(self, root, attr)
+
+
+def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) -> None:
+    """Refuse a batch for which the forward would take another way than the stages do."""
+    kinds: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "len": len}
+    found = kinds[kind](value)
+    if found != expected:
+        raise RunError(
+            f"{key}: the forward decides by {kind}(..) at {place}, which is {found} for this batch and was {expected} "
+            "for the first one; expected the same for all, since the stages go the way of the first batch. Correct "
+            "the batch, decide inside a block, or use x.shape[0] in place of len(x)."
+        )
+
+
+def _place() -> str:
+    """Return the line of the user's code that has asked."""
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code.co_filename == __file__ or "torch/fx" in frame.f_code.co_filename):
+        frame = frame.f_back
+    return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -21,7 +21,7 @@ def test_a_thinned_stage_keeps_the_first_blocks_and_those_that_change_the_shape(
     """Of 4 blocks a stage, in a row, the second stage has one that changes the shape, and three that do not."""
     module = ResNet(26, 3, [1, 8, 8], width=4)
     stages = partition(module, 3, cut=["stages.1", "stages.2"])
-    parts = thinned_parts(module, stages, (pictures(),), num_blocks)
+    parts = thinned_parts(stages, (pictures(),), num_blocks)
     state = torch.randn(2, 4, 8, 8)
     blocks = module.stages[1]
     expected = nn.Sequential(*(copy.deepcopy(block) for block in blocks[: 1 + num_blocks]))(state)
@@ -32,7 +32,7 @@ def test_a_thinned_stage_keeps_the_first_blocks_and_those_that_change_the_shape(
 
 def test_its_parameters_are_its_own() -> None:
     module = ResNet(14, 3, [1, 8, 8], width=4)
-    parts = thinned_parts(module, partition(module, 2, cut=["stages.1"]), (pictures(),), 1)
+    parts = thinned_parts(partition(module, 2, cut=["stages.1"]), (pictures(),), 1)
     networks = [AuxNet(parts, is_first=True) for _ in range(2)]
     shared = {id(each) for network in networks for each in network.parameters()}
     assert len(shared) == sum(len(list(network.parameters())) for network in networks)
@@ -42,7 +42,7 @@ def test_its_parameters_are_its_own() -> None:
 def test_a_thinned_transformer_keeps_its_mask() -> None:
     module = TextTransformer(12, 6, 2, width=8, num_heads=2, num_layers=4, hidden=8)
     tokens = torch.tensor([[3, 4, 0, 0, 0, 0], [5, 6, 7, 8, 9, 1]])
-    [part] = thinned_parts(module, partition(module, 2, cut=["blocks.3"]), (tokens,), 1)
+    [part] = thinned_parts(partition(module, 2, cut=["blocks.3"]), (tokens,), 1)
     x = module.embedding(tokens) + module.position[:6]
     assert torch.equal(part(tokens), module.blocks[0](x, tokens != 0))
 
@@ -53,14 +53,14 @@ def test_parts_of_a_smaller_module_have_the_shapes() -> None:
     state, shapes = None, []
     for stage in Chain(module).stages(cuts)[:-1]:
         state = stage(state, (pictures()[:1],))
-        shapes.append(state.shape)
+        shapes.append(state.shape[1:])
     parts = matching_parts(small, shapes, (pictures(),), "auxnet")
     state = None
     for number, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
         state = part(pictures()[:1]) if number == 0 else part(state, pictures()[:1])
-        assert state.shape == shape
+        assert state.shape[1:] == shape
 
 
 def test_a_smaller_module_of_other_widths_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no place for interface 1 of 1 \(a state of shape \[1, 4, 8, 8\]"):
-        matching_parts(ResNet(8, 3, [1, 8, 8], width=2), [torch.Size([1, 4, 8, 8])], (pictures(),), "auxnet")
+    with pytest.raises(ConfigError, match=r"no place for interface 1 of 1 \(a state of shape \[4, 8, 8\]"):
+        matching_parts(ResNet(8, 3, [1, 8, 8], width=2), [torch.Size([4, 8, 8])], (pictures(),), "auxnet")

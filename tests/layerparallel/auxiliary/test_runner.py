@@ -19,6 +19,9 @@ from tests.runner.test_launcher import run as launch
 QUIET = ["logger.wandb=false", "runner.progress_bar=false", "runner.report=false", "debug.limit_samples=60"]
 STAGES = "+problems.classifier.parallel={_target_: mlotool.layerparallel.Auxiliary, stages: 2, record: 2, beta: 50.0"
 
+# A perceptron of three layers cannot be balanced.
+pytestmark = pytest.mark.filterwarnings("ignore:.* times their mean:UserWarning")
+
 
 def run(folder: Path, recipe: str, parallel: str, *words: str) -> tuple[dict[str, float], dict[str, Any], Path]:
     """Return metrics, the program's state in the last checkpoint, and the run folder."""

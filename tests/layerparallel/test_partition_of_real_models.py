@@ -1,0 +1,165 @@
+"""Models that people have are cut as they are: torch's, torchvision's, and those whose code looks at its inputs."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError, RunError
+from mlotool.layerparallel import BlockLayers, StackedLayers
+from mlotool.layerparallel.partition import Chain, partition
+from mlotool.layerparallel.partition.chain import bound, chain_for
+from mlotool.layerparallel.partition.choice import LARGEST_IMBALANCE, balanced_cut, imbalance
+from mlotool.models import Decoder, DenseResidualNetwork
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+
+class Checked(nn.Module):
+    """Looks at its input before it takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(block() for _ in range(6))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if not isinstance(x, torch.Tensor) or x.dim() != 2:
+            raise TypeError("expected a matrix")
+        if x.shape[1] != 8 or torch.isnan(x).any():
+            raise ValueError("expected eight numbers a row")
+        for each in self.blocks:
+            x = each(x)
+        if mask is not None:
+            x = x * mask
+        return self.head(x)
+
+
+class Held(nn.Module):
+    """Holds one of torch's stacks of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x).mean(1))
+
+
+def vision_transformer() -> nn.Module:
+    kind = torchvision.models.VisionTransformer
+    return kind(image_size=32, patch_size=8, num_layers=4, num_heads=2, hidden_dim=32, mlp_dim=64, num_classes=5)
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), num_layers=4)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+    "resnet18": (lambda: torchvision.models.resnet18(num_classes=4), drawn(4, 3, 64, 64), "layer3.0"),
+    "vision transformer": (vision_transformer, drawn(4, 3, 32, 32), "encoder.layers.encoder_layer_2"),
+    "tied decoder": (
+        lambda: Decoder(20, width=16, hidden=32, num_heads=2, num_layers=6),
+        torch.arange(24).view(2, 12) % 20,
+        "blocks.3",
+    ),
+    "encoder": (encoder, drawn(2, 6, 16), "layers.2"),
+    "held encoder": (Held, drawn(2, 6, 8), "encoder.layers.2"),
+    "checked": (Checked, drawn(16, 8), "blocks.3.0"),
+    "blocks": (lambda: BlockLayers([block() for _ in range(6)], 0.5), drawn(16, 8), "blocks.3.0"),
+    "stacked": (lambda: StackedLayers(block, 6, 0.5), drawn(16, 8), "layers.3"),
+    "dense residual": (lambda: DenseResidualNetwork([8], 3, num_layers=16), drawn(16, 8), "layers.8"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*by the time of the first batch:UserWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_cut_where_its_stages_are_balanced_and_stays_the_same(name: str) -> None:
+    make, x, cut = CASES[name]
+    torch.manual_seed(0)
+    module = make()
+    inputs = bound(module, (x,), {})
+    chain = chain_for(module, "parallel", inputs, None)
+    assert balanced_cut(chain, 2, None, inputs, "parallel") == [cut]
+    assert imbalance(chain.costs_of([cut], inputs)) < LARGEST_IMBALANCE
+    state: Tensor | None = None
+    torch.manual_seed(1)
+    for stage in chain.stages([cut]):
+        state = stage(state, inputs)
+    torch.manual_seed(1)
+    assert state is not None and torch.equal(state, module(x))
+
+
+def test_a_named_block_is_enough() -> None:
+    """Only what holds it is looked into."""
+    stages = partition(Checked(), 2, cut=["blocks.3"], example=drawn(4, 8))
+    assert [stage.layers[0] for stage in stages] == ["blocks.0", "blocks.3"]
+
+
+def test_an_input_check_still_checks() -> None:
+    first, _ = partition(Checked(), 2, example=drawn(4, 8))
+    with pytest.raises(
+        RunError, match=r"decides by bool\(..\) at .*test_partition_of_real_models.py:\d+, which is True for"
+    ):
+        first(None, (torch.full((4, 8), float("nan")), None))
+
+
+def test_a_mask_that_is_given_is_used() -> None:
+    module, mask = Checked(), torch.rand(4, 8)
+    inputs = bound(module, (drawn(4, 8), mask), {})
+    state = None
+    for stage in chain_for(module, "parallel", inputs, None).stages(["blocks.3.0"]):
+        state = stage(state, inputs)
+    assert state is not None and torch.equal(state, module(drawn(4, 8), mask))
+
+
+def test_what_fails_by_itself_says_so_itself() -> None:
+    with pytest.raises(ConfigError, match="expected eight numbers a row"):
+        partition(Checked(), 2, example=drawn(4, 7))
+
+
+def test_without_a_batch_it_says_what_to_give() -> None:
+    with pytest.raises(
+        ConfigError, match=r"found None for Checked, whose forward decides by values .* Give the module's input"
+    ):
+        partition(Checked(), 2, cut=["blocks.3"])
+
+
+def test_stages_that_are_out_of_balance_are_told() -> None:
+    module = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])
+    with pytest.warns(
+        UserWarning, match=r"takes 1.8\d times their mean, by the counted operations.* Set cut: \[4\], which has 1.0"
+    ):
+        assert balanced_cut(Chain(module), 2, ["1"], (torch.zeros(8, 64),), "parallel") == ["1"]
+
+
+def test_no_better_cut_is_told_too() -> None:
+    module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1))
+    with pytest.warns(UserWarning, match="No cut is better: set fewer stages"):
+        balanced_cut(Chain(module), 2, None, (torch.zeros(8, 64),), "parallel")
+
+
+def test_stages_balanced_by_time() -> None:
+    """A layer that waits costs time, and no operations."""
+
+    class Slow(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            time.sleep(0.02)
+            return super().forward(input)
+
+    module = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)], Slow(4, 4), Slow(4, 4))
+    inputs = (torch.zeros(2, 4),)
+    assert balanced_cut(Chain(module), 2, "measured", inputs, "parallel") == ["5"]
+    with pytest.warns(UserWarning, match=r"by the time of the first batch.*Set cut: \[5\].*or cut: measured"):
+        assert balanced_cut(Chain(module), 2, None, inputs, "parallel") == ["3"]
