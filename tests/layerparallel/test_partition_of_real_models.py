@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -101,10 +102,32 @@ def test_it_is_cut_where_its_stages_are_balanced_and_stays_the_same(name: str) -
     assert state is not None and torch.equal(state, module(x))
 
 
+class Measured(nn.Module):
+    """Python numbers leave its tracer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / float(np.abs(x.detach().numpy()).max())
+
+
+class Opaque(nn.Module):
+    """Its opening cannot be traced, and need not be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opening, self.inner = Measured(), Checked()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.opening(x))
+
+
 def test_a_named_block_is_enough() -> None:
     """Only what holds it is looked into."""
-    stages = partition(Checked(), 2, cut=["blocks.3"], example=drawn(4, 8))
-    assert [stage.layers[0] for stage in stages] == ["blocks.0", "blocks.3"]
+    module, x = Opaque(), drawn(4, 8)
+    with pytest.raises(ConfigError, match=r"Name the blocks before which it may be cut, as in cut: \[blocks.3\]"):
+        partition(module, 2, example=x)
+    first, second = partition(module, 2, cut=["inner.blocks.3"], example=x)
+    assert (first.layers[0], second.layers[0]) == ("opening", "inner.blocks.3")
+    assert torch.equal(second(first(None, (x,)), (x,)), module(x))
 
 
 def test_an_input_check_still_checks() -> None:

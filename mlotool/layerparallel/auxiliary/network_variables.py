@@ -69,7 +69,7 @@ class _AbstractNetworkVariables(AbstractVariables):
         """Return what the network gives from a state, perturbed; its graph is kept for the first distillation step."""
         assert self.network is not None
         self._given, self._found = given, self._run(step, given)
-        return self._perturbed(step, self._found.detach())
+        return self._perturbed(step, self._found.detach().contiguous())
 
     def _run(self, step: StageStep, given: Tensor | None) -> Tensor:
         assert self.network is not None

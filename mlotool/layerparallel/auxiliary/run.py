@@ -249,8 +249,7 @@ class StageRun:
         if kept is not None and (cut is None or cut == MEASURED):
             # A run that goes on has the stages of its checkpoint.
             cut = kept
-        names = None if cut is None or isinstance(cut, str) else cut
-        chain = chain_for(self._module, self.key, inputs, names)
+        chain = chain_for(self._module, self.key, inputs, None if isinstance(cut, str) else cut)
         cut = self.transport.agreed(lambda: balanced_cut(chain, self.settings.num_stages, cut, inputs, self.key))
         if kept is not None and kept != cut:
             raise ConfigError(

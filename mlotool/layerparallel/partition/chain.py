@@ -223,7 +223,7 @@ def chain_for(module: nn.Module, key: str, inputs: Inputs, cut: Sequence[str] | 
         key: the setting that the module belongs to, for messages.
         inputs: a batch, in the order of the forward's arguments. Its values are looked at where the forward decides by
             them, and where it is called with masks or switches that are not its defaults.
-        cut: names of the blocks that begin stages, where the user has named them.
+        cut: names of the blocks that begin stages. Where not all of the module can be traced, only what holds them is.
 
     Raises:
         ConfigError: the module cannot be traced.
@@ -236,6 +236,11 @@ def chain_for(module: nn.Module, key: str, inputs: Inputs, cut: Sequence[str] | 
     if plain_values(module) == plain_values(module, inputs):
         with suppress(UntraceableError):
             return Chain(module, key)
+    try:
+        return Chain(module, key, inputs)
+    except ConfigError:
+        if not cut:
+            raise
     return Chain(module, key, inputs, cut)
 
 
@@ -248,7 +253,9 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """
     found = inspect.signature(module.forward).bind(*args, **kwargs)
     found.apply_defaults()
-    return tuple(found.arguments.values())
+    # Which of equal layers run is the stages' to say.
+    is_alone = has_layers(module)
+    return tuple(value for name, value in found.arguments.items() if not (is_alone and name == LAYERS))
 
 
 def _name(node: fx.Node) -> str:
