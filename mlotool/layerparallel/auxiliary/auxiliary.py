@@ -15,7 +15,7 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.equations import Beta
 from mlotool.layerparallel.auxiliary.run import StageRun
-from mlotool.layerparallel.auxiliary.settings import Settings
+from mlotool.layerparallel.auxiliary.settings import Settings, lambda_rates, of_interfaces
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
 from mlotool.layerparallel.partition.choice import Cut, check_cut
@@ -57,12 +57,16 @@ class Auxiliary(AbstractParallel):
         auxnet_lr: step size of these networks, once a batch.
         auxnet_optimizer: `sgd` or `adam`.
         distillation_steps: steps of the networks a batch.
-        beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps. A larger one
-            binds the stages closer and makes their local losses steeper: lower their learning rate with it.
+        beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps; or a list of
+            K-1 of these, one for each interface. A larger one binds the stages closer and makes their local losses
+            steeper: lower their learning rate with it.
         reduction: c is 1 over the number of elements (`mean`), or 1 (`sum`).
         lambda_rate: eta as a multiple of 1 / (2 c beta), the step that solves the stationarity of lambda (eq. 17) for
-            the slope at hand; None is 1, and 0.1 for stored variables of more than two stages: the stages between have
-            penalties of their own behind them, and whole steps overshoot.
+            the slope at hand; or a list of K-1, one for each interface. `auto` is 1 / (1 + curvature), which is stable:
+            the curvature of the stage's own loss, relative to the penalty's, is measured every 20 steps. With a penalty
+            behind the stage it is the largest eigenvalue of J^T J, of the stage's Jacobian J. None is 1, and 0.1 for
+            stored variables of more than two stages, which overshoot by whole steps.
+        lambda_steps: steps of lambda at each visit; each after the first takes a pass of the stage more.
         lambda_lr: eta itself, in place of `lambda_rate`.
         multiplier_rule: `exact`, 2 beta, or `paper`, eta / (2 beta) as it is printed, which is the inverse.
         noise: standard deviation of Gaussian noise on lambda.
@@ -105,10 +109,11 @@ class Auxiliary(AbstractParallel):
     auxnet_lr: float = 0.1
     auxnet_optimizer: str = "sgd"
     distillation_steps: int = 1
-    beta: float | Mapping[str, float] = 10.0
+    beta: float | Mapping[str, float] | Sequence[Any] = 10.0
     reduction: str = "mean"
     lambda_lr: float | None = None
-    lambda_rate: float | None = None
+    lambda_rate: float | str | Sequence[float | str] | None = None
+    lambda_steps: int = 1
     multiplier_rule: str = "exact"
     noise: float = 0.0
     copies: int = 1
@@ -131,7 +136,9 @@ class Auxiliary(AbstractParallel):
             )
         check_cut(self.cut, "parallel.cut")
         self.settings = Settings.of(
-            self, beta=Beta.of(self.beta, "parallel.beta"), lambda_rate=self._lambda_rate(self.variables)
+            self,
+            betas=[Beta.of(each, "parallel.beta") for each in of_interfaces(self.beta, self.stages, "parallel.beta")],
+            lambda_rates=lambda_rates(self.lambda_rate, self.stages, self.variables, "parallel.lambda_rate"),
         )
         self.settings.check()
         self._run = StageRun(self.settings, Timeline(self.record))
@@ -243,8 +250,3 @@ class Auxiliary(AbstractParallel):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` has returned; before the first step it is kept until the stages are built."""
         self._run.load_state_dict(state)
-
-    def _lambda_rate(self, variables: str) -> float:
-        if self.lambda_rate is not None:
-            return self.lambda_rate
-        return 0.1 if variables == "stored" and self.stages > 2 else 1.0

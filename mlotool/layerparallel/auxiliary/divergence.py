@@ -1,7 +1,7 @@
 """When stages have parted so far that training goes nowhere."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mlotool.core.errors import RunError
 from mlotool.layerparallel.auxiliary.equations import Beta
@@ -18,15 +18,15 @@ class Divergence:
 
     Args:
         key: of the setting, for messages.
-        beta: the penalty coefficient.
+        betas: the penalty coefficients, by interface.
 
     Example:
-        >>> Divergence("problems.net.parallel", Beta.of(10.0, "beta")).check({}, num_steps=3)
+        >>> Divergence("problems.net.parallel", [Beta.of(10.0, "beta")]).check({}, num_steps=3)
     """
 
-    def __init__(self, key: str, beta: Beta) -> None:
+    def __init__(self, key: str, betas: Sequence[Beta]) -> None:
         self.key = key
-        self._beta = beta
+        self._betas = betas
         self._has_warned = False
 
     def check(self, workers: Mapping[int, Worker], num_steps: int) -> None:
@@ -44,7 +44,7 @@ class Divergence:
                 continue
             violation, size = worker.violations.tolist()
             if not violation <= max(DIVERGED * size, DIVERGED):
-                beta = self._beta.at(num_steps - 1)
+                beta = self._betas[number - 1].at(num_steps - 1)
                 raise RunError(
                     f"{self.key}: the violation at interface {number} became {violation:.3g} at step "
                     f"{num_steps} with beta={beta:g}, beside states of norm {size:.3g}; expected a small part of "

@@ -80,7 +80,7 @@ class _AbstractNetworkVariables(AbstractVariables):
         """Let the network learn the variables of an interface after their correction along `-slope`."""
         assert self.network is not None and self._optimizer is not None and self._found is not None
         found, weight = self._found, step.weight(interface)
-        target = found.detach() - self._step_size(step, interface) * slope
+        target = found.detach() - self.step_size(step, interface) * slope
         parameters = list(self.network.parameters())
         for number in range(self.settings.distillation_steps):
             if number:
@@ -117,7 +117,7 @@ class ChainVariables(_AbstractNetworkVariables):
         >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
         >>> first = ChainVariables(0, 2, settings, LocalTransport(), seed=0, network=network)
         >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
-        >>> first.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), 10.0, "mean"))
+        >>> first.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), [10.0], "mean"))
         >>> first.target()  # lambda_1 and kappa_1, which is zero
         (tensor([[1., 1., 1.]]), None)
     """
@@ -176,7 +176,7 @@ class RecursiveVariables(_AbstractNetworkVariables):
         >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
         >>> last = RecursiveVariables(1, 2, settings, LocalTransport(), seed=0, network=network)
         >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
-        >>> last.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), 10.0, "mean"))
+        >>> last.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), [10.0], "mean"))
         >>> last.own
         tensor([[1., 1., 1.]])
     """

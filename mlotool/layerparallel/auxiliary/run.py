@@ -77,6 +77,8 @@ class StageRun:
         self._share = 1.0
         self._step: StageStep | None = None
         self._is_open = False
+        self._loss: Callable[[], LossOutput] | None = None
+        self._point: Tensor | None = None
         self._report: Report | None = None
         self._is_moved = self._is_optimizer_moved = False
 
@@ -101,7 +103,7 @@ class StageRun:
         with suppress(UntraceableError):
             resolved(Chain(module, key), self.settings.num_stages, cut)
         self._places = Places(module)
-        self._divergence = Divergence(key, self.settings.beta)
+        self._divergence = Divergence(key, self.settings.betas)
 
     def join(self, transport: AbstractTransport) -> None:
         """Set how stages hand tensors to each other, and so which stages this process has; before the first step."""
@@ -151,6 +153,9 @@ class StageRun:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run all stages from their variables; what the last one returns goes on into the loss."""
+        if self._point is not None:
+            assert self._team is not None and self._step is not None
+            return self._team.last_stage(self._point, self._step.inputs)
         if not self._is_open:
             raise ConfigError(
                 f"{self.key}: the loss calls its module a second time in one step; expected once, since the stages "
@@ -168,6 +173,7 @@ class StageRun:
 
     def evaluate(self, loss: Callable[[], LossOutput]) -> LossOutput:
         """Return the loss, which the process of the last stage has; others receive it while their own stages go on."""
+        self._loss = loss
         try:
             output = loss()
         except _LastStageElsewhere:
@@ -184,14 +190,23 @@ class StageRun:
                 f"{self.key}: the loss has not called its module; expected model(..) once in each step, and no "
                 "model.method(..). Call the module itself, or remove parallel."
             )
-        found = self._team.backward(self._step, loss, theta)
+        found = self._team.backward(self._step, loss, theta, self._loss_at)
         if self._report is not None and not self._team.has_last:
             self._report.receive()
         self.num_steps += 1
         if self._team.device.type != "cuda":
             self._check_finite()
-        self._step = None
+        self._step = self._loss = None
         return found
+
+    def _loss_at(self, point: Tensor) -> Tensor:
+        """Return the loss of the batch at hand where the last stage begins at another point than its variables."""
+        assert self._loss is not None
+        self._point = point
+        try:
+            return self._loss().loss
+        finally:
+            self._point = None
 
     def statistics(self) -> Mapping[str, float]:
         """Return the constraint violations at each interface, absolute and relative, and beta."""
@@ -199,10 +214,16 @@ class StageRun:
             return {}
         if self._team.device.type == "cuda":
             self._check_finite()
-        found = {"beta": self.settings.beta.at(max(self.num_steps - 1, 0))}
+        found = self._betas(max(self.num_steps - 1, 0))
         for number, (violation, relative) in sorted(self._team.violations().items()):
             found |= {f"violation_{number}": violation, f"relative_violation_{number}": relative}
-        return found
+        return found | {f"curvature_{number}": each for number, each in self._team.curvatures().items()}
+
+    def _betas(self, step: int) -> dict[str, float]:
+        found = [beta.at(step) for beta in self.settings.betas]
+        if len(set(found)) == 1:
+            return {"beta": found[0]}
+        return {f"beta_{number}": each for number, each in enumerate(found, start=1)}
 
     def timeline(self) -> dict[str, Any] | None:
         """Return the recorded spans of all stages, and the last violations."""
@@ -277,13 +298,14 @@ class StageRun:
             team.shapes(inputs),
             team.dtype,
             team.device,
-            self.settings.beta.at(self.num_steps),
+            [beta.at(self.num_steps) for beta in self.settings.betas],
             self.settings.reduction,
             self._share,
             self.transport.replicas.size,
             self._slots,
             unseen,
             BufferMoves.of(every, self.num_steps),
+            self.num_steps,
         )
 
     def _check_finite(self) -> None:

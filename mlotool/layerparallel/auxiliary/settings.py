@@ -1,12 +1,13 @@
 """What a user sets of the method of auxiliary variables, checked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import nn
 
+from mlotool.core.arguments import is_number
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.layerparallel.auxiliary.equations import Beta
@@ -19,6 +20,8 @@ CHOICES = {
     "auxnet_optimizer": ("sgd", "adam"),
 }
 
+AUTO = "auto"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -27,18 +30,19 @@ class Settings:
     Example:
         >>> from mlotool.layerparallel import Auxiliary
         >>> settings = Auxiliary(stages=2, beta=4.0).settings
-        >>> settings.is_stored, settings.step_size(beta=4.0, weight=0.5)
-        (True, 0.25)
+        >>> settings.is_stored, settings.step_size(beta=4.0, weight=0.5), settings.rate(interface=1)
+        (True, 0.25, 1.0)
     """
 
     stages: int
     method: str
     variables: str
-    beta: Beta
+    betas: Sequence[Beta]
     reduction: str
     multiplier_rule: str
     lambda_lr: float | None
-    lambda_rate: float
+    lambda_rates: Sequence[float | None]
+    lambda_steps: int
     auxnet_lr: float
     auxnet_optimizer: str
     auxnet_blocks: int
@@ -80,6 +84,14 @@ class Settings:
         """Whether the method is the augmented Lagrangian, which has multipliers."""
         return self.method == "lagrangian"
 
+    def beta(self, interface: int, step: int) -> float:
+        """Return the penalty coefficient of an interface, counted from 1, at a step, counted from 0."""
+        return self.betas[interface - 1].at(step)
+
+    def rate(self, interface: int) -> float | None:
+        """Return the rate of the auxiliary variables at an interface; None: it follows the curvature."""
+        return 1.0 if self.lambda_lr is not None else self.lambda_rates[interface - 1]
+
     def multiplier_rate(self, beta: float, step_size: float) -> float:
         """Return the step of the multipliers: 2 beta, or what the paper prints, eta / (2 beta).
 
@@ -90,16 +102,16 @@ class Settings:
         return 2.0 * beta if self.multiplier_rule == "exact" else step_size / (2.0 * beta)
 
     def step_size(self, beta: float, weight: float) -> float:
-        """Return eta_lambda, the step size of auxiliary variables.
+        """Return the step size of auxiliary variables at the rate 1.
 
-        It is `lambda_lr` where that is set, and else `lambda_rate / (2 beta c)`: with the rate 1 the step at which
-        lambda is stationary for the slope at hand (Sun et al. 2021, eq. 17).
+        It is `lambda_lr` where that is set, and else `1 / (2 beta c)`, the step at which lambda is stationary for the
+        slope at hand (Sun et al. 2021, eq. 17).
 
         Args:
             beta: the penalty coefficient.
             weight: c, of the penalty at the interface.
         """
-        return self.lambda_rate / (2.0 * beta * weight) if self.lambda_lr is None else self.lambda_lr
+        return 1.0 / (2.0 * beta * weight) if self.lambda_lr is None else self.lambda_lr
 
     def check(self) -> None:
         """Raise ConfigError where a setting is out of range."""
@@ -120,7 +132,13 @@ class Settings:
                 f"parallel.copies: found {self.copies} with variables={self.variables}; expected 1, since networks "
                 "need no finite number of augmented copies. Set parallel.copies=1."
             )
-        least: Mapping[str, float] = {"auxnet_blocks": 0, "distillation_steps": 1, "copies": 1, "recalibrate": 0}
+        least: Mapping[str, float] = {
+            "auxnet_blocks": 0,
+            "distillation_steps": 1,
+            "lambda_steps": 1,
+            "copies": 1,
+            "recalibrate": 0,
+        }
         for key, lowest in least.items():
             value = getattr(self, key)
             if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
@@ -128,9 +146,62 @@ class Settings:
                     f"parallel.{key}: found {value!r}; expected a whole number of at least {lowest}. "
                     f"Correct parallel.{key}."
                 )
-        for key in ("auxnet_lr", "lambda_lr", "lambda_rate", "noise"):
+        for key in ("auxnet_lr", "lambda_lr", "noise"):
             value = getattr(self, key)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (is_number and (value > 0 or (key == "noise" and value == 0))):
+            if value is not None and not (is_number(value) and (value > 0 or (key == "noise" and value == 0))):
                 wanted = "no negative number" if key == "noise" else "a number above 0"
                 raise ConfigError(f"parallel.{key}: found {value!r}; expected {wanted}. Correct parallel.{key}.")
+
+
+def of_interfaces(value: Any, num_stages: int, key: str) -> list[Any]:
+    """Return a setting's value at each of K - 1 interfaces: a list has one for each, anything else is for all.
+
+    Args:
+        value: what a user has set.
+        num_stages: K.
+        key: of the setting, for messages.
+
+    Raises:
+        ConfigError: a list of another length.
+
+    Example:
+        >>> of_interfaces(10.0, 3, "parallel.beta"), of_interfaces([10.0, 5.0], 3, "parallel.beta")
+        ([10.0, 10.0], [10.0, 5.0])
+    """
+    count = max(num_stages - 1, 1)
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return [value] * count
+    if len(value) != count:
+        raise ConfigError(
+            f"{key}: found {len(value)} values; expected {count}, one for each interface of {num_stages} stages, or "
+            f"one for all. Correct {key}."
+        )
+    return list(value)
+
+
+def lambda_rates(value: Any, num_stages: int, variables: str, key: str) -> list[float | None]:
+    """Return the rates of auxiliary variables at the K - 1 interfaces; None follows the curvature.
+
+    Args:
+        value: what a user has set: a number above 0, `auto`, null for the default, or a list of these.
+        num_stages: K.
+        variables: how the variables are kept.
+        key: of the setting, for messages.
+
+    Raises:
+        ConfigError: a value is none of these.
+
+    Example:
+        >>> lambda_rates(None, 3, "stored", "rate"), lambda_rates([1, "auto"], 3, "stored", "rate")
+        ([0.1, 0.1], [1.0, None])
+    """
+    # Between stages there are penalties on both sides, and whole steps overshoot.
+    default = 0.1 if variables == "stored" and num_stages > 2 else 1.0
+    found: list[float | None] = []
+    for each in of_interfaces(value, num_stages, key):
+        if each is not None and each != AUTO and not (is_number(each) and each > 0):
+            raise ConfigError(
+                f"{key}: found {each!r}; expected a number above 0, auto, null, or a list of these. Correct {key}."
+            )
+        found.append(default if each is None else None if each == AUTO else float(each))
+    return found

@@ -51,7 +51,7 @@ class StageStep:
         shapes: of one sample's state at the interfaces 1 .. K - 1; interface k lies between the stages k - 1 and k.
         dtype: of the states.
         device: of the states.
-        beta: the penalty coefficient.
+        betas: the penalty coefficients of the interfaces 1 .. K - 1.
         reduction: `mean` or `sum`, of the penalties over the elements of a batch.
         share: weight of this process's part of the batch: its share of the samples times `num_replicas`, 1 where all
             parts are equal.
@@ -59,10 +59,11 @@ class StageStep:
         slots: (s,) on the CPU, where the samples' variables are stored; None where none are stored.
         unseen: (s,), which of the samples have no stored variables yet; None where none are stored.
         buffers: which passes move running statistics.
+        number: of the step, from 0.
 
     Example:
         >>> inputs, shapes = (torch.zeros(4, 2),), [torch.Size([5])]
-        >>> step = StageStep(inputs, 4, shapes, torch.float32, torch.device("cpu"), beta=10.0, reduction="mean")
+        >>> step = StageStep(inputs, 4, shapes, torch.float32, torch.device("cpu"), betas=[10.0], reduction="mean")
         >>> step.blank(interface=1).shape, step.weight(interface=1)
         (torch.Size([4, 5]), 0.05)
     """
@@ -72,18 +73,23 @@ class StageStep:
     shapes: Sequence[torch.Size]
     dtype: torch.dtype
     device: torch.device
-    beta: float
+    betas: Sequence[float]
     reduction: str
     share: float = 1.0
     num_replicas: int = 1
     slots: Tensor | None = None
     unseen: Tensor | None = None
     buffers: BufferMoves = BufferMoves()
+    number: int = 0
 
     @property
     def is_serial(self) -> bool:
         """Whether the batch has to pass through all stages one after the other before they run at the same time."""
         return self.buffers.in_serial_pass or (self.unseen is not None and bool(self.unseen.any()))
+
+    def beta(self, interface: int) -> float:
+        """Return the penalty coefficient of an interface."""
+        return self.betas[interface - 1]
 
     def weight(self, interface: int) -> float:
         """Return c of an interface in the stages' losses, whose gradients are averaged over the replicas afterwards."""

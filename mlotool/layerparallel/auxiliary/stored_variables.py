@@ -36,7 +36,7 @@ class StoredVariables(AbstractVariables):
         >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
         >>> last = StoredVariables(1, 2, Auxiliary(stages=2).settings, LocalTransport(), seed=0)
         >>> sample = {"slots": torch.tensor([5]), "unseen": torch.tensor([True])}
-        >>> step = StageStep((), 1, [torch.Size([3])], torch.float32, torch.device("cpu"), 10.0, "sum", **sample)
+        >>> step = StageStep((), 1, [torch.Size([3])], torch.float32, torch.device("cpu"), [10.0], "sum", **sample)
         >>> last.start(step, torch.ones(1, 3))
         >>> last.prepare(step)
         >>> last.own
@@ -91,10 +91,11 @@ class StoredVariables(AbstractVariables):
     def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
         """lambda <- lambda - eta slope, then kappa <- kappa - rate (lambda - X)."""
         assert self._clean is not None and step.slots is not None
-        step_size = self._step_size(step, self.number)
+        step_size = self.step_size(step, self.number)
         moved = [self._clean - step_size * slope]
         if self._multiplier is not None:
-            rate = self.settings.multiplier_rate(step.beta, step_size)
+            eta = step_size * (self.settings.rate(self.number) or 1.0)
+            rate = self.settings.multiplier_rate(step.beta(self.number), eta)
             moved.append(next_multiplier(self._multiplier, moved[0], state, rate))
         # A part without samples of its own stands in with another part's.
         slots = step.slots if step.share else step.slots[:0]

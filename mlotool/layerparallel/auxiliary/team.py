@@ -161,19 +161,30 @@ class Team:
         self._each(lambda worker: worker.prepare(step))
         return self._each(lambda worker: worker.forward(step))[-1]
 
-    def backward(self, step: StageStep, loss: Tensor, theta: Sequence[Tensor]) -> list[Tensor | None]:
+    def last_stage(self, state: Tensor, inputs: Inputs) -> Any:
+        """Run the last stage from a state; its buffers move, unless they are replaced."""
+        return self._plan.stages[-1](state, inputs)
+
+    def backward(
+        self,
+        step: StageStep,
+        loss: Tensor,
+        theta: Sequence[Tensor],
+        loss_at: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[Tensor | None]:
         """Return the gradient of each stage's own loss, and correct all that is between the stages.
 
         Args:
             step: the one at hand.
             loss: of what the last stage has returned.
             theta: the module's parameters.
+            loss_at: the loss where the last stage begins at another point; None: its variables move once.
 
         Returns:
             One tensor a parameter; None for those of other processes' stages.
         """
         parts = self._each(lambda worker: self._backward(worker, loss, theta))
-        self._each(lambda worker: worker.correct(step))
+        self._each(lambda worker: worker.correct(step, loss_at))
         self._each(lambda worker: worker.finish(step))
         self._lanes.join()
         found: list[Tensor | None] = [None] * len(theta)
@@ -215,6 +226,11 @@ class Team:
                 found[str(number)] = [total, total / max(size, TINY)]
         return self._transport.gathered(found)
 
+    def curvatures(self) -> dict[str, float]:
+        """Return, by interface, the curvature that the rate follows, where it does."""
+        own = {str(number): worker.curvature for number, worker in self.workers.items() if worker.curvature}
+        return self._transport.gathered(own)
+
     def to(self, device: torch.device) -> None:
         """Move the networks and tables of auxiliary variables to a device."""
         self.device = device
@@ -223,13 +239,17 @@ class Team:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what all stages keep from step to step, by the stage's number; every process must call it."""
-        own = {str(number): worker.variables.state_dict() for number, worker in self.workers.items()}
+        own = {
+            str(number): {**worker.variables.state_dict(), "curvature": worker.curvature}
+            for number, worker in self.workers.items()
+        }
         return dict(sorted(self._transport.gathered(own).items()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` has returned."""
         for number, worker in self.workers.items():
             worker.variables.load_state_dict(state[str(number)], self.device)
+            worker.curvature = state[str(number)]["curvature"]
 
     def _check_own(self, own: set[int], theta: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
         """Refuse a loss that depends on other stages' parameters, whose processes do not evaluate it."""

@@ -84,7 +84,8 @@ class AbstractVariables(ABC):
         Args:
             step: the one at hand.
             state: X^{k-1}, (s, ...), where the stage before has ended.
-            slope: (s, ...), the derivative of the augmented Lagrangian with respect to lambda_k.
+            slope: (s, ...), the derivative of the augmented Lagrangian with respect to lambda_k, times the rate; the
+                sum of these, where lambda_k moves several times.
         """
 
     def await_variable(self, step: StageStep) -> None:
@@ -121,5 +122,6 @@ class AbstractVariables(ABC):
         drawn = torch.randn(shape, dtype=clean.dtype, device=clean.device, generator=self._generator)
         return clean + self.settings.noise * drawn[begin : begin + len(clean)]
 
-    def _step_size(self, step: StageStep, interface: int) -> float:
-        return self.settings.step_size(step.beta, step.own_weight(interface)) if step.share else 0.0
+    def step_size(self, step: StageStep, interface: int) -> float:
+        """Return the step size of the variables of an interface, at the rate 1; 0 for a part without samples."""
+        return self.settings.step_size(step.beta(interface), step.own_weight(interface)) if step.share else 0.0

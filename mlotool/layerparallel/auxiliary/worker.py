@@ -1,13 +1,15 @@
 """One stage at work: its passes, and its messages to its neighbours."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlotool.core.slots import Places
+from mlotool.layerparallel.auxiliary.curvature import DECAY, EVERY, largest_curvature
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
 from mlotool.layerparallel.auxiliary.step import StageStep
 from mlotool.layerparallel.auxiliary.timeline import Timeline
@@ -32,6 +34,7 @@ class Worker:
     Attributes:
         violations: (2,), the violation at the interface before the stage in the last step, and the norm of the states
             there; None before the first step, and for the first stage.
+        curvature: of the stage's loss in its variables, relative to the penalty's; 0 where no rate follows it.
 
     Example:
         >>> from mlotool.layerparallel import Auxiliary
@@ -42,7 +45,7 @@ class Worker:
         >>> transport, settings = LocalTransport(), Auxiliary(stages=1).settings
         >>> variables = StoredVariables(0, 1, settings, transport, seed=0)
         >>> worker = Worker(partition(net, 1)[0], variables, transport, Timeline(0), Places(net))
-        >>> step = StageStep((torch.ones(4, 2),), 4, [], torch.float32, torch.device("cpu"), 10.0, "mean")
+        >>> step = StageStep((torch.ones(4, 2),), 4, [], torch.float32, torch.device("cpu"), [10.0], "mean")
         >>> worker.prepare(step)
         >>> loss = worker.forward(step).sum()
         >>> worker.backward(loss, [net.weight])
@@ -67,6 +70,9 @@ class Worker:
         self._leaf: Tensor | None = None
         self._loss: Tensor | None = None
         self._onward: Tensor | None = None
+        self._aim: tuple[Tensor, Tensor | None] | None = None
+        self._precision: tuple[str, torch.dtype, bool] | None = None
+        self.curvature = 0.0
 
     @property
     def is_last(self) -> bool:
@@ -112,9 +118,31 @@ class Worker:
         found = found.to(step.dtype)
         self._transport.send("state", self.number, self.number + 1, found.detach().contiguous())
         with self._timeline.span(self.number, "communication"):
-            variable, multiplier = self.variables.target()
-        self._loss = local_loss(found, variable, multiplier, step.beta, step.weight(self.number + 1))
+            self._aim = self.variables.target()
+        self._precision = _autocast(found)
+        self._loss = self._local_loss(step, found)
         return None
+
+    def _local_loss(self, step: StageStep, state: Tensor) -> Tensor:
+        assert self._aim is not None
+        variable, multiplier = self._aim
+        interface = self.number + 1
+        return local_loss(state, variable, multiplier, step.beta(interface), step.weight(interface))
+
+    def _gradient(self, step: StageStep, point: Tensor, loss_at: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Return the derivative of the stage's loss with respect to where it begins, at another point than lambda_k."""
+        leaf = point.detach().requires_grad_()
+        with torch.enable_grad(), self._buffers(are_moved=False):
+            if self.is_last:
+                assert loss_at is not None
+                loss = loss_at(leaf)
+            else:
+                assert self._precision is not None
+                device, dtype, is_enabled = self._precision
+                with torch.autocast(device, dtype=dtype, enabled=is_enabled):
+                    found = self.stage(leaf, step.inputs)
+                loss = self._local_loss(step, found.to(step.dtype))
+        return torch.autograd.grad(loss, leaf, materialize_grads=True)[0]
 
     def backward(self, loss: Tensor | None, theta: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the derivatives of the stage's loss with respect to theta, None where it does not depend on it.
@@ -135,22 +163,56 @@ class Worker:
             self._onward = torch.zeros_like(self._leaf) if slopes[-1] is None else slopes[-1]
         return list(slopes[: len(theta)])
 
-    def correct(self, step: StageStep) -> None:
-        """Move lambda_k and kappa_k towards where the stage before has ended."""
+    def correct(self, step: StageStep, loss_at: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Move lambda_k and kappa_k towards where the stage before has ended.
+
+        Args:
+            step: the one at hand.
+            loss_at: the module's loss, where its last stage begins at another point; of the last stage.
+        """
         if self.variables.is_first:
             return
         number, variable = self.number, self._leaf
         assert variable is not None and self._onward is not None
         with self._timeline.span(number, "communication"):
             state = self._transport.receive("state", number - 1, number)
-        with torch.no_grad():
-            weight, variable = step.weight(number), variable.detach()
-            multiplier = self.variables.multiplier()
-            slope = variable_slope(variable, state, multiplier, step.beta, weight, self._onward) / step.num_replicas
-            self.violations = violations(variable, state)
+        point, onward = variable.detach(), self._onward
+        self.violations = violations(point, state)
         with self._timeline.span(number, "auxnet"):
+            slope = self._slopes(step, state, point, onward, partial(self._gradient, step, loss_at=loss_at))
             self.variables.correct(step, state, slope.contiguous())
-        self._leaf = self._onward = self.variables.own = None
+        self._leaf = self._onward = self.variables.own = self._aim = None
+
+    def _slopes(
+        self, step: StageStep, state: Tensor, point: Tensor, onward: Tensor, gradient: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return the sum of the slopes of lambda_k's steps, each times the rate."""
+        number, settings, multiplier = self.number, self.variables.settings, self.variables.multiplier()
+        beta, weight = step.beta(number), step.weight(number)
+        rate, unit = settings.rate(number), self.variables.step_size(step, number)
+        if rate is None:
+            rate = self._safe_rate(step, point, onward, gradient)
+        total = torch.zeros_like(point)
+        for count in range(settings.lambda_steps):
+            if count:
+                onward = gradient(point)
+            slope = rate / step.num_replicas * variable_slope(point, state, multiplier, beta, weight, onward)
+            total, point = total + slope, point - unit * slope
+        return total
+
+    def _safe_rate(self, step: StageStep, point: Tensor, onward: Tensor, gradient: Callable[[Tensor], Tensor]) -> float:
+        """Return `1 / (1 + curvature)`, half of the largest rate at which lambda_k's step is stable.
+
+        The penalty before the stage has the curvature 2 beta c; that of the stage's own loss is taken relative to it.
+        With a penalty behind the stage it is the largest eigenvalue of J^T J, where J is the stage's Jacobian.
+        """
+        if step.number % EVERY == 0:
+            found = largest_curvature(gradient, point, onward) / (
+                2.0 * step.beta(self.number) * step.weight(self.number)
+            )
+            [largest] = self._transport.replicas.largest([float(found)])
+            self.curvature = max(largest, DECAY * self.curvature)
+        return 1.0 / (1.0 + self.curvature)
 
     def finish(self, step: StageStep) -> None:
         """Do what can be done only after the next stage has corrected its variables."""
@@ -170,3 +232,8 @@ class Worker:
             yield
         finally:
             restore()
+
+
+def _autocast(tensor: Tensor) -> tuple[str, torch.dtype, bool]:
+    device = tensor.device.type
+    return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
