@@ -25,7 +25,8 @@ def largest_curvature(gradient: Callable[[Tensor], Tensor], point: Tensor, slope
 
     The loss is a sum over samples. Its Hessian is a block for each of them, and the largest absolute eigenvalue of each
     block is found by a few iterations of the power method, with Hessian-vector products by forward differences of the
-    gradient. The method begins at the slope, along which the variables move.
+    gradient. The method begins at the slope, along which the variables move, and where that is zero, as at the first
+    visit, along the variables themselves.
 
     Args:
         gradient: `gradient(point)`, of the loss with respect to the variables, (s, ...).
@@ -41,7 +42,10 @@ def largest_curvature(gradient: Callable[[Tensor], Tensor], point: Tensor, slope
         >>> round(largest_curvature(lambda x: values * x, point, values * point).item(), 1)
         4.0
     """
-    direction, found = _unit(slope), torch.zeros(len(point), dtype=point.dtype, device=point.device)
+    direction, found = (
+        _unit(torch.where(_norms(slope) > 0, slope, point)),
+        torch.zeros(len(point), dtype=point.dtype, device=point.device),
+    )
     radius = RADIUS * _norms(point).clamp(min=RADIUS)
     for _ in range(NUM_ITERATIONS):
         product = (gradient(point + radius * direction) - slope) / radius

@@ -1,6 +1,8 @@
 """All stages in one process: against one joint objective by plain autograd, and against backpropagation."""
 
+import contextlib
 import copy
+import warnings
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from mlotool.data.augmented_copies import AugmentedCopies
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import SABA, Identity, Implicit, Unrolled
 from mlotool.layerparallel import Auxiliary
+from mlotool.layerparallel.auxiliary.table import Table
 from mlotool.models import ResNet
 from mlotool.program import Schedule, Stream
 from mlotool.runner.distributed import distribute
@@ -495,9 +498,99 @@ def test_without_a_hypergradient_it_is_by_finite_differences() -> None:
 )
 def test_stored_variables_between_stages_take_smaller_steps(stages: int, variables: str, rate: float) -> None:
     settings = Auxiliary(stages, variables=variables).settings
-    assert settings.step_size(2.0, 0.5) == pytest.approx(rate / (2.0 * 0.5 * 2.0))
+    assert [settings.rate(each) for each in range(1, stages)] == [rate] * (stages - 1)
+    assert settings.step_size(2.0, 0.5) == 1 / (2.0 * 2.0 * 0.5)
     given = Auxiliary(stages, variables=variables, lambda_rate=0.3).settings
-    assert given.step_size(2.0, 0.5) == pytest.approx(0.3 / (2.0 * 0.5 * 2.0))
+    assert given.rate(stages - 1) == 0.3
+
+
+def test_each_interface_may_have_its_own_penalty_and_rate() -> None:
+    """Against the step by hand: linear stages, of which the middle one has penalties on both sides."""
+    parallel = Auxiliary(stages=3, cut=["1", "2"], beta=[2.0, 5.0], lambda_rate=[0.2, 0.5], reduction="sum")
+    net = nn.Sequential(*[nn.Linear(3, 3, bias=False) for _ in range(2)], nn.Linear(3, 2, bias=False)).double()
+    program = alone(parallel, net, stream=Stream(Rows(4), 4, shuffle=False), optimizer=partial(torch.optim.SGD, lr=0.0))
+    schedule, rows = Schedule(program), Rows(4)
+    schedule.tick()
+    # The first visit begins at the serial states.
+    one = rows.input @ net[0].weight.T
+    two = (one @ net[1].weight.T).requires_grad_()
+    onward = torch.autograd.grad((two @ net[2].weight.T - rows.target).square().sum(1).mean(), two)[0]
+    moved = two - 0.5 / (2 * 5.0) * onward
+    schedule.tick()
+    stages = parallel.state_dict()["stages"]
+    again = moved.detach().requires_grad_()
+    onward = torch.autograd.grad((again @ net[2].weight.T - rows.target).square().sum(1).mean(), again)[0]
+    expected_two = moved - 0.5 / (2 * 5.0) * (2 * 5.0 * (moved - two) + onward)
+    back = 2 * 5.0 * (two - moved) @ net[1].weight
+    expected_one = one - 0.2 / (2 * 2.0) * back
+    for number, expected in ((1, expected_one), (2, expected_two)):
+        torch.testing.assert_close(_stored(stages[str(number)], 4), expected.detach())
+    assert {"beta_1": 2.0, "beta_2": 5.0}.items() <= parallel.statistics().items()
+
+
+def _stored(stage: dict[str, Any], size: int) -> Tensor:
+    """Return the variables of all samples in order, from a stage's state."""
+    table = Table(None)
+    table.load_state_dict(stage["variables"])
+    return table.get(torch.arange(size), torch.empty(size, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("num_steps", [2, 60])
+def test_several_steps_a_visit(num_steps: int) -> None:
+    """They descend what is minimised: with many, lambda is its stationary point for the parameters at hand."""
+    rate = 0.4
+    parallel = Auxiliary(stages=2, cut=["1"], beta=3.0, lambda_rate=rate, lambda_steps=num_steps, reduction="sum")
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).double()
+    program = alone(parallel, net, stream=Stream(Rows(4), 4, shuffle=False), optimizer=partial(torch.optim.SGD, lr=0.0))
+    Schedule(program).tick()
+    rows = Rows(4)
+    state = net[0](rows.input).detach()
+    point = state.clone()
+    for _ in range(num_steps):
+        leaf = point.requires_grad_()
+        value = 3.0 * (leaf - state).square().sum() + (net[1](leaf) - rows.target).square().sum(1).mean()
+        point = point.detach() - rate / 6.0 * torch.autograd.grad(value, leaf)[0]
+    torch.testing.assert_close(_stored(parallel.state_dict()["stages"]["1"], 4), point)
+    if num_steps == 60:
+        leaf = point.requires_grad_()
+        value = 3.0 * (leaf - state).square().sum() + (net[1](leaf) - rows.target).square().sum(1).mean()
+        assert torch.autograd.grad(value, leaf)[0].abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["lagrangian", "auxnet", "recursive"])
+def test_several_steps_with_noise_multipliers_and_networks_go_on_bit_by_bit(kind: str) -> None:
+    settings = {"noise": 0.1, **KINDS[kind], "lambda_steps": 3, "lambda_lr": None, "lambda_rate": "auto"}
+    whole, first, second = (alone(auxiliary(**settings), stack(norm=True)) for _ in range(3))
+    follow(whole, 6)
+    follow(first, 3)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    follow(second, 3)
+    assert_identical(whole.problems["net"].module.state_dict(), second.problems["net"].module.state_dict())
+    seen = [each.problems["net"].parallel.statistics()["curvature_1"] for each in (whole, second)]
+    assert seen[0] == seen[1] > 0
+
+
+def test_a_rate_that_follows_the_curvature_is_stable_where_whole_steps_are_not() -> None:
+    """A middle stage of Jacobian 4: the step of lambda is stable below 2 / (1 + 16)."""
+    found = {}
+    for rate in (1.0, "auto"):
+        net = nn.Sequential(*[nn.Linear(3, 3, bias=False) for _ in range(3)]).double()
+        with torch.no_grad():
+            for layer, size in zip(net, (1.0, 4.0, 1.0), strict=True):
+                layer.weight.copy_(size * torch.eye(3))
+        parallel = Auxiliary(stages=3, cut=["1", "2"], beta=1.0, lambda_rate=[rate, 0.1], reduction="sum")
+        settings: dict[str, Any] = {"loss": small_sum, "optimizer": partial(torch.optim.SGD, lr=0.0)}
+        program = alone(parallel, net, stream=Stream(Rows(4), 4, shuffle=False), **settings)
+        with contextlib.suppress(RunError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            follow(program, 60)
+        found[rate] = parallel.statistics()
+    assert found["auto"]["curvature_1"] == pytest.approx(16.0, rel=1e-6)
+    assert found["auto"]["violation_1"] < 10.0 < 1e6 < found[1.0]["violation_1"]
+
+
+def small_sum(batch: Any, *, model: Any) -> Tensor:
+    return model(batch["input"]).sum()
 
 
 def test_a_diverging_penalty_says_what_to_lower() -> None:
