@@ -586,7 +586,7 @@ def test_a_rate_that_follows_the_curvature_is_stable_where_whole_steps_are_not()
             follow(program, 60)
         found[rate] = parallel.statistics()
     assert found["auto"]["curvature_1"] == pytest.approx(16.0, rel=1e-6)
-    assert found["auto"]["violation_1"] < 10.0 < 1e6 < found[1.0]["violation_1"]
+    assert found["auto"]["violation_1"] < 10.0 < 1e4 < found[1.0]["violation_1"]
 
 
 def small_sum(batch: Any, *, model: Any) -> Tensor:
