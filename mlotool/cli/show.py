@@ -8,16 +8,18 @@ from typing import Any
 
 from mlotool.cli.arguments import recipe_parser
 from mlotool.cli.request import Request
+from mlotool.cli.show_parallel import parallel_problems
 from mlotool.core.escape import escape
 
 DESCRIPTION = """What a recipe sets, with the recipes that it inherits, the options that it chooses and the overrides:
 YAML with resolved references, and behind it the graph as mermaid text, in comments. No target is called, but with
---nodes, which builds a problem's module as a run does.
+--nodes, which builds a problem's module as a run does, and --parallel, which takes a few ticks of it.
 
   mlotool show mwn hypergradient=cg
   mlotool show mwn --all                        every key, defaults included: the config of a run
   mlotool show mwn --graph                      the mermaid text alone
   mlotool show mwn --nodes classifier           the nodes of a problem's model, its decisions, the size of its space
+  mlotool show layerparallel_resnet --parallel  the balance of its stages, and how much faster they are at most
 """
 _WIDTH = 100
 
@@ -28,6 +30,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help="every key, defaults included")
     parser.add_argument("--graph", action="store_true", help="print the graph alone")
     parser.add_argument("--nodes", metavar="PROBLEM", help="the nodes and decisions of a problem's model; builds it")
+    parser.add_argument("--parallel", action="store_true", help="what layer-parallel training promises; takes ticks")
     arguments = parser.parse(words)
     from mlotool.cli.recipes import compose_request
     from mlotool.config.resolve import limit_expansion
@@ -38,6 +41,11 @@ def main(words: Sequence[str]) -> int:
         from mlotool.cli.show_nodes import show_nodes
 
         show_nodes(config, arguments.nodes, arguments.words)
+        return 0
+    if arguments.parallel:
+        from mlotool.cli.show_parallel import show_parallel
+
+        show_parallel(config)
         return 0
     graph = mermaid(config)
     if arguments.graph:
@@ -53,8 +61,14 @@ def main(words: Sequence[str]) -> int:
         else:
             text = summary(request, OmegaConf.to_container(config, resolve=True), arguments.words)
     print(escape(text))
+    if parallel_problems(OmegaConf.to_container(config.problems, resolve=False)):
+        print(f"# how fast layer-parallel training is to be expected to be: {shlex.join(_show(words, '--parallel'))}")
     print("# graph:\n" + "\n".join(f"#   {line}" for line in graph.splitlines()))
     return 0
+
+
+def _show(words: Sequence[str], option: str) -> list[str]:
+    return ["mlotool", "show", *(word for word in words if word != "--all"), option]
 
 
 def summary(request: Request, config: Any, words: Sequence[str]) -> str:
@@ -65,8 +79,7 @@ def summary(request: Request, config: Any, words: Sequence[str]) -> str:
 
     hydra_words = request.hydra_words()
     folders: list[Path] = [] if request.file is None else [request.file.parent]
-    command = shlex.join(["mlotool", "show", *words, "--all"])
-    lines = [f"# What the recipe sets; for the defaults too: {' '.join(command.split())}"]
+    lines = [f"# What the recipe sets; for the defaults too: {' '.join(shlex.join(_show(words, '--all')).split())}"]
     for label, names in (
         ("inherits", inherited_recipes(hydra_words, folders)),
         ("options", chosen_options(hydra_words, folders)),

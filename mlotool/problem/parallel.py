@@ -132,6 +132,10 @@ class AbstractParallel(ABC):
         """Return what ran when on which rank, to be drawn; None where nothing was recorded; called by all ranks."""
         return None
 
+    def forecast(self) -> Sequence[str]:
+        """Return what speed is to be expected, in sentences, after some training steps."""
+        return ()
+
     @property
     def differs_by_rank(self) -> bool:
         """Whether each rank has a state of its own, which a checkpoint then keeps by rank."""

@@ -14,6 +14,7 @@ from mlotool.core.loss_output import LossOutput
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
 from mlotool.layerparallel.auxiliary.equations import Beta
+from mlotool.layerparallel.auxiliary.forecast import forecast
 from mlotool.layerparallel.auxiliary.run import StageRun
 from mlotool.layerparallel.auxiliary.settings import Settings, lambda_rates, of_interfaces
 from mlotool.layerparallel.auxiliary.timeline import Timeline
@@ -242,6 +243,10 @@ class Auxiliary(AbstractParallel):
     def timeline(self) -> dict[str, Any] | None:
         """Return the recorded spans of all stages, and the last violations."""
         return self._run.timeline()
+
+    def forecast(self) -> Sequence[str]:
+        """Return how well the stages are balanced, and the speed-up of equation 27, after recorded steps."""
+        return forecast(self._run.cut, self.timeline())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the variables, multipliers, networks, and counters."""

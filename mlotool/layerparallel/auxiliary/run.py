@@ -82,6 +82,11 @@ class StageRun:
         self._report: Report | None = None
         self._is_moved = self._is_optimizer_moved = False
 
+    @property
+    def cut(self) -> Sequence[str]:
+        """Names of the layers that begin the stages 1 .. K-1; empty before the first step."""
+        return () if self._team is None else self._team.cut
+
     def seed(self, seed: int) -> None:
         """Take the seed of the noise on auxiliary variables, the first time, unless a checkpoint has one."""
         if self._seed is None:

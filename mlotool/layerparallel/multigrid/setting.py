@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Identity, Implicit
+from mlotool.layerparallel.multigrid.cost import critical_path
+from mlotool.layerparallel.multigrid.grids import make_grids
 from mlotool.layerparallel.multigrid.layers import Layers, WholeLayers
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
 from mlotool.layerparallel.multigrid.settings import MultigridSettings
@@ -83,6 +85,30 @@ class Multigrid(MultigridSettings, AbstractParallel):
             return self.solvers[""](*args, **kwargs)
         with _replaced(self.module, self.solvers):
             return self.module(*args, **kwargs)
+
+    def forecast(self) -> list[str]:
+        """Return the critical path of a training step beside that of a serial one, in sentences."""
+        found = []
+        for path, solver in self.solvers.items():
+            methods = (solver.method, solver.backward_method)
+            num_layers = solver.num_layers
+            [workers, *_] = {make_grids(num_layers, each.coarsening, each.levels)[0].num_chunks for each in methods}
+            one, all_chunks = (
+                [
+                    critical_path(
+                        num_layers, each.coarsening, each.levels, each.relaxation, each.cycles, count, cycle=each.cycle
+                    ).critical
+                    for each in methods
+                ]
+                for count in (1, workers)
+            )
+            found.append(
+                f"{path or 'the module'} has {num_layers} layers: forward and backward, a serial step evaluates "
+                f"{2 * num_layers} of them one after the other, multigrid {sum(one)} on one worker and "
+                f"{sum(all_chunks)} on {workers}, which is at most {2 * num_layers / sum(all_chunks):.2f} times as "
+                "fast, where sending is free."
+            )
+        return found
 
     def statistics(self) -> dict[str, float]:
         """Return the residuals after each cycle of the last step, and what the guard has seen."""
