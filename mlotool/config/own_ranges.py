@@ -67,7 +67,7 @@ _HYPERGRADIENT = {
 }
 _LAYERPARALLEL = {
     **dict.fromkeys(("stages", "levels", "copies"), LAYERS),
-    "distillation_steps": ROUNDS,
+    **dict.fromkeys(("distillation_steps", "lambda_steps"), ROUNDS),
     **dict.fromkeys(("cycles", "backward_cycles", "guard_max_cycles"), Range(most=1_000_000, whole=True)),
     "guard_every": WHOLE,
     **dict.fromkeys(("record", "recalibrate", "auxnet_blocks"), WHOLE),

@@ -65,8 +65,8 @@ class Auxiliary(AbstractParallel):
         lambda_rate: eta as a multiple of 1 / (2 c beta), the step that solves the stationarity of lambda (eq. 17) for
             the slope at hand; or a list of K-1, one for each interface. `auto` is 1 / (1 + curvature), which is stable:
             the curvature of the stage's own loss, relative to the penalty's, is measured every 20 steps. With a penalty
-            behind the stage it is the largest eigenvalue of J^T J, of the stage's Jacobian J. None is 1, and 0.1 for
-            stored variables of more than two stages, which overshoot by whole steps.
+            behind the stage it is the largest eigenvalue of J^T J, of the stage's Jacobian J. None is 1, and 0.5 for
+            stored variables with a penalty behind their stage too, which overshoot by whole steps.
         lambda_steps: steps of lambda at each visit; each after the first takes a pass of the stage more.
         lambda_lr: eta itself, in place of `lambda_rate`.
         multiplier_rule: `exact`, 2 beta, or `paper`, eta / (2 beta) as it is printed, which is the inverse.

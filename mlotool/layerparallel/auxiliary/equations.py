@@ -1,11 +1,13 @@
 """What binds neighbouring stages: penalties, multipliers and their steps, as pure functions of tensors."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import is_number
 from mlotool.core.errors import ConfigError
 
 # s: samples of a batch, ...: the shape of a state
@@ -52,7 +54,7 @@ class Beta:
                 f"Correct {key}."
             )
         numbers = [*value.values()] if isinstance(value, Mapping) else [value]
-        if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in numbers):
+        if not all(is_number(each) and not math.isnan(each) for each in numbers):
             raise ConfigError(f"{key}: found {value!r}; expected numbers. Correct {key}.")
         found = Beta(**value) if isinstance(value, Mapping) else Beta(value)  # type: ignore[arg-type]
         if not (found.start > 0 and found.factor > 0 and found.every >= 1 and found.maximum > 0):

@@ -448,6 +448,23 @@ def never(batch: Any, *, model: Any) -> Tensor:
         ({"beta": "5"}, r"parallel\.beta: found .5."),
         ({"stages": True}, r"parallel\.stages: found True"),
         ({"lambda_lr": 0.0}, r"parallel\.lambda_lr: found 0\.0"),
+        ({"lambda_lr": float("inf")}, r"parallel\.lambda_lr: found inf"),
+        ({"auxnet_lr": float("nan")}, r"parallel\.auxnet_lr: found nan"),
+        (
+            {"lambda_rate": "fast"},
+            r"parallel\.lambda_rate: found 'fast'; expected a number above 0, auto, null, or a list",
+        ),
+        (
+            {"lambda_rate": [1.0]},
+            r"parallel\.lambda_rate: found 1 values; expected 2, one for each interface of 3 stages",
+        ),
+        ({"lambda_rate": [1.0, -1.0]}, r"parallel\.lambda_rate: found -1\.0"),
+        ({"lambda_rate": float("nan")}, r"parallel\.lambda_rate: found nan"),
+        ({"lambda_steps": 0}, r"parallel\.lambda_steps: found 0; expected a whole number of at least 1"),
+        ({"lambda_steps": True}, r"parallel\.lambda_steps: found True"),
+        ({"beta": [1.0, 2.0, 3.0]}, r"parallel\.beta: found 3 values; expected 2"),
+        ({"beta": float("nan")}, r"parallel\.beta: found nan"),
+        ({"cut": "layer3"}, r"parallel\.cut: found 'layer3'; expected names of layers, measured or null"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
@@ -494,11 +511,12 @@ def test_without_a_hypergradient_it_is_by_finite_differences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "variables", "rate"), [(2, "stored", 1.0), (3, "stored", 0.1), (3, "auxnet", 1.0), (3, "recursive", 1.0)]
+    ("stages", "variables", "rates"),
+    [(2, "stored", [1.0]), (4, "stored", [0.5, 0.5, 1.0]), (3, "auxnet", [1.0, 1.0]), (3, "recursive", [1.0, 1.0])],
 )
-def test_stored_variables_between_stages_take_smaller_steps(stages: int, variables: str, rate: float) -> None:
+def test_variables_between_penalties_take_smaller_steps(stages: int, variables: str, rates: list[float]) -> None:
     settings = Auxiliary(stages, variables=variables).settings
-    assert [settings.rate(each) for each in range(1, stages)] == [rate] * (stages - 1)
+    assert [settings.rate(each) for each in range(1, stages)] == rates
     assert settings.step_size(2.0, 0.5) == 1 / (2.0 * 2.0 * 0.5)
     given = Auxiliary(stages, variables=variables, lambda_rate=0.3).settings
     assert given.rate(stages - 1) == 0.3
