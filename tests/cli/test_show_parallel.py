@@ -42,7 +42,7 @@ def test_plain_show_says_where_it_is(call: Call) -> None:
 
 def test_a_recipe_without_it_says_what_to_add(call: Call) -> None:
     code, _, err = call("show", "plain", "--parallel")
-    assert code == 1
+    assert code == 2
     assert "found no problem with a parallel setting" in err
     assert "+parallel@problems.classifier.parallel=penalty" in err
 
