@@ -1,10 +1,9 @@
 """`mlotool show RECIPE --parallel`: what speed layer-parallel training promises."""
 
 import re
+from collections.abc import Callable
 
 import pytest
-
-from collections.abc import Callable
 
 from tests.cli.conftest import Result
 
