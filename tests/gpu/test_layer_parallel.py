@@ -11,7 +11,8 @@ from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual, Sta
 from tests.gpu.placed import CPU, follow, on_the_cpu, parameters, placed, relative_error
 from tests.layerparallel.auxiliary.small import alone, auxiliary, reweighted, stack
 
-pytestmark = pytest.mark.gpu
+# Stages of a few numbers each cannot be balanced.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.* times their mean:UserWarning")]
 
 NUM_LAYERS = 16
 KINDS: dict[str, dict[str, Any]] = {

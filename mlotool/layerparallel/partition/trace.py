@@ -17,7 +17,14 @@ LAYERS = "layers"
 
 
 class UntraceableError(Exception):
-    """A forward cannot be traced without the values of its inputs; says why."""
+    """A forward cannot be traced without the values of its inputs; says why.
+
+    Example:
+        >>> raise UntraceableError("it decides by the sum of its input")
+        Traceback (most recent call last):
+            ...
+        mlotool.layerparallel.partition.trace.UntraceableError: it decides by the sum of its input
+    """
 
 
 def traced(module: nn.Module, key: str, inputs: Inputs | None = None, inside: Sequence[str] | None = None) -> fx.Graph:
