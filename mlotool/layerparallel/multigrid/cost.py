@@ -55,7 +55,8 @@ def critical_path(
 ) -> CriticalPath:
     """Count the layer evaluations of `mgrit`, or of `mgrit_adjoint`, with so many workers.
 
-    A worker owns whole chunks, so a sweep over K chunks of c layers takes `c ceil(K / workers)` one after the other.
+    A worker owns whole chunks, so a sweep over K chunks of c layers takes `c ceil(K / workers)` one after the other; the
+    layers behind the last C-point go to a worker that has least.
     On level l of N_l layers a cycle takes, in this order: the coarse operator at the injected states (N_l, all at once;
     not on the finest level), a sweep (N_l; two with FCF), and F-relaxation (`N_l (1 - 1/c)`; on the finest level it
     belongs to the sweep that begins the next cycle and gives the residual). The coarsest grid is solved in N_L steps,
@@ -85,9 +86,11 @@ def critical_path(
     for key, value, least in (("cycles", cycles, 0), ("workers", workers, 1)):
         if not isinstance(value, int) or value < least:
             raise ConfigError(f"{key}: found {value!r}; expected a whole number of at least {least}. Correct {key}.")
-    start = _chunks(grids[0], workers, 1.0)
+    if len(grids) == 1:
+        return CriticalPath(num_layers, num_layers, num_layers, (0,), (0,), 0.0, num_layers)
     critical = tuple(_of_cycle(grids, relaxation, cycle, workers))
     total = tuple(_of_cycle(grids, relaxation, cycle, 1))
+    start = _chunks(grids[0], workers, 1.0)
     return CriticalPath(
         start + cycles * sum(critical),
         num_layers + cycles * sum(total),
@@ -118,7 +121,10 @@ def _of_cycle(grids: Sequence[Grid], relaxation: str, cycle: str, workers: int) 
 def _chunks(grid: Grid, workers: int, part: float) -> int:
     """Return the evaluations of a worker that visits such a part of each of its chunks."""
     assert grid.coarsening is not None
-    return round(ceil(grid.num_chunks / workers) * grid.coarsening * part)
+    whole, rest = divmod(grid.num_chunks, workers)
+    # Of a chunk without its last layer the C-relaxation is left out; the last chunk has none if it is short.
+    in_chunks = round(grid.coarsening * part)
+    return (whole + 1) * in_chunks if rest else whole * in_chunks + grid.num_left
 
 
 def _textbook(grid: Grid, relaxation: str) -> float:

@@ -69,7 +69,7 @@ class AbstractExchange(ABC):
         Raises:
             ConfigError: the chunks cannot be divided equally.
         """
-        if grid.num_chunks % self.num_parts:
+        if self.num_parts > 1 and (grid.num_left or grid.num_chunks % self.num_parts):
             raise ConfigError(
                 f"num_layers: found {grid.num_layers} with coarsening={grid.coarsening} for {self.num_parts} ranks; "
                 f"expected the same number of chunks of {grid.coarsening} layers on each. Set num_layers to a multiple "

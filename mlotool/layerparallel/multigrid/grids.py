@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlotool.core.arguments import is_whole
 from mlotool.core.errors import ConfigError
 
 RELAXATIONS = ("F", "FCF")
@@ -13,15 +14,19 @@ CYCLES = ("V", "F")
 class Grid:
     """One level of the hierarchy of grids.
 
+    Its C-points are the multiples of c. Where c does not divide the number of layers, the last chunk has fewer layers
+    and no C-point at its end: its points are F-points.
+
     Args:
         num_layers: of this level; it has one point more.
         stride: layers of the finest grid between two of its points: layer n of this level has the parameters of layer
             `n stride` there, and the step `h stride`.
-        coarsening: layers of a chunk, from one C-point to the next; None on the coarsest grid, which has no chunks.
+        coarsening: c, layers of a chunk, from one C-point to the next; None on the coarsest grid, which has no chunks.
 
     Example:
-        >>> Grid(num_layers=16, stride=1, coarsening=4).num_chunks
-        4
+        >>> grid = Grid(num_layers=18, stride=1, coarsening=4)
+        >>> grid.num_chunks, grid.num_left
+        (4, 2)
     """
 
     num_layers: int
@@ -30,14 +35,20 @@ class Grid:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks that relaxation can visit at once."""
+        """Whole chunks, which relaxation can visit at once."""
         return 1 if self.coarsening is None else self.num_layers // self.coarsening
+
+    @property
+    def num_left(self) -> int:
+        """Layers behind the last C-point."""
+        return 0 if self.coarsening is None else self.num_layers % self.coarsening
 
 
 def make_grids(num_layers: int, coarsening: int | Sequence[int], levels: int | None) -> tuple[Grid, ...]:
     """Return the grids, finest first.
 
-    With one factor c, a level is added while c divides the last one's number of layers and leaves at least two.
+    A grid of N layers has a coarse one of N // c layers, with one factor c as long as these are at least two. Where
+    there are fewer at once, there is one grid, which is solved exactly, one layer after the other.
 
     Args:
         num_layers: of the finest grid.
@@ -45,32 +56,60 @@ def make_grids(num_layers: int, coarsening: int | Sequence[int], levels: int | N
         levels: at most so many, the finest included; None adds all.
 
     Raises:
-        ConfigError: a factor does not divide, or there would be fewer than two levels.
+        ConfigError: a setting is out of range, or one of several factors leaves fewer than two layers.
 
     Example:
-        >>> [grid.num_layers for grid in make_grids(64, coarsening=4, levels=None)]
-        [64, 16, 4]
+        >>> [grid.num_layers for grid in make_grids(67, coarsening=4, levels=None)]
+        [67, 16, 4]
     """
-    if not _is_whole(num_layers, 1):
+    if not is_whole(num_layers, 1):
         raise ConfigError(f"num_layers: found {num_layers!r}; expected a whole number of at least 1. Correct it.")
-    if levels is not None and not _is_whole(levels, 2):
+    check_coarsening(coarsening, levels)
+    if isinstance(coarsening, int):
+        factors = _uniform(num_layers, coarsening)
+    else:
+        factors = [*coarsening]
+        if levels is not None and len(factors) < levels - 1:
+            raise ConfigError(
+                f"coarsening: found {len(factors)} factors for levels={levels}; expected {levels - 1}, one from each "
+                "level to the next. Add factors, or leave levels out."
+            )
+    grids, stride, count = [], 1, num_layers
+    for factor in factors[: None if levels is None else levels - 1]:
+        if count // factor < 2:
+            raise ConfigError(
+                f"coarsening: found the factor {factor} for a grid of {count} layers; expected one that leaves at "
+                f"least 2 of them. {f'Choose at most {count // 2}' if count > 3 else 'Leave it out'}."
+            )
+        grids.append(Grid(count, stride, factor))
+        count, stride = count // factor, stride * factor
+    return (*grids, Grid(count, stride, None))
+
+
+def check_coarsening(coarsening: int | Sequence[int], levels: int | None) -> None:
+    """Refuse factors and numbers of levels that no grid can have.
+
+    Args:
+        coarsening: one factor for all levels, or one from each level to the next.
+        levels: at most so many; None for all.
+
+    Raises:
+        ConfigError: one of them is something else than whole numbers of at least 2.
+
+    Example:
+        >>> check_coarsening([4, 2], None)
+    """
+    factors = coarsening if isinstance(coarsening, Sequence) and not isinstance(coarsening, str) else [coarsening]
+    if not factors or not all(is_whole(each, 2) for each in factors):
+        raise ConfigError(
+            f"coarsening: found {coarsening!r}; expected a whole factor of at least 2, or a list of one for each level "
+            "but the last. Write coarsening=4."
+        )
+    if levels is not None and not is_whole(levels, 2):
         raise ConfigError(
             f"levels: found {levels!r}; expected a whole number of at least 2 (two grids), or null for as many as the "
             "coarsening allows. Correct levels."
         )
-    is_uniform = isinstance(coarsening, int)
-    factors = _uniform(num_layers, coarsening, levels) if isinstance(coarsening, int) else [*coarsening]
-    if levels is not None and not is_uniform and len(factors) < levels - 1:
-        raise ConfigError(
-            f"coarsening: found {len(factors)} factors for levels={levels}; expected {levels - 1}, one from each "
-            "level to the next. Add factors, or leave levels out."
-        )
-    grids, stride, count = [], 1, num_layers
-    for factor in factors[: None if levels is None else levels - 1]:
-        _check_factor(count, factor)
-        grids.append(Grid(count, stride, factor))
-        count, stride = count // factor, stride * factor
-    return (*grids, Grid(count, stride, None))
 
 
 def check_names(relaxation: str, cycle: str) -> None:
@@ -94,26 +133,9 @@ def check_names(relaxation: str, cycle: str) -> None:
             raise ConfigError(f"{key}: found {value!r}; expected one of {', '.join(known)}. Correct {key}.")
 
 
-def _uniform(num_layers: int, factor: int, levels: int | None) -> list[int]:
-    # The first level is not optional: that it does not fit is an error, which the caller raises.
-    factors, count = [factor], num_layers
-    while _is_whole(factor, 2) and (levels is None or len(factors) < levels - 1):
-        count //= factor
-        if count % factor or count // factor < 2:
-            break
+def _uniform(num_layers: int, factor: int) -> list[int]:
+    factors: list[int] = []
+    while num_layers // factor >= 2:
         factors.append(factor)
+        num_layers //= factor
     return factors
-
-
-def _check_factor(num_layers: int, factor: int) -> None:
-    if not _is_whole(factor, 2) or num_layers % factor or num_layers // factor < 2:
-        fits = [each for each in range(2, num_layers // 2 + 1) if num_layers % each == 0]
-        advice = f"one of {', '.join(map(str, fits[:8]))}" if fits else "more layers: none fits"
-        raise ConfigError(
-            f"coarsening: found {factor!r} for a grid of {num_layers} layers; expected a whole factor of at least 2 "
-            f"that divides the layers and leaves at least 2 of them. Choose {advice}."
-        )
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

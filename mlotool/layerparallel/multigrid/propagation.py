@@ -1,6 +1,7 @@
 """MGRIT for the states and the adjoints of a residual network, as functions."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Unpack
 
 from torch import Tensor
@@ -41,8 +42,9 @@ def mgrit(
     All points start at u0. One F-relaxation goes before the first cycle, and the residual after it is the first one of
     the history; the others are those at the END of each cycle. The norm is Frobenius', over all points and the whole
     batch: after F-relaxation the F-points contribute nothing, so that of the C-points is all of it. No level is
-    skipped on the first way down, and all levels relax alike. Levels are added while c divides the number of layers and
-    leaves at least two. After N/c cycles with F and N/(2c) with FCF the result is the serial one; F on two grids is
+    skipped on the first way down, and all levels relax alike. A grid of N layers has a coarse one of N // c, as long as
+    that is at least two; layers behind the last C-point belong to a last, shorter chunk, which ends in an F-point.
+    After N/c cycles with F and N/(2c) with FCF the result is the serial one; F on two grids is
     Parareal.
 
     Nothing is recorded for autograd: `MultigridResidual` is the module that has a backward.
@@ -64,7 +66,7 @@ def mgrit(
         The states (N + 1, b, ...), and the residuals: before the first cycle, then after each.
 
     Raises:
-        ConfigError: a setting is out of range, the coarsening does not divide, or a layer changes the shape.
+        ConfigError: a setting is out of range, chunks cannot be divided over the ranks, or a layer changes the shape.
 
     Cost: `critical_path` counts the layers. Memory: N + 1 states and those of the coarser grids, N/(c - 1).
 
@@ -163,7 +165,7 @@ def solve_states(
         The states (N/P + 1, b, ...), and the residuals' norms (cycles + 1,).
 
     Raises:
-        ConfigError: the coarsening does not divide, or `initial` has another shape.
+        ConfigError: chunks cannot be divided over the ranks, or `initial` has another shape.
 
     Example:
         >>> import torch
@@ -208,7 +210,7 @@ def solve_adjoints(
         The adjoints (N/P + 1, b, ...), and the residuals' norms (cycles + 1,).
 
     Raises:
-        ConfigError: the coarsening does not divide, or `states` or `initial` has another shape.
+        ConfigError: chunks cannot be divided over the ranks, or `states` or `initial` has another shape.
 
     Example:
         >>> import torch
@@ -226,7 +228,7 @@ def solve_adjoints(
         )
     origin = exchange.origin(cotangent)
     own, coarse = _linearisation(states, num_layers, method, exchange)
-    fine_advance, coarse_advance = (transposed(Linearised(evaluate, at), h) for at in (own, coarse))
+    fine_advance, coarse_advance = (transposed(Linearised(evaluate, at), h, num_layers) for at in (own, coarse))
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         return (fine_advance if grid.stride == 1 else coarse_advance)(grid, values, points)
@@ -237,28 +239,30 @@ def solve_adjoints(
     )
 
 
-def transposed(jacobians: Linearised, step_size: float) -> Advance:
+def transposed(jacobians: Linearised, step_size: float, num_layers: int) -> Advance:
     """Return what advances adjoints in `solve`: products with the transposed Jacobians of the layers.
 
-    Adjoints are solved as a mirrored recursion: point m of a grid of M layers is followed through layer M - m - 1.
+    Adjoints are solved as a mirrored recursion: point m of a grid of stride s is that of layer `N - m s`, and is
+    followed through layer `N - (m + 1) s`.
 
     Args:
         jacobians: of the layers, at the states.
         step_size: h, of the finest grid.
+        num_layers: N, of the finest grid.
 
     Example:
         >>> import torch
         >>> states = torch.ones(3, 1, 1)
         >>> jacobians = Linearised(batched(lambda u, n, h: u + h * u**2), lambda layers: states_at(states, layers))
-        >>> advance = transposed(jacobians, step_size=0.5)
+        >>> advance = transposed(jacobians, step_size=0.5, num_layers=2)
         >>> advance(Grid(num_layers=2, stride=1, coarsening=None), torch.ones(1, 1, 1), range(1))
         tensor([[[2.]]])
     """
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
-        last = grid.num_layers - 1 - points[-1]
-        layers = layers_of(grid, range(last, grid.num_layers - points.start, points.step))
-        return jacobians.transposed(values, layers, step_size * grid.stride)
+        stride = grid.stride
+        first, last = (num_layers - (point + 1) * stride for point in (points[-1], points[0]))
+        return jacobians.transposed(values, range(first, last + 1, points.step * stride), step_size * stride)
 
     return advance
 
@@ -303,6 +307,9 @@ def _linearisation(
     states: Tensor, num_layers: int, method: Method, exchange: AbstractExchange
 ) -> tuple[Callable[[range], Tensor], Callable[[range], Tensor]]:
     """Return the states of this process's layers, and those of the coarse grids' layers, all of which it needs."""
+    if exchange.num_parts == 1:
+        at = partial(states_at, states)
+        return at, at
     grid = make_grids(num_layers, method.coarsening, method.levels)[0]
     begin = num_layers - exchange.part_of(grid).stop
     coarse = exchange.gather(states[: -1 : grid.coarsening])

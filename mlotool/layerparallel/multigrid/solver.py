@@ -88,6 +88,9 @@ class _Solve:
     @torch.no_grad()
     def run(self, values: Tensor, source: Tensor | None, *, is_nested: bool) -> tuple[Tensor, Tensor]:
         """Iterate to the tolerance."""
+        if self.grids[0].coarsening is None:
+            self._substitute(0, values, source)
+            return values, torch.zeros(1, dtype=values.dtype, device=values.device)
         if is_nested:
             self._start_nested(values, source)
         else:
@@ -145,12 +148,13 @@ class _Solve:
             grid = self.grids[level]
             current = self.origin.expand(grid.num_layers + 1, *self.origin.shape).clone()
             if coarse is not None:
-                current[:: grid.coarsening] = coarse
-            self._solve(level, current, None if source is None else source[:: grid.stride], "V")
+                self._at(current, 0, self._factor(level), len(coarse)).copy_(coarse)
+            of_level = None if source is None else self._at(source, 0, grid.stride, grid.num_layers + 1)
+            self._solve(level, current, of_level, "V")
             coarse = current
         assert coarse is not None
         own = self._chunks(0)
-        values[:: self._factor(0)] = self._at(coarse, own.start, 1, len(own) + 1)
+        self._at(values, 0, self._factor(0), len(own) + 1).copy_(self._at(coarse, own.start, 1, len(own) + 1))
 
     def _sweep(self, level: int, values: Tensor, source: Tensor | None) -> Tensor:
         """F-relax, and return what the last layer of each chunk makes of it, source aside: C-points are left alone."""
@@ -158,18 +162,18 @@ class _Solve:
         return self._advanced(level, values, self._factor(level) - 1)
 
     def _relax(self, level: int, values: Tensor, source: Tensor | None) -> None:
-        factor, count = self._factor(level), len(self._chunks(level))
+        factor = self._factor(level)
         for offset in range(factor - 1):
             moved = self._advanced(level, values, offset)
             if source is not None:
-                moved = moved + self._at(source, offset + 1, factor, count)
-            self._at(values, offset + 1, factor, count).copy_(moved)
+                moved = moved + self._at(source, offset + 1, factor, len(moved))
+            self._at(values, offset + 1, factor, len(moved)).copy_(moved)
 
     def _advanced(self, level: int, values: Tensor, offset: int) -> Tensor:
-        """Advance the point of that offset in all chunks at once."""
-        factor, chunks = self._factor(level), self._chunks(level)
+        """Advance the point of that offset in all chunks at once, and behind the last C-point if there is one."""
+        factor = self._factor(level)
         points = self.points[level][offset::factor]
-        return self.advance(self.grids[level], self._at(values, offset, factor, len(chunks)), points)
+        return self.advance(self.grids[level], self._at(values, offset, factor, len(points)), points)
 
     def _substitute(self, level: int, values: Tensor, source: Tensor | None) -> None:
         for point in range(self.grids[level].num_layers):

@@ -91,7 +91,7 @@ class BatchSystem:
             theta: the layers' parameters.
             is_first: whether this is a first derivative, as every training step has one.
         """
-        advance = transposed(self._jacobians(states, theta), self.h)
+        advance = transposed(self._jacobians(states, theta), self.h, self.num_layers)
         initial = self.recall("adjoints", tuple(states.shape)) if is_first else None
         given = [each.detach() for each in (None if sources is None else sources[-1], last) if each is not None]
         origin = given[0] if len(given) == 1 else given[0] + given[1]
