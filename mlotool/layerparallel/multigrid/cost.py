@@ -55,8 +55,8 @@ def critical_path(
 ) -> CriticalPath:
     """Count the layer evaluations of `mgrit`, or of `mgrit_adjoint`, with so many workers.
 
-    A worker owns whole chunks, so a sweep over K chunks of c layers takes `c ceil(K / workers)` one after the other; the
-    layers behind the last C-point go to a worker that has least.
+    A worker owns whole chunks, so a sweep over K chunks of c layers takes `c ceil(K / workers)` one after the other;
+    the layers behind the last C-point go to a worker that has least.
     On level l of N_l layers a cycle takes, in this order: the coarse operator at the injected states (N_l, all at once;
     not on the finest level), a sweep (N_l; two with FCF), and F-relaxation (`N_l (1 - 1/c)`; on the finest level it
     belongs to the sweep that begins the next cycle and gives the residual). The coarsest grid is solved in N_L steps,

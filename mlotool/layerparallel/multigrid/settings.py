@@ -55,7 +55,7 @@ class MultigridSettings:
     """The settings that `Multigrid` and `MultigridResidual` share.
 
     Args:
-        coarsening: one factor c for all levels, or one from each level to the next; it divides the layers.
+        coarsening: one factor c for all levels, or one from each level to the next; the last chunk may be shorter.
         levels: at most so many, the finest included; None for all.
         relaxation: "F" or "FCF".
         cycles: of the forward solve (m1), at most.

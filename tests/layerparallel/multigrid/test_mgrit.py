@@ -165,9 +165,14 @@ def test_a_warm_start_goes_on() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"coarsening": 5}, "coarsening: found 5 for a grid of 64 layers"),
+        ({"coarsening": []}, "coarsening: found []; expected a whole factor of at least 2"),
+        ({"coarsening": 4.0}, "coarsening: found 4.0"),
+        ({"coarsening": True}, "coarsening: found True"),
         ({"coarsening": 1}, "coarsening: found 1"),
-        ({"coarsening": [4, 3]}, "coarsening: found 3 for a grid of 16 layers"),
+        (
+            {"coarsening": [4, 9]},
+            "coarsening: found the factor 9 for a grid of 16 layers; expected one that leaves at least 2",
+        ),
         ({"coarsening": [4], "levels": 3}, "coarsening: found 1 factors for levels=3"),
         ({"levels": 1}, "levels: found 1"),
         ({"relaxation": "CF"}, "relaxation: found 'CF'; expected one of F, FCF"),

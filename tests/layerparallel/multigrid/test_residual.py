@@ -280,7 +280,10 @@ class Wider(nn.Module):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MultigridResidual(dense, 6), "coarsening: found 4 for a grid of 6 layers"),
+        (
+            lambda: MultigridResidual(dense, 6, coarsening=[2, 2]),
+            "coarsening: found the factor 2 for a grid of 3 layers",
+        ),
         (lambda: MultigridResidual([dense()] * 15 + [Wider()])(torch.zeros(2, 3)), r"block 15 \(Wider\)"),
         (lambda: MultigridResidual(lambda: nn.Dropout(0.5), 8), r"blocks.0 of the multigrid part is Dropout"),
         (

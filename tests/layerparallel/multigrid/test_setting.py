@@ -161,7 +161,7 @@ def test_it_goes_on_bit_by_bit() -> None:
     [
         (nn.Linear(2, 1), {}, "problems.net.parallel.part: found nothing at 'residual' in Linear"),
         (network(), {"part": "closing"}, "problems.net.parallel.part: found Linear at 'closing'"),
-        (network(), {"coarsening": 3}, "problems.net.parallel: coarsening: found 3 for a grid of 16 layers"),
+        (network(), {"coarsening": 1}, "problems.net.parallel: coarsening: found 1; expected a whole factor"),
         (network(), {"levels": 1}, "problems.net.parallel: levels: found 1"),
         (network(), {"relaxation": "C"}, "problems.net.parallel: relaxation: found 'C'"),
         (network(nn.Sequential(*[nn.Dropout(0.1)] * 8)), {}, "problems.net.parallel: blocks.0 of the multigrid part"),
