@@ -28,6 +28,8 @@ LAGRANGIAN = ("variables=stored", "method=lagrangian", "beta=10", "lambda_rate=0
 AUXNET = ("variables=auxnet", "auxnet_optimizer=adam", "auxnet_lr=3e-3")
 STAGES = (1, 2, 3, 4)
 BETAS = (0.1, 1, 10, 100)
+RATES = ("[0.1,0.1]", "[0.5,0.5]", "[0.05,1]", "[0.3,1]", "[0.7,1]", "[1,1]", "auto")
+"""Of stored variables between three stages, beside the default."""
 # By data set: its options and the ticks of a run.
 DATA = {
     "digits": (240, ("data=digits",)),
@@ -73,6 +75,8 @@ def rows(stages: list[int]) -> list[tuple[str, bool, tuple[str, ...] | None]]:
             (f"stored, lagrangian, K={count}", False, (f"stages={count}", *LAGRANGIAN)),
         ]
     found.append(("auxnet of 3 blocks, augmented, K=2", True, ("stages=2", *AUXNET, "beta=1", "auxnet_blocks=3")))
+    for rate in RATES if 3 in stages else ():
+        found.append((f"stored, penalty, K=3, rate={rate}", False, ("stages=3", *PENALTY, f"lambda_rate={rate}")))
     others = (beta for beta in BETAS if beta != 10)
     return found + [(f"auxnet, augmented, K=2, beta={b}", True, ("stages=2", *AUXNET, f"beta={b}")) for b in others]
 

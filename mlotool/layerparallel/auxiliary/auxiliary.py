@@ -63,8 +63,9 @@ class Auxiliary(AbstractParallel):
             steeper: lower their learning rate with it.
         reduction: c is 1 over the number of elements (`mean`), or 1 (`sum`).
         lambda_rate: eta as a multiple of 1 / (2 c beta), the step that solves the stationarity of lambda (eq. 17) for
-            the slope at hand; or a list of K-1, one for each interface. `auto` is 1 / (1 + curvature), which is stable:
-            the curvature of the stage's own loss, relative to the penalty's, is measured every 20 steps. With a penalty
+            the slope at hand; or a list of K-1, one for each interface. `auto` is 1 / (1 + curvature), which is stable
+            while the curvature stays: that of the stage's own loss, relative to the penalty's, is estimated every 20
+            steps. With a penalty
             behind the stage it is the largest eigenvalue of J^T J, of the stage's Jacobian J. None is 1, and 0.5 for
             stored variables with a penalty behind their stage too, which overshoot by whole steps.
         lambda_steps: steps of lambda at each visit; each after the first takes a pass of the stage more.

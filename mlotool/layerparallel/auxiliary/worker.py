@@ -201,16 +201,16 @@ class Worker:
         return total
 
     def _safe_rate(self, step: StageStep, point: Tensor, onward: Tensor, gradient: Callable[[Tensor], Tensor]) -> float:
-        """Return `1 / (1 + curvature)`, half of the largest rate at which lambda_k's step is stable.
+        """Return `1 / (1 + curvature)`, half of the largest rate at which lambda_k's step is stable at that curvature.
 
         The penalty before the stage has the curvature 2 beta c; that of the stage's own loss is taken relative to it.
         With a penalty behind the stage it is the largest eigenvalue of J^T J, where J is the stage's Jacobian.
         """
         if step.number % EVERY == 0:
-            found = largest_curvature(gradient, point, onward) / (
-                2.0 * step.beta(self.number) * step.weight(self.number)
-            )
-            [largest] = self._transport.replicas.largest([float(found)])
+            bound = 2.0 * step.beta(self.number) * step.weight(self.number)
+            # A part of the batch without samples of its own has no weight, and says nothing.
+            found = float(largest_curvature(gradient, point, onward)) / bound if bound else 0.0
+            [largest] = self._transport.replicas.largest([found])
             self.curvature = max(largest, DECAY * self.curvature)
         return 1.0 / (1.0 + self.curvature)
 
