@@ -240,7 +240,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "no example": ({"example": None}, "partition.example: found None; expected a tensor, by which stages are balanced"),
     "an example of another shape": (
         {"example": torch.zeros(1, 9)},
-        "partition.example: found a tensor of shape (1, 9); expected an input that Sequential takes (addmm: mat1",
+        "partition.example: found a tensor of shape (1, 9); expected an input that Sequential takes (",
     ),
 }
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.layerparallel import BlockLayers, StackedLayers
 from mlotool.layerparallel.partition import Chain, partition
-from mlotool.layerparallel.partition.chain import bound, chain_for
+from mlotool.layerparallel.partition.chain import bound
 from mlotool.layerparallel.partition.choice import LARGEST_IMBALANCE, balanced_cut, imbalance
+from mlotool.layerparallel.partition.depth import chain_for
 from mlotool.models import Decoder, DenseResidualNetwork
 
 
@@ -186,3 +187,102 @@ def test_stages_balanced_by_time() -> None:
     assert balanced_cut(Chain(module), 2, "measured", inputs, "parallel") == ["5"]
     with pytest.warns(UserWarning, match=r"by the time of the first batch.*Set cut: \[5\].*or cut: measured"):
         assert balanced_cut(Chain(module), 2, None, inputs, "parallel") == ["3"]
+
+
+class Masked(nn.Module):
+    """Makes its mask for as many tokens as its embedding returns, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device, dtype=x.dtype)
+        return self.head(self.encoder(x, mask=mask, is_causal=True))
+
+
+class Rgb(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(-1, 3, -1, -1)
+
+
+NESTED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
+    "a mask by the size of an embedding": (Masked, torch.arange(24).view(2, 12) % 20, "encoder.layers.3"),
+    "a network in a Sequential": (
+        lambda: nn.Sequential(Rgb(), torchvision.models.resnet18(num_classes=4)),
+        drawn(4, 1, 64, 64),
+        "1.layer3.0",
+    ),
+    "an encoder in a Sequential": (
+        lambda: nn.Sequential(nn.Linear(4, 16), encoder(), nn.Linear(16, 2)),
+        drawn(2, 6, 4),
+        "1.layers.2",
+    ),
+    "a network in networks": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Sequential(Held(), nn.Linear(3, 3))),
+        drawn(2, 6, 8),
+        "1.0.encoder.layers.2",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*by the time of the first batch:UserWarning")
+@pytest.mark.parametrize("name", NESTED)
+def test_blocks_are_looked_into_where_stages_are_out_of_balance(name: str) -> None:
+    make, x, cut = NESTED[name]
+    torch.manual_seed(0)
+    module = make()
+    inputs = bound(module, (x,), {})
+    chain = chain_for(module, "parallel", inputs, None, num_stages=2)
+    assert balanced_cut(chain, 2, None, inputs, "parallel") == [cut]
+    assert imbalance(chain.costs_of([cut], inputs)) < LARGEST_IMBALANCE
+    # A checkpoint, and a user, name what was found.
+    for found in (chain, chain_for(module, "parallel", inputs, [cut])):
+        state: Tensor | None = None
+        torch.manual_seed(1)
+        for stage in found.stages([cut]):
+            state = stage(state, inputs)
+        torch.manual_seed(1)
+        assert state is not None and torch.equal(state, module(x))
+
+
+def test_a_size_that_is_told_by_the_inputs_follows_them() -> None:
+    module, tokens = Masked(), torch.arange(24).view(2, 12) % 20
+    stages = chain_for(module, "parallel", (tokens,), None, num_stages=2).stages(["encoder.layers.3"])
+    shorter = torch.arange(15).view(3, 5)
+    state: Tensor | None = None
+    for stage in stages:
+        state = stage(state, (shorter,))
+    assert state is not None and torch.equal(state, module(shorter))
+
+
+class Strided(nn.Module):
+    """Asks for a size that only by chance is one of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opening = nn.Conv1d(1, 4, 3)
+        self.blocks = nn.ModuleList(nn.Conv1d(4, 4, 1) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.opening(x)
+        scale = torch.linspace(0, 1, x.shape[2])
+        for block in self.blocks:
+            x = block(x) * scale
+        return x
+
+
+def test_a_size_that_no_input_has_is_a_constant_that_is_checked() -> None:
+    module = Strided()
+    chain = chain_for(module, "parallel", (drawn(2, 1, 12),), None, num_stages=2)
+    stages = chain.stages(["blocks.3"])
+    state = stages[0](None, (drawn(3, 1, 12),))
+    assert torch.equal(stages[1](state, (drawn(3, 1, 12),)), module(drawn(3, 1, 12)))
+    with pytest.raises(
+        RunError, match=r"asks for a size, type or device at .*, which is 7 for this batch; .* it is 10"
+    ):
+        stages[0](None, (drawn(2, 1, 9),))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.partition.chain import Chain, chain_for
+from mlotool.layerparallel.partition.chain import Chain
 from mlotool.layerparallel.partition.costs import OperationCounter
+from mlotool.layerparallel.partition.depth import chain_for
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS
 

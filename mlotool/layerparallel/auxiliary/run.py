@@ -19,8 +19,9 @@ from mlotool.layerparallel.auxiliary.step import BufferMoves, StageStep
 from mlotool.layerparallel.auxiliary.team import StagePlan, Team
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
-from mlotool.layerparallel.partition.chain import Chain, bound, chain_for
+from mlotool.layerparallel.partition.chain import Chain, bound
 from mlotool.layerparallel.partition.choice import MEASURED, Cut, balanced_cut, resolved
+from mlotool.layerparallel.partition.depth import chain_for, may_be_finer
 from mlotool.layerparallel.partition.stage import Inputs
 from mlotool.layerparallel.partition.trace import UntraceableError
 
@@ -106,7 +107,9 @@ class StageRun:
         self.key, self._module, self._cut = key, module, cut
         # What decides by values is cut at the first step.
         with suppress(UntraceableError):
-            resolved(Chain(module, key), self.settings.num_stages, cut)
+            chain = Chain(module, key)
+            if not may_be_finer(chain):
+                resolved(chain, self.settings.num_stages, cut)
         self._places = Places(module)
         self._divergence = Divergence(key, self.settings.betas)
 
@@ -275,7 +278,8 @@ class StageRun:
         if kept is not None and (cut is None or cut == MEASURED):
             # A run that goes on has the stages of its checkpoint.
             cut = kept
-        chain = chain_for(self._module, self.key, inputs, None if isinstance(cut, str) else cut)
+        names = None if isinstance(cut, str) else cut
+        chain = chain_for(self._module, self.key, inputs, names, self.settings.num_stages)
         cut = self.transport.agreed(lambda: balanced_cut(chain, self.settings.num_stages, cut, inputs, self.key))
         if kept is not None and kept != cut:
             raise ConfigError(

@@ -52,6 +52,7 @@ def critical_path(
     workers: int = 1,
     *,
     cycle: str = "V",
+    nested: bool = False,
 ) -> CriticalPath:
     """Count the layer evaluations of `mgrit`, or of `mgrit_adjoint`, with so many workers.
 
@@ -70,6 +71,8 @@ def critical_path(
         cycles: how many.
         workers: processes, or chunks that a device evaluates at once.
         cycle: "V" or "F".
+        nested: whether the start is made by nested iteration, one V-cycle on each grid between the coarsest and the
+            finest.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -90,10 +93,11 @@ def critical_path(
         return CriticalPath(num_layers, num_layers, num_layers, (0,), (0,), 0.0, num_layers)
     critical = tuple(_of_cycle(grids, relaxation, cycle, workers))
     total = tuple(_of_cycle(grids, relaxation, cycle, 1))
-    start = _chunks(grids[0], workers, 1.0)
+    start = _chunks(grids[0], workers, 1.0) + (_of_nested_start(grids, relaxation, workers) if nested else 0)
+    total_start = num_layers + (_of_nested_start(grids, relaxation, 1) if nested else 0)
     return CriticalPath(
         start + cycles * sum(critical),
-        num_layers + cycles * sum(total),
+        total_start + cycles * sum(total),
         start,
         critical,
         total,
@@ -116,6 +120,20 @@ def _of_cycle(grids: Sequence[Grid], relaxation: str, cycle: str, workers: int) 
             relaxed = _chunks(grid, workers, 1 - 1 / grid.coarsening)
             counts[-1] += visits * sweeps * _chunks(grid, workers, 1.0) + systems * relaxed
     return counts
+
+
+def _of_nested_start(grids: Sequence[Grid], relaxation: str, workers: int) -> int:
+    """Return the evaluations of one V-cycle on each grid but the finest, and of the coarsest one's solution."""
+
+    def of_solve(level: int) -> int:
+        grid = grids[level]
+        if grid.coarsening is None:
+            return grid.num_layers
+        sweeps = len(relaxation) // 2 + 1
+        own = sweeps * _chunks(grid, workers, 1.0) + _chunks(grid, workers, 1 - 1 / grid.coarsening)
+        return own + ceil(grids[level + 1].num_layers / workers) + of_solve(level + 1)
+
+    return sum(of_solve(level) for level in range(1, len(grids)))
 
 
 def _chunks(grid: Grid, workers: int, part: float) -> int:

@@ -9,7 +9,7 @@ With `A` the linearised system `(A v)^0 = v^0`, `(A v)^{n+1} = v^{n+1} - Phi_n' 
 so that derivatives of any order are multigrid solves. They are exact where the solves have converged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -47,8 +47,13 @@ class _System(Protocol):
     def solve_tangents(self, states: Tensor, sources: Tensor, theta: Sequence[Tensor]) -> Tensor:
         """Return `A^-1 g`."""
 
-    def inspect(self, states: Tensor, last: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
-        """See the gradient before it is handed on; return it, or a better one."""
+    def inspect(
+        self, gradient: Gradient, last: Tensor, again: "Callable[[_System], tuple[Gradient, Tensor]]"
+    ) -> Gradient:
+        """See the gradient before it is handed on; return it, or a better one.
+
+        `again` finds the gradient and the last state by another system.
+        """
 
 
 class States(torch.autograd.Function):
@@ -92,10 +97,19 @@ class States(torch.autograd.Function):
         sources, last = cotangents
         if sources is None and last is None:
             return None, None, *(None for _ in theta)
-        adjoints: Tensor = _Adjoints.apply(system, True, states, sources, last, *theta)
-        gradient = [adjoints[0], *_weight_gradient(system, states, adjoints, theta, ctx.needs_input_grad[2:])]
-        if sources is None and last is not None:
-            gradient = system.inspect(states, last, theta, gradient)
+
+        def gradient_at(system: _System, states: Tensor) -> Gradient:
+            adjoints: Tensor = _Adjoints.apply(system, True, states, sources, last, *theta)
+            return [adjoints[0], *_weight_gradient(system, states, adjoints, theta, ctx.needs_input_grad[2:])]
+
+        def again(other: _System) -> tuple[Gradient, Tensor]:
+            found = other.solve_states(states[0], theta)
+            return gradient_at(other, found), found[-1]
+
+        gradient = gradient_at(system, states)
+        # A gradient that will be differentiated again stays what its graph says.
+        if not torch.is_grad_enabled():
+            gradient = system.inspect(gradient, states[-1], again)
         return None, *gradient
 
 

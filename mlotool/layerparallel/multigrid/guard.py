@@ -1,14 +1,127 @@
-"""Watches how far the multigrid gradient is from the serial one."""
+"""Watches how far the multigrid gradient is from the serial one, and acts on it."""
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import is_number, is_whole
 from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.multigrid.settings import Method
+
+Methods = tuple[Method, Method]
+"""Of the forward and of the backward solve."""
+Norm = Callable[[Tensor], Tensor]
+"""The Euclidean norm () over all ranks that share the layers, from that of one's own entries."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What one forward and backward solve have found.
+
+    Args:
+        gradient: with respect to u0 and each parameter; None where it is not needed.
+        state: the last one (b, ...).
+
+    Example:
+        >>> exact, found = (Solved([torch.tensor([1.0, y])], torch.ones(1, 3)) for y in (0.0, 0.02))
+        >>> round(found.bias(exact), 4)
+        0.02
+    """
+
+    gradient: Sequence[Tensor | None]
+    state: Tensor
+
+    def bias(self, exact: "Solved", norm: Norm = lambda own: own) -> float:
+        """Return the larger of the relative errors of the gradient and of the last state.
+
+        What the loss makes of an inexact last state is not in the gradient, so that state's error counts as well.
+
+        Args:
+            exact: what serial passes find.
+            norm: over all ranks, of the gradient.
+        """
+        mine, theirs = self.vector(), exact.vector()
+        pairs = ((mine, theirs), (self.state.double(), exact.state.double()))
+        # All ranks have the last state; that its sizes are added up as well makes them find the same bits.
+        return max(_relative(norm(_size(one - other)), norm(_size(other))) for one, other in pairs)
+
+    def vector(self) -> Tensor:
+        """Return the gradient as one vector."""
+        return torch.cat([each.flatten().double() for each in self.gradient if each is not None])
+
+
+Measure = Callable[[Methods | None], Solved]
+"""Solves the batch at hand with other methods; None is a serial pass."""
+
+
+class AbstractGuard(ABC):
+    """Compares every so many gradients with the serial one.
+
+    Attributes:
+        every: training steps from one comparison to the next; 0 never compares.
+        left: until the next one.
+        bias: of the last comparison; None before the first.
+    """
+
+    every: int
+    left: int
+    bias: float | None
+    _is_due = False
+
+    @property
+    @abstractmethod
+    def is_serial(self) -> bool:
+        """Whether layers run one after the other until something else is decided."""
+
+    @property
+    @abstractmethod
+    def looks_again(self) -> bool:
+        """Whether steps are compared while the layers run serially."""
+
+    @abstractmethod
+    def methods(self, forward: Method, backward: Method) -> Methods | None:
+        """Return how the layers are solved, in place of these settings; None is one after the other."""
+
+    @abstractmethod
+    def compare(self, found: Solved, measure: Measure, norm: Norm) -> Solved:
+        """Measure the bias and act on it; return the serial gradient.
+
+        Args:
+            found: by the methods of this step.
+            measure: solves the batch again, with other methods.
+            norm: over all ranks that share the layers.
+        """
+
+    @abstractmethod
+    def statistics(self) -> dict[str, float]:
+        """Return the last comparison and what it led to."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` has returned."""
+
+    def begin(self) -> bool:
+        """Count one more training step; return whether its forward is a plain pass through the layers."""
+        self._is_due = False
+        if self.every and (self.looks_again or not self.is_serial):
+            self.left -= 1
+            self._is_due = self.left <= 0
+        return self.is_serial and not self._is_due
+
+    def take_due(self) -> bool:
+        """Return whether the gradient of this step is to be compared, to the first who asks."""
+        is_due, self._is_due = self._is_due, False
+        return is_due
+
 
 # Which of them warned is the user's to see once; every later one is in the statistics.
 _ADDS = (
@@ -23,17 +136,16 @@ _GIVES_UP = (
 
 
 @dataclass
-class Guard:
-    """Compares every so many gradients with the serial one; adds cycles, and goes serial where that does not help.
+class Guard(AbstractGuard):
+    """Adds cycles where the multigrid gradient is too far from the serial one, and goes serial where that is no help.
 
     Near a minimum the gradient is a small difference of large parts, and inexact cycles give it a bias that no step
-    size removes. The bias is `norm(g - g_serial) / norm(g_serial)` over u0 and all parameters of the layers, where
-    g_serial is plain backpropagation's. What the loss makes of an inexact last state is not in it, so that state's
-    relative error counts as well: the larger of the two is compared. A gradient that was compared is handed on as
+    size removes. The bias is `norm(g - g_serial) / norm(g_serial)` over u0 and all parameters of the layers, or the
+    relative error of the last state where that is larger (`Solved.bias`). A gradient that was compared is handed on as
     the serial one. After a bad one the next is compared too, so that cycles are added quickly.
 
     Args:
-        every: gradients from one comparison to the next; 0 never compares.
+        every: training steps from one comparison to the next; 0 never compares.
         threshold: largest relative bias.
         max_cycles: to add.
 
@@ -41,16 +153,16 @@ class Guard:
         bias: of the last comparison; None before the first.
         cosine: of the angle between the two gradients then.
         extra_cycles: added so far.
-        is_serial: whether it has given up.
 
     Raises:
         ConfigError: a setting is out of range.
 
     Example:
-        >>> guard, state = Guard(every=2, threshold=0.1), torch.ones(1, 3)
-        >>> guard.is_due(), guard.is_due()
-        (False, True)
-        >>> guard.compare([torch.tensor([1.0, 0.02])], [torch.tensor([1.0, 0.0])], state, state)
+        >>> guard, exact = Guard(every=2, threshold=0.1), Solved([torch.tensor([1.0, 0.0])], torch.ones(1, 3))
+        >>> guard.begin(), guard.take_due(), guard.begin(), guard.take_due()
+        (False, False, False, True)
+        >>> found = Solved([torch.tensor([1.0, 0.02])], torch.ones(1, 3))
+        >>> _ = guard.compare(found, lambda methods: exact, lambda own: own)
         >>> round(guard.bias, 4), guard.extra_cycles
         (0.02, 0)
     """
@@ -60,42 +172,39 @@ class Guard:
     max_cycles: int = 8
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.every, int) and self.every >= 0 and self.threshold > 0 and self.max_cycles >= 0):
-            raise ConfigError(
-                f"guard: found guard_every={self.every!r}, guard_threshold={self.threshold!r}, "
-                f"guard_max_cycles={self.max_cycles!r}; expected a whole guard_every >= 0 (0: no guard), a positive "
-                "threshold and guard_max_cycles >= 0. Correct them."
-            )
+        check_guard(self.every, self.threshold, self.max_cycles)
         self.bias: float | None = None
         self.cosine: float | None = None
         self.extra_cycles = 0
-        self.is_serial = False
-        self._left = self.every
+        self.left = self.every
+        self._is_serial = False
 
-    def is_due(self) -> bool:
-        """Count one more gradient; return whether this one is to be compared."""
-        if not self.every or self.is_serial:
-            return False
-        self._left -= 1
-        return self._left < 0 or self._left == 0
+    @property
+    def is_serial(self) -> bool:
+        """Whether it has given up."""
+        return self._is_serial
 
-    def compare(self, found: Sequence[Tensor], serial: Sequence[Tensor], state: Tensor, serial_state: Tensor) -> None:
-        """Measure the bias, and act on it.
+    @property
+    def looks_again(self) -> bool:
+        """Return False: it stays serial."""
+        return False
 
-        Args:
-            found: the multigrid gradient.
-            serial: the serial one.
-            state: the last state (b, ...) of multigrid.
-            serial_state: of the serial pass.
-        """
-        mine, exact = (torch.cat([tensor.flatten().double() for tensor in tensors]) for tensors in (found, serial))
-        of_state = _relative(state.double(), serial_state.double())
-        self.bias = max(_relative(mine, exact), of_state)
-        self.cosine = float(torch.nn.functional.cosine_similarity(mine, exact, dim=0))
-        self._left = self.every
+    def methods(self, forward: Method, backward: Method) -> Methods:
+        """Return the settings with the cycles that were added."""
+        if not self.extra_cycles:
+            return forward, backward
+        return tuple(replace(each, cycles=each.cycles + self.extra_cycles) for each in (forward, backward))  # type: ignore[return-value]
+
+    def compare(self, found: Solved, measure: Measure, norm: Norm) -> Solved:
+        """Add a cycle, or go serial, where the bias is too large; return the serial gradient."""
+        exact = measure(None)
+        self.bias = found.bias(exact, norm)
+        self.cosine = _cosine(found.vector(), exact.vector(), norm)
+        self.left = self.every
         # A NaN of multigrid is no small bias.
         if not self.bias <= self.threshold:
             self._act()
+        return exact
 
     def statistics(self) -> dict[str, float]:
         """Return the last comparison and what it led to."""
@@ -113,26 +222,57 @@ class Guard:
             "cosine": self.cosine,
             "extra_cycles": self.extra_cycles,
             "is_serial": self.is_serial,
-            "left": self._left,
+            "left": self.left,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` has returned."""
         self.bias, self.cosine = state["bias"], state["cosine"]
-        self.extra_cycles, self.is_serial, self._left = state["extra_cycles"], state["is_serial"], state["left"]
+        self.extra_cycles, self._is_serial, self.left = state["extra_cycles"], state["is_serial"], state["left"]
 
     def _act(self) -> None:
         text = _ADDS
         if self.extra_cycles >= self.max_cycles:
-            self.is_serial, text = True, _GIVES_UP
+            self._is_serial, text = True, _GIVES_UP
         else:
             self.extra_cycles += 1
-            self._left = 1
+            self.left = 1
         warnings.warn(
             text.format(bias=self.bias, threshold=self.threshold, extra=self.extra_cycles), UserWarning, stacklevel=2
         )
 
 
-def _relative(found: Tensor, exact: Tensor) -> float:
-    distance, size = float(torch.linalg.vector_norm(found - exact)), float(torch.linalg.vector_norm(exact))
-    return distance / size if size else distance
+def check_guard(every: Any, threshold: Any, max_cycles: Any) -> None:
+    """Refuse settings of a guard that are out of range.
+
+    Args:
+        every: guard_every.
+        threshold: guard_threshold.
+        max_cycles: guard_max_cycles.
+
+    Raises:
+        ConfigError: one of them is.
+
+    Example:
+        >>> check_guard(100, 0.1, 8)
+    """
+    if not (is_whole(every, 0) and is_number(threshold) and threshold > 0 and is_whole(max_cycles, 0)):
+        raise ConfigError(
+            f"guard: found guard_every={every!r}, guard_threshold={threshold!r}, guard_max_cycles={max_cycles!r}; "
+            "expected a whole guard_every >= 0 (0: no guard), a positive threshold and a whole guard_max_cycles >= 0. "
+            "Correct them."
+        )
+
+
+def _size(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values)
+
+
+def _relative(distance: Tensor, size: Tensor) -> float:
+    return float(distance / size) if size else float(distance)
+
+
+def _cosine(mine: Tensor, exact: Tensor, norm: Norm) -> float:
+    # By norms, which ranks can add up.
+    distance, one, other = (float(norm(_size(each))) for each in (mine - exact, mine, exact))
+    return (one**2 + other**2 - distance**2) / (2 * one * other) if one and other else 0.0

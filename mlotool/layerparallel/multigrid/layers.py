@@ -1,11 +1,14 @@
 """Runs of residual layers that multigrid can coarsen."""
 
-from collections.abc import Callable, Iterable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.arguments import is_number, require
+from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
 
 # k: some of the layers, b: batch
@@ -65,6 +68,7 @@ class BlockLayers(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         if not self.blocks:
             raise ConfigError("blocks: found none; expected one block a layer. Pass the modules F^0, F^1, ...")
+        _check_step(h)
         self.num_layers = len(self.blocks)
         self.h = h
 
@@ -88,32 +92,47 @@ class WholeLayers(nn.Module):
     """N layers `u^{n+1} = B^n(u^n)` whose blocks include the shortcut: `F^n(u) = B^n(u) - u` with the step 1.
 
     Args:
-        blocks: B^0 to B^{N-1}, such as the equal blocks of one stage of a residual network.
+        blocks: B^0 to B^{N-1}, such as the equal blocks of one stage of a residual network, or those of a transformer.
+
+    Raises:
+        ConfigError: there is no block.
 
     Example:
         >>> double = nn.Linear(1, 1, bias=False)
         >>> _ = nn.init.constant_(double.weight, 2.0)
-        >>> WholeLayers(nn.Sequential(double, double)).many(torch.ones(1, 1, 1), range(1), 4.0).item()
+        >>> WholeLayers([double, double]).many(torch.ones(1, 1, 1), range(1), 4.0).item()
         5.0
     """
 
-    def __init__(self, blocks: nn.Sequential) -> None:
+    def __init__(self, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.blocks = blocks
-        self.num_layers = len(blocks)
+        self.blocks = nn.ModuleList(blocks)
+        if not self.blocks:
+            raise ConfigError("blocks: found none; expected one block a layer. Pass the modules B^0, B^1, ...")
+        self.num_layers = len(self.blocks)
         self.h = 1.0
 
-    def forward(self, state: Tensor) -> Tensor:
-        """Return u^N (b, ...) of u^0 (b, ...), one layer after the other."""
-        result: Tensor = self.blocks(state)
-        return result
+    def forward(self, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return u^N (b, ...) of u^0 (b, ...), one layer after the other; all blocks get the further arguments."""
+        for n in range(self.num_layers):
+            state = self._step(state, n, self.h, args, kwargs)
+        return state
 
-    def many(self, states: Tensor, layers: range, h: float) -> Tensor:
-        """Return the states (k, b, ...) after k layers, each applied to a state of its own; see `Layers`."""
-        return torch.stack([self._step(state, n, h) for state, n in zip(states.unbind(), layers, strict=True)])
+    def many(self, states: Tensor, layers: range, h: float, /, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the states (k, b, ...) after k layers, each applied to a state of its own; see `Layers`.
 
-    def _step(self, state: Tensor, n: int, h: float) -> Tensor:
-        moved = self.blocks[n](state)
+        Args:
+            states: (k, b, ...), one for each layer.
+            layers: the numbers of the k layers.
+            h: the step.
+            args: further arguments of each block, behind the state.
+            kwargs: the same by name.
+        """
+        pairs = zip(states.unbind(), layers, strict=True)
+        return torch.stack([self._step(state, n, h, args, kwargs) for state, n in pairs])
+
+    def _step(self, state: Tensor, n: int, h: float, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        moved = self.blocks[n](state, *args, **kwargs)
         _check_shape(f"block {n} ({type(self.blocks[n]).__name__})", state, moved)
         return moved if h == 1.0 else state + h * (moved - state)
 
@@ -122,7 +141,8 @@ class StackedLayers(nn.Module):
     """N residual layers of one kind of block, whose parameters are stacked: `torch.vmap` runs many of them at once.
 
     Args:
-        make_block: called N times; the blocks have the same structure, no buffers, and no randomness.
+        make_block: called N times; the blocks have the same structure and no buffers. Those that draw random numbers
+            run one by one.
         num_layers: N.
         h: the step.
 
@@ -137,6 +157,7 @@ class StackedLayers(nn.Module):
 
     def __init__(self, make_block: Callable[[], nn.Module], num_layers: int, h: float = 1.0) -> None:
         super().__init__()
+        _check_step(h)
         blocks = [make_block() for _ in range(num_layers)]
         buffers = [name for name, _ in blocks[0].named_buffers()]
         if buffers:
@@ -161,49 +182,61 @@ class StackedLayers(nn.Module):
 
     def many(self, states: Tensor, layers: range, h: float) -> Tensor:
         """Return the states (k, b, ...) after k layers, each applied to its own state, in one call; see `Layers`."""
+        if len(layers) == 1:
+            # Without vmap, in which nothing may be drawn at random.
+            row = [tensor[layers.start] for tensor in self.stacked]
+            return self._step(row, states[0], h)[None]
         parameters = tuple(tensor[layers.start : layers.stop : layers.step] for tensor in self.stacked)
         moved: Tensor = torch.vmap(lambda own, state: self._step(own, state, h))(parameters, states)
         return moved
 
+    @property
+    def block(self) -> nn.Module:
+        """One block, without parameters of its own, which runs with those of each layer."""
+        return self._template[0].train(self.training)
+
     def _step(self, parameters: Iterable[Tensor], state: Tensor, h: float) -> Tensor:
-        own = dict(zip(self._names, parameters, strict=True))
-        block = self._template[0].train(self.training)
+        own, block = dict(zip(self._names, parameters, strict=True)), self.block
         change: Tensor = torch.func.functional_call(block, own, (state,))
         _check_shape(f"a {type(block).__name__} block", state, change)
         return state + h * change
 
 
-def _check_shape(name: str, state: Tensor, found: Tensor) -> None:
-    """Refuse a block that changes the shape."""
+def _check_step(h: float) -> None:
+    require(is_number(h) and isfinite(h), "h", h, "a finite number", "Give the step of each layer.")
+
+
+def _check_shape(name: str, state: Tensor, found: Any) -> None:
+    """Refuse a block that returns something else than a state, or changes the shape."""
+    if not isinstance(found, Tensor):
+        raise ConfigError(
+            f"{name} of the multigrid part returned {kind_of(found)}; expected a tensor, the state after it. Let the "
+            "blocks return that alone, or wrap them in a module that does."
+        )
     if found.shape != state.shape:
         raise ConfigError(
             f"{name} of the multigrid part turned a state of shape {tuple(state.shape)} into {tuple(found.shape)}; "
-            "expected blocks that keep the shape, since coarse grids leave layers out. Move it before or behind that "
-            "part."
+            "expected blocks that keep the shape, since coarse grids leave layers out. Name others by part, or move it "
+            "before or behind that part."
         )
 
 
-def check_repeatable(layers: nn.Module) -> None:
-    """Refuse layers with dropout: multigrid evaluates a layer many times, and needs the same function each time.
+def draws_numbers(layers: nn.Module) -> bool:
+    """Say whether layers have a dropout, as modules of torch's show it.
 
     Args:
         layers: a module, of which all submodules are looked at.
 
-    Raises:
-        ConfigError: one of them is a dropout, or draws one.
-
     Example:
-        >>> check_repeatable(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
-        >>> check_repeatable(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
-        Traceback (most recent call last):
-            ...
-        mlotool.core.errors.ConfigError: 1 of the multigrid part is Dropout(p=0.5, ...); expected no dropout there, ...
+        >>> [draws_numbers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(p))) for p in (0.0, 0.5)]
+        [False, True]
     """
-    for name, module in layers.named_modules():
-        is_own = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
-        # These two draw without a module of that kind.
-        if is_own or (isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0):
-            raise ConfigError(
-                f"{name} of the multigrid part is {module}; expected no dropout there, since multigrid evaluates a "
-                "layer many times and needs the same function each time. Set it to 0, or move it before or behind."
-            )
+    inside = layers.block.modules() if isinstance(layers, StackedLayers) else ()
+    return any(_draws(module) for module in (*layers.modules(), *inside))
+
+
+def _draws(module: nn.Module) -> bool:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    # These two draw without a module of that kind.
+    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0

@@ -1,13 +1,17 @@
 """Residual layers on several ranks, each of which has a part of the batch as well, as in data-parallel training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mlotool.layerparallel.multigrid.exchange import AbstractExchange
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.multigrid.call import CallArguments
+from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone
+from mlotool.layerparallel.multigrid.functions import Gradient
 from mlotool.layerparallel.multigrid.propagation import solve_adjoints, solve_states
 from mlotool.layerparallel.multigrid.settings import Method
 from mlotool.layerparallel.multigrid.steps import Evaluate
@@ -20,18 +24,26 @@ class _System(Protocol):
 
     num_layers: int
     h: float
+    methods: tuple[Method, Method]
+    is_serial: bool
 
     def evaluate(self, theta: Sequence[Tensor]) -> Evaluate:
         """Return the layers with these parameters."""
-
-    def methods(self) -> tuple[Method, Method]:
-        """Return those of the forward and of the backward solve."""
 
     def recall(self, kind: str, shape: tuple[int, ...]) -> Tensor | None:
         """Return a warm start of the "states" or "adjoints"."""
 
     def keep(self, kind: str, values: Tensor, residuals: Tensor) -> None:
         """Take what was found."""
+
+    def inspect(
+        self,
+        gradient: Gradient,
+        last: Tensor,
+        again: "Callable[[_System], tuple[Gradient, Tensor]]",
+        norm: Callable[[Tensor], Tensor],
+    ) -> Gradient:
+        """See the gradient before it is handed on; return it, or a better one."""
 
 
 class LastStates(torch.autograd.Function):
@@ -62,47 +74,90 @@ class LastStates(torch.autograd.Function):
         ctx: Any, system: _System, forward: AbstractExchange, backward: AbstractExchange, u0: Tensor, *theta: Tensor
     ) -> Tensor:
         """Return the last states of this rank's samples, by one solve that all ranks share."""
-        sizes = _sizes(forward, u0)
-        whole = _joined(forward, u0, sizes)
-        evaluate = system.evaluate([tensor.detach() for tensor in theta])
-        initial = system.recall("states", (system.num_layers // forward.num_parts + 1, *whole.shape))
-        states, residuals = solve_states(
-            evaluate, whole, system.num_layers, system.h, system.methods()[0], initial, forward
-        )
-        system.keep("states", states, residuals)
-        ctx.system, ctx.exchanges, ctx.sizes = system, (forward, backward), sizes
-        ctx.save_for_backward(states, *theta)
-        return _own(forward, backward.origin(states[-1]), sizes)
+        shared = _Shared(forward, backward, _sizes(forward, u0), theta)
+        whole = _joined(forward, u0, shared.sizes)
+        states, last = shared.states(system, whole)
+        ctx.system, ctx.shared = system, shared
+        ctx.save_for_backward(whole, states, last)
+        return _own(forward, last, shared.sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, cotangent: Tensor) -> Any:
         """Return the gradients of this rank's samples and layers, by one adjoint solve that all ranks share."""
-        states, *theta = ctx.saved_tensors
-        system, (forward, backward), sizes = ctx.system, ctx.exchanges, ctx.sizes
-        whole = _joined(forward, cotangent, sizes)
-        detached = [tensor.detach() for tensor in theta]
-        initial = system.recall("adjoints", tuple(states.shape))
-        adjoints, residuals = solve_adjoints(
-            system.evaluate(detached),
-            states,
-            whole,
-            system.num_layers,
-            system.h,
-            system.methods()[1],
-            initial,
-            backward,
+        whole, states, last = ctx.saved_tensors
+        shared: _Shared = ctx.shared
+        whole_cotangent = _joined(shared.forward, cotangent, shared.sizes)
+
+        def again(other: _System) -> tuple[Gradient, Tensor]:
+            found, found_last = shared.states(other, whole)
+            return shared.gradient(other, whole, found, whole_cotangent), found_last
+
+        gradient = shared.gradient(ctx.system, whole, states, whole_cotangent)
+        return None, None, None, *ctx.system.inspect(gradient, last, again, shared.forward.norm)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """One batch, whose layers are divided among the ranks: the solves for the samples of all."""
+
+    forward: AbstractExchange
+    backward: AbstractExchange
+    sizes: list[int]
+    theta: Sequence[Tensor]
+
+    def own_layers(self, system: _System) -> range:
+        """Return the numbers of this rank's layers."""
+        count = system.num_layers // self.forward.num_parts
+        return range(self.forward.part * count, (self.forward.part + 1) * count)
+
+    def states(self, system: _System, whole: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states of this rank's points, and the last one of all."""
+        if system.is_serial:
+            own, states = self.own_layers(system), self._serial_states(system, whole)
+            return states[own.start : own.stop + 1], states[-1]
+        initial = system.recall("states", (system.num_layers // self.forward.num_parts + 1, *whole.shape))
+        states, residuals = solve_states(
+            self._evaluate(system), whole, system.num_layers, system.h, system.methods[0], initial, self.forward
         )
-        system.keep("adjoints", adjoints, residuals)
-        begin, count = forward.part * (len(states) - 1), len(states) - 1
+        system.keep("states", states, residuals)
+        return states, self.backward.origin(states[-1])
+
+    def gradient(self, system: _System, whole: Tensor, states: Tensor, cotangent: Tensor) -> Gradient:
+        """Return that of this rank's samples of u0, and of theta in this rank's layers."""
+        own = self.own_layers(system)
+        adjoints, first = self._adjoints(system, whole, states, cotangent)
         with torch.enable_grad():
-            leaves = [tensor.requires_grad_() for tensor in detached]
-            moved = system.evaluate(leaves)(states[:-1], range(begin, begin + count), system.h)
+            leaves = [tensor.detach().requires_grad_() for tensor in self.theta]
+            moved = system.evaluate(leaves)(states[:-1], own, system.h)
         # Zeros, not None, where a parameter is another rank's: all ranks then have the same list of gradients.
         slopes: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in leaves]
         if moved.requires_grad:
             slopes = torch.autograd.grad(moved, leaves, adjoints[1:], materialize_grads=True)
-        return None, None, None, _own(forward, forward.origin(adjoints[0]), sizes), *slopes
+        return [_own(self.forward, first, self.sizes), *slopes]
+
+    def _adjoints(self, system: _System, whole: Tensor, states: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+        """Return those of this rank's points, and the first one of all."""
+
+        def solve(states: Tensor, initial: Tensor | None, exchange: AbstractExchange) -> tuple[Tensor, Tensor]:
+            evaluate, method = self._evaluate(system), system.methods[1]
+            return solve_adjoints(evaluate, states, cotangent, system.num_layers, system.h, method, initial, exchange)
+
+        if system.is_serial:
+            # Each rank computes all of it: this is a comparison, once in many steps.
+            own, states = self.own_layers(system), self._serial_states(system, whole)
+            adjoints, _ = solve(states, None, Alone())
+            return adjoints[own.start : own.stop + 1], adjoints[0]
+        adjoints, residuals = solve(states, system.recall("adjoints", tuple(states.shape)), self.backward)
+        system.keep("adjoints", adjoints, residuals)
+        return adjoints, self.forward.origin(adjoints[0])
+
+    def _serial_states(self, system: _System, whole: Tensor) -> Tensor:
+        evaluate, method = self._evaluate(system), system.methods[0]
+        return solve_states(evaluate, whole, system.num_layers, system.h, method, None, Alone())[0]
+
+    def _evaluate(self, system: _System) -> Evaluate:
+        return system.evaluate([tensor.detach() for tensor in self.theta])
 
 
 def _sizes(exchange: AbstractExchange, values: Tensor) -> list[int]:
@@ -137,3 +192,30 @@ def joined_index(exchange: AbstractExchange, index: Tensor) -> Tensor:
         tensor([3, 1])
     """
     return _joined(exchange, index, _sizes(exchange, index))
+
+
+def check_equal_on_ranks(exchange: AbstractExchange, arguments: CallArguments) -> None:
+    """Refuse arguments of the layers that belong to a rank's own samples: its layers are evaluated for those of all.
+
+    Args:
+        exchange: between the ranks.
+        arguments: what the layers are given beside the state.
+
+    Raises:
+        ConfigError: a tensor has a gradient, or is another one on another rank.
+
+    Example:
+        >>> from mlotool.layerparallel.multigrid.exchange import Alone
+        >>> check_equal_on_ranks(Alone(), CallArguments((torch.ones(2, 2),)))
+    """
+    found = "a tensor with a gradient" if arguments.tensors else None
+    for tensor in () if found else arguments.constants():
+        first, *others = exchange.gather(tensor[None])
+        if not all(torch.equal(first, each) for each in others):
+            found = f"a tensor of shape {tuple(tensor.shape)} that differs from rank to rank"
+    if found:
+        raise ConfigError(
+            f"over_ranks: found {found} among the arguments of the layers; expected the state and what is equal on all "
+            "ranks, such as a causal mask, since each rank evaluates its layers for the samples of all. Set "
+            "over_ranks=false."
+        )

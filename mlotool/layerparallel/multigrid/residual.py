@@ -1,25 +1,37 @@
 """A run of residual layers whose forward and backward are multigrid solves."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, Self, Unpack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
+from mlotool.core.replay import RandomState
 from mlotool.core.slots import Places
-from mlotool.layerparallel.multigrid.exchange import exchanges, has_ranks
+from mlotool.layerparallel.multigrid.call import CallArguments
+from mlotool.layerparallel.multigrid.choice import COARSENINGS, Choice, Plan, make_plans
+from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, exchanges, has_ranks
 from mlotool.layerparallel.multigrid.functions import States
 from mlotool.layerparallel.multigrid.grids import make_grids
-from mlotool.layerparallel.multigrid.guard import Guard
-from mlotool.layerparallel.multigrid.layers import BlockLayers, Layers, check_repeatable
-from mlotool.layerparallel.multigrid.over_ranks import LastStates, joined_index
+from mlotool.layerparallel.multigrid.guard import AbstractGuard, Guard
+from mlotool.layerparallel.multigrid.layers import BlockLayers, Layers, draws_numbers
+from mlotool.layerparallel.multigrid.over_ranks import LastStates, check_equal_on_ranks, joined_index
 from mlotool.layerparallel.multigrid.settings import MultigridKeywords, MultigridSettings
 from mlotool.layerparallel.multigrid.system import BatchSystem
 from mlotool.layerparallel.multigrid.warm_start import WarmStart
 
 # N: layers, b: batch
+
+T = TypeVar("T")
+CHOICE_EVERY = 100
+"""Training steps from one comparison of `cycles: auto` to the next."""
+_NO_BUFFERS = (
+    "over_ranks: found true beside running statistics; expected none, since every rank has a part of the layers only. "
+    "Use layers without buffers, or set over_ranks=false."
+)
 
 
 class MultigridResidual(nn.Module):
@@ -35,17 +47,20 @@ class MultigridResidual(nn.Module):
             own number of layers and step; or N blocks F; or what makes one.
         num_layers: N, where `blocks` makes one; else None.
         h: the step, where `blocks` has none; None is 1.
-        settings: the fields of `MultigridSettings`: coarsening=4, levels=None, relaxation="FCF", cycles=2,
-            backward_cycles=None, tolerance=None, backward_tolerance=None, cycle="V", nested=False, warm_start=False,
-            guard_every=0, guard_threshold=0.1, guard_max_cycles=8, over_ranks=False. With `warm_start` (`begin` says
-            which samples follow) each sample starts from its states and adjoints of its last solve.
+        settings: the fields of `MultigridSettings`: coarsening=None (4), levels=None, relaxation="FCF", cycles=2 (or
+            "auto"), backward_cycles=None, tolerance=None, backward_tolerance=None, cycle="V", nested=False,
+            warm_start=False, guard_every=None, guard_threshold=0.1, guard_max_cycles=8, workers=None,
+            over_ranks=False. With `warm_start` (`begin` says which samples follow) each sample starts from its states
+            and adjoints of its last solve.
 
     Attributes:
         residuals: of the last forward and backward solve: tensors (cycles + 1,), empty before the first.
-        guard: what the guard has seen.
+        guard: what compares gradients with the serial one, and what it has seen.
 
     Raises:
-        ConfigError: a setting is out of range, a block changes the shape, or has dropout.
+        ConfigError: a setting is out of range, or a block changes the shape.
+
+    Layers may draw random numbers: for each batch a layer has a seed of its own, from which all its evaluations draw.
 
     Cost: `critical_path` counts the layers. The memory is that of backpropagation through 1 + 1/(c - 1) times the
     layers.
@@ -69,19 +84,21 @@ class MultigridResidual(nn.Module):
         **settings: Unpack[MultigridKeywords],
     ) -> None:
         super().__init__()
-        given = MultigridSettings(**settings)
+        self.settings = MultigridSettings(**settings)
+        self.settings.check()
         self.layers = _layers(blocks, num_layers, h)
-        check_repeatable(self.layers)
         self._has_buffers = any(True for _ in self.layers.buffers())
-        _check_ranks(given.over_ranks, given.guard_every, self._has_buffers)
-        self.over_ranks = given.over_ranks
+        if self.settings.over_ranks and self._has_buffers:
+            raise ConfigError(_NO_BUFFERS)
         self.num_layers: int = self.layers.num_layers  # type: ignore[assignment]
-        make_grids(self.num_layers, given.coarsening, given.levels)
-        self.method, self.backward_method = given.forward, given.backward
-        self.guard = Guard(given.guard_every, given.guard_threshold, given.guard_max_cycles)
-        self.warm_start = WarmStart() if given.warm_start else None
+        self.method, self.backward_method = self.settings.methods(self.num_layers)
+        make_grids(self.num_layers, self.method.coarsening, self.method.levels)
+        self.guard = self._make_guard()
+        self.warm_start = WarmStart() if self.settings.warm_start else None
         self.residuals: dict[str, Tensor] = {}
         self.is_serial = False
+        self.is_evaluating = False
+        self.draws = draws_numbers(self.layers)
         self._places = Places(self.layers)
 
     def serial(self, is_serial: bool = True) -> Self:
@@ -98,39 +115,106 @@ class MultigridResidual(nn.Module):
         if self.warm_start is not None:
             self.warm_start.index = index
 
-    def forward(self, state: Tensor) -> Tensor:
-        """Return u^N (b, ...) of u^0; in eval mode by a pass through the layers, which no warm start sees."""
-        if self.is_serial or self.guard.is_serial or not self.training:
-            result: Tensor = self.layers(state)
+    def begin_step(self) -> bool:
+        """Count one more forward of a training step; return whether it is a plain pass through the layers."""
+        return self.is_serial or not self.training or self.guard.begin()
+
+    def forward(self, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return u^N (b, ...) of u^0; in eval mode by a pass through the layers, which no warm start sees.
+
+        Args:
+            state: u^0 (b, ...).
+            args: further arguments of all blocks, such as a mask, where the layers are `WholeLayers`.
+            kwargs: the same by name.
+        """
+        if self.begin_step():
+            result: Tensor = self.layers(state, *args, **kwargs)
             return result
-        if self.over_ranks and has_ranks():
-            return self._over_ranks(state)
-        return self._solve(state)[1]
+        return self.solve(state, CallArguments(args, kwargs))[1]
 
     def states(self, state: Tensor) -> Tensor:
         """Return the states (N + 1, b, ...) of all points, by multigrid; differentiable."""
-        return self._solve(state)[0]
+        return self._solve(state, CallArguments())[0]
 
-    def _solve(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        advice = "Call the module with a state alone."
-        require(isinstance(state, Tensor), "MultigridResidual.state", state, "a tensor (b, ...)", advice)
-        theta = dict(self.layers.named_parameters())
-        index = None if self.warm_start is None else self.warm_start.index
-        states, last = States.apply(BatchSystem(self, tuple(theta), state, index), state, *theta.values())
+    def solve(self, state: Tensor, arguments: CallArguments) -> tuple[Tensor | None, Tensor]:
+        """Return the states (N + 1, b, ...) and the last one (b, ...); over ranks None and the last one.
+
+        Args:
+            state: u^0 (b, ...).
+            arguments: what all layers are given beside the state.
+        """
+        if self.settings.over_ranks and has_ranks():
+            return None, self._over_ranks(state, arguments)
+        return self._solve(state, arguments)
+
+    def _solve(self, state: Tensor, arguments: CallArguments) -> tuple[Tensor, Tensor]:
+        system, theta = self._system(state, arguments, None if self.warm_start is None else self.warm_start.index)
+        states, last = self._repeatable(system, Alone(), lambda: States.apply(system, state, *theta))
         if self._has_buffers and self.training:
             # Running statistics move once, on the states that were found.
             with torch.no_grad():
-                self.layers.many(states[:-1], range(self.num_layers), self.layers.h)  # type: ignore[operator]
+                system.evaluate(theta, moves_buffers=True)(states[:-1], range(self.num_layers), system.h)
         return states, last
 
-    def _over_ranks(self, state: Tensor) -> Tensor:
+    def _over_ranks(self, state: Tensor, arguments: CallArguments) -> Tensor:
         forward, backward = exchanges()
+        check_equal_on_ranks(forward, arguments)
         index = None if self.warm_start is None else self.warm_start.index
         index = None if index is None else joined_index(forward, index)
-        theta = dict(self.layers.named_parameters())
-        system = BatchSystem(self, tuple(theta), state, index)
-        last: Tensor = LastStates.apply(system, forward, backward, state, *theta.values())
+        system, theta = self._system(state, arguments, index)
+        last: Tensor = self._repeatable(
+            system, forward, lambda: LastStates.apply(system, forward, backward, state, *theta)
+        )
         return last
+
+    def _system(
+        self, state: Tensor, arguments: CallArguments, index: Tensor | None
+    ) -> tuple[BatchSystem, Sequence[Tensor]]:
+        """Return the solves of a batch, and what they differentiate beside the state."""
+        advice = "Call the module with a state first."
+        require(isinstance(state, Tensor), "MultigridResidual.state", state, "a tensor (b, ...)", advice)
+        theta = dict(self.layers.named_parameters())
+        return BatchSystem(self, tuple(theta), state, index, arguments), [*theta.values(), *arguments.tensors]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Say that layers are called by a solve, not by the module that they are a part of."""
+        before, self.is_evaluating = self.is_evaluating, True
+        try:
+            yield
+        finally:
+            self.is_evaluating = before
+
+    def _repeatable(self, system: BatchSystem, exchange: AbstractExchange, solve: Callable[[], T]) -> T:
+        """Solve; where layers draw random numbers, with a seed a layer, as a solve evaluates each many times."""
+        if not self.draws:
+            before = RandomState(system.devices)
+            found = solve()
+            if before.equals(RandomState(system.devices)):
+                return found
+            # They draw in another way than by torch's dropout modules.
+            before.restore()
+            self.draws = True
+        system.draw_seeds(exchange)
+        return solve()
+
+    def _make_guard(self) -> AbstractGuard:
+        given = self.settings
+        if given.is_chosen:
+            every = CHOICE_EVERY if given.guard_every is None else given.guard_every
+            return Choice(self._plans, every, given.guard_threshold)
+        return Guard(given.guard_every or 0, given.guard_threshold, given.guard_max_cycles)
+
+    def _plans(self) -> Sequence[Plan]:
+        """Return what `cycles: auto` chooses from, on the devices and ranks of the run."""
+        given = self.settings
+        num_ranks = exchanges()[0].num_parts if given.over_ranks and has_ranks() else 1
+        is_on_gpu = any(each.is_cuda for each in self.layers.parameters())
+        workers = given.workers or (num_ranks if num_ranks > 1 else self.num_layers if is_on_gpu else 1)
+        factors = COARSENINGS if given.coarsening is None else [given.coarsening]
+        return make_plans(
+            self.num_layers, self.method, given.guard_max_cycles, workers, factors=factors, num_parts=num_ranks
+        )
 
     def statistics(self) -> dict[str, float]:
         """Return the residuals of the last solves, by cycle, and what the guard has seen."""
@@ -145,15 +229,6 @@ class MultigridResidual(nn.Module):
         """Return what `print` shows."""
         method = self.method
         return f"coarsening={method.coarsening}, relaxation={method.relaxation}, cycles={method.cycles}"
-
-
-def _check_ranks(over_ranks: bool, guard_every: int, has_buffers: bool) -> None:
-    for key, is_set in (("guard_every", bool(guard_every)), ("running statistics", has_buffers)):
-        if over_ranks and is_set:
-            raise ConfigError(
-                f"over_ranks: found true beside {key}; expected none, since every rank has a part of the layers only. "
-                "Set guard_every=0 and use layers without buffers, or over_ranks=false."
-            )
 
 
 def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:

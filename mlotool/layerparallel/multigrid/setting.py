@@ -1,17 +1,20 @@
 """Multigrid as a setting of a problem: its training steps solve a part of its module across the layers."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import Tensor, nn
 
+from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.layerparallel.multigrid.cost import critical_path
+from mlotool.layerparallel.multigrid.forecast import forecast
 from mlotool.layerparallel.multigrid.grids import make_grids
-from mlotool.layerparallel.multigrid.layers import Layers, WholeLayers
+from mlotool.layerparallel.multigrid.in_place import InPlace
+from mlotool.layerparallel.multigrid.parts import find_parts
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
 from mlotool.layerparallel.multigrid.settings import MultigridSettings
 from mlotool.problem.parallel import AbstractParallel
@@ -27,14 +30,17 @@ class Multigrid(MultigridSettings, AbstractParallel):
     states, adjoints and parameters converge together (section 4 of the paper).
 
     Args:
-        part: the name of the layers in the problem's module, such as "residual": a module of `Layers`, a
-            `MultigridResidual`, or an nn.Sequential of blocks that keep the shape, shortcut included. None looks
-            for the first two kinds, and else for a Sequential named "residual".
+        part: the name of the layers in the problem's module: a module of `Layers`, a `MultigridResidual`, an
+            nn.Sequential or nn.ModuleList of blocks that keep the shape, shortcut included, or some of its blocks, as
+            in "layer3[1:]"; or a list of these. None looks for the first two kinds, then for one that is called
+            "residual", then for all runs of equal blocks. The module's own forward runs as it is: it calls the blocks
+            one after the other, with what further arguments it likes (see `InPlace`).
         coarsening: and all others: the fields of `MultigridSettings`. With `warm_start` samples are known by the
             batch's `index`, and without one all batches are taken for the same.
 
     Raises:
-        ConfigError: a setting is out of range; `attach`: the module has no such layers, or a block changes the shape.
+        ConfigError: a setting is out of range; `attach`: the module has no such layers; a training step: a block
+            changes the shape, or the module does something else between blocks.
 
     Cost: see `critical_path`. `statistics` gives the residual after each cycle, `forward_residual_0` on.
 
@@ -49,23 +55,30 @@ class Multigrid(MultigridSettings, AbstractParallel):
         (torch.Size([2, 3]), ['forward_residual_0', 'forward_residual_1'])
     """
 
-    part: str | None = field(default=None, kw_only=False)
+    part: str | Sequence[str] | None = field(default=None, kw_only=False)
 
     def __post_init__(self) -> None:
         self.solvers: dict[str, MultigridResidual] = {}
+        self._places: list[InPlace] = []
 
     def attach(self, name: str, module: nn.Module) -> None:
         """Find the layers of the problem's module."""
         self.module = module
         settings: Any = {each.name: getattr(self, each.name) for each in fields(MultigridSettings)}
-        for path, part in _find(name, module, self.part).items():
-            if isinstance(part, MultigridResidual):
-                # Its own settings are those of a module that is used by itself.
-                part = part.serial().layers
-            try:
-                self.solvers[path] = MultigridResidual(part, **settings)
-            except ConfigError as error:
-                raise ConfigError(f"problems.{name}.parallel: {error}") from error
+        is_list = isinstance(self.part, Sequence) and all(isinstance(each, str) for each in self.part)
+        is_right = isinstance(self.part, str | None) or (is_list and bool(self.part))
+        require(is_right, f"problems.{name}.parallel.part", self.part, "a name, a list of names, or null")
+        try:
+            parts = find_parts(module, self.part)
+        except ConfigError as error:
+            raise ConfigError(f"problems.{name}.parallel.{error}") from error
+        try:
+            for path, part in parts.items():
+                self.solvers[path] = MultigridResidual(part.layers, **settings)
+                self._places.append(InPlace(path or type(module).__name__, part.blocks, self.solvers[path]))
+        except ConfigError as error:
+            raise ConfigError(f"problems.{name}.parallel: {error}") from error
+        self._warn_of_few_layers(name)
 
     def default_hypergradient(self) -> Implicit:
         """Return finite differences with the identity: first-order passes through the serial network."""
@@ -79,36 +92,30 @@ class Multigrid(MultigridSettings, AbstractParallel):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module with its layers solved by multigrid."""
-        for solver in self.solvers.values():
-            solver.train(self.module.training)
-        if "" in self.solvers:
-            return self.solvers[""](*args, **kwargs)
-        with _replaced(self.module, self.solvers):
+        with ExitStack() as stack:
+            for solver in self.solvers.values():
+                solver.training = self.module.training
+            for place in self._places:
+                stack.enter_context(place.solving())
             return self.module(*args, **kwargs)
 
     def forecast(self) -> list[str]:
         """Return the critical path of a training step beside that of a serial one, in sentences."""
-        found = []
-        for path, solver in self.solvers.items():
-            methods = (solver.method, solver.backward_method)
-            num_layers = solver.num_layers
-            [workers, *_] = {make_grids(num_layers, each.coarsening, each.levels)[0].num_chunks for each in methods}
-            one, all_chunks = (
-                [
-                    critical_path(
-                        num_layers, each.coarsening, each.levels, each.relaxation, each.cycles, count, cycle=each.cycle
-                    ).critical
-                    for each in methods
-                ]
-                for count in (1, workers)
+        return [forecast(path or "the module", solver) for path, solver in self.solvers.items()]
+
+    def _warn_of_few_layers(self, name: str) -> None:
+        """Say that nothing is solved by multigrid where no part has a coarse grid."""
+        solvers = self.solvers.values()
+        grids = [make_grids(each.num_layers, each.method.coarsening, each.method.levels) for each in solvers]
+        if all(len(each) == 1 for each in grids):
+            told = ", ".join(f"{path or 'the module'} has {each.num_layers}" for path, each in self.solvers.items())
+            factor = "" if self.coarsening is None else f" with coarsening={self.coarsening}"
+            warnings.warn(
+                f"problems.{name}.parallel: {told} layers, too few for a coarse grid{factor}: they run one after the "
+                "other. Name a longer part, or take parallel=auxnet.",
+                UserWarning,
+                stacklevel=2,
             )
-            found.append(
-                f"{path or 'the module'} has {num_layers} layers: forward and backward, a serial step evaluates "
-                f"{2 * num_layers} of them one after the other, multigrid {sum(one)} on one worker and "
-                f"{sum(all_chunks)} on {workers}, which is at most {2 * num_layers / sum(all_chunks):.2f} times as "
-                "fast, where sending is free."
-            )
-        return found
 
     def statistics(self) -> dict[str, float]:
         """Return the residuals after each cycle of the last step, and what the guard has seen."""
@@ -140,48 +147,3 @@ class Multigrid(MultigridSettings, AbstractParallel):
             solver.guard.load_state_dict(state[path]["guard"])
             if solver.warm_start is not None:
                 solver.warm_start.load_state_dict(state[path]["warm_start"])
-
-
-def _find(name: str, module: nn.Module, part: str | None) -> dict[str, nn.Module]:
-    """Return the layers by their path in the module."""
-    children = dict(module.named_modules())
-    if part is None:
-        found: dict[str, nn.Module] = {}
-        for path, child in children.items():
-            is_inside = any(path.startswith(f"{outer}." if outer else "") for outer in found)
-            if _is_run(child) and not is_inside:
-                found[path] = child
-        if found:
-            return found
-        part = "residual"
-    child = children.get(part)
-    if child is not None and _is_run(child):
-        return {part: child}
-    if isinstance(child, nn.Sequential):
-        return {part: WholeLayers(child)}
-    runs = [path for path, each in children.items() if path and isinstance(each, nn.Sequential) and len(each) > 1]
-    raise ConfigError(
-        f"problems.{name}.parallel.part: found {type(child).__name__ if child is not None else 'nothing'} at "
-        f"'{part}' in {type(module).__name__}; expected mlotool.models.ResidualLayers, or an nn.Sequential of blocks "
-        f"that keep the shape. {'Name one of ' + ', '.join(runs[:8]) if runs else 'Use a model that has one'}."
-    )
-
-
-def _is_run(module: nn.Module) -> bool:
-    return isinstance(module, MultigridResidual | Layers)
-
-
-@contextmanager
-def _replaced(module: nn.Module, parts: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Put other modules into places of a module, and the old ones back."""
-    places = []
-    for path, part in parts.items():
-        parent, _, attribute = path.rpartition(".")
-        holder = module.get_submodule(parent)._modules
-        places.append((holder, attribute, holder[attribute]))
-        holder[attribute] = part
-    try:
-        yield
-    finally:
-        for holder, attribute, own in places:
-            holder[attribute] = own

@@ -1,19 +1,24 @@
 """The solves behind one forward pass of a multigrid part, at the parameters that it was made with."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from mlotool.core.replay import RandomState
+from mlotool.layerparallel.multigrid.call import CallArguments
+from mlotool.layerparallel.multigrid.exchange import AbstractExchange
 from mlotool.layerparallel.multigrid.functions import Gradient
 from mlotool.layerparallel.multigrid.grids import Grid
+from mlotool.layerparallel.multigrid.guard import Methods, Norm, Solved
 from mlotool.layerparallel.multigrid.propagation import start_of, transposed
 from mlotool.layerparallel.multigrid.settings import Method
 from mlotool.layerparallel.multigrid.solver import solve
-from mlotool.layerparallel.multigrid.steps import Evaluate, Linearised, batched, layers_of, states_at
+from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, batched, layers_of, states_at
 
 if TYPE_CHECKING:
     from mlotool.layerparallel.multigrid.residual import MultigridResidual
@@ -29,6 +34,7 @@ class BatchSystem:
         names: of the layers' parameters, in the order in which the methods are given them as `theta`.
         state: u0 (b, ...), for its device and the autocast that it is under.
         index: (b,), the positions of the samples in their data set, for the warm start; None where they have none.
+        arguments: what all layers are given beside the state; those with a gradient follow the parameters in `theta`.
 
     Example:
         >>> from mlotool.layerparallel.multigrid import MultigridResidual
@@ -39,32 +45,71 @@ class BatchSystem:
         torch.Size([17, 2, 3])
     """
 
-    def __init__(self, part: "MultigridResidual", names: tuple[str, ...], state: Tensor, index: Tensor | None) -> None:
+    def __init__(
+        self,
+        part: "MultigridResidual",
+        names: tuple[str, ...],
+        state: Tensor,
+        index: Tensor | None,
+        arguments: CallArguments | None = None,
+    ) -> None:
         self.part = part
+        self.arguments = arguments or CallArguments()
         self.names = names
         self.num_layers = part.num_layers
         self.h: float = part.layers.h  # type: ignore[assignment]
         self.index = index
         self._device, device = state.device, state.device.type
+        self.devices = (state.device,) if state.is_cuda else ()
+        self.seeds: list[int] | None = None
+        self._solve_by(part.guard.methods(part.method, part.backward_method))
+        self.is_due = part.guard.take_due()
+        self.is_trial = False
         # A backward runs without the autocast of its forward, and the adjoint is that of the same function.
         self._precision = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
 
-    def evaluate(self, theta: Sequence[Tensor]) -> Evaluate:
-        """Return what evaluates the layers with these parameters; their buffers stay as they are."""
-        layers, places = self.part.layers, self.part._places
+    def evaluate(self, theta: Sequence[Tensor], *, moves_buffers: bool = False) -> Evaluate:
+        """Return what evaluates the layers with these parameters.
+
+        Args:
+            theta: the parameters, and the arguments with a gradient.
+            moves_buffers: whether an evaluation changes the layers' buffers, as a training step does once.
+        """
+        layers, places, count = self.part.layers, self.part._places, len(self.names)
+        parameters = dict(zip(self.names, theta[:count], strict=True))
+        args, kwargs = self.arguments.filled(theta[count:])
         many = batched(layers)
-        parameters = dict(zip(self.names, theta, strict=True))
+        if self.arguments:
+            many = batched(BatchedStep(lambda states, which, h: layers.many(states, which, h, *args, **kwargs)))  # type: ignore[operator]
         device, dtype, is_enabled = self._precision
 
         def evaluate(states: Tensor, which: range, step_size: float) -> Tensor:
-            restore = places.fill(parameters, places.copy_buffers())
+            restore = places.fill(parameters, {} if moves_buffers else places.copy_buffers())
             try:
-                with torch.autocast(device, dtype=dtype, enabled=is_enabled):
-                    return many(states, which, step_size)
+                with self.part.evaluating(), torch.autocast(device, dtype=dtype, enabled=is_enabled):
+                    return (
+                        many(states, which, step_size) if self.seeds is None else one_by_one(states, which, step_size)
+                    )
             finally:
                 restore()
 
+        def one_by_one(states: Tensor, which: range, step_size: float) -> Tensor:
+            found = []
+            for state, n in zip(states.split(1), which, strict=True):
+                with _drawing(self.seeds[n], self.devices):  # type: ignore[index]
+                    found.append(many(state, range(n, n + 1), step_size))
+            return torch.cat(found)
+
         return evaluate
+
+    def draw_seeds(self, exchange: AbstractExchange) -> None:
+        """Draw a seed a layer, from which all evaluations of a layer for this batch draw the same random numbers.
+
+        Args:
+            exchange: with the ranks that share the layers, which take those of the first.
+        """
+        seeds = torch.randint(2**62, (self.num_layers,)).to(self._device)
+        self.seeds = exchange.origin(seeds).tolist()
 
     def solve_states(self, u0: Tensor, theta: Sequence[Tensor]) -> Tensor:
         """Return the states (N + 1, b, ...) of u0 (b, ...); the solve starts from a warm start where there is one."""
@@ -75,7 +120,7 @@ class BatchSystem:
 
         initial = self.recall("states", (self.num_layers + 1, *u0.shape))
         values = start_of(u0, self.num_layers, initial)
-        states, residuals = solve(advance, u0.detach(), values, None, self.methods()[0], is_warm=initial is not None)
+        states, residuals = solve(advance, u0.detach(), values, None, self.methods[0], is_warm=initial is not None)
         self.keep("states", states, residuals)
         return states
 
@@ -97,7 +142,7 @@ class BatchSystem:
         origin = given[0] if len(given) == 1 else given[0] + given[1]
         values = start_of(origin, self.num_layers, initial, place=-1)
         adjoints, residuals = solve(
-            advance, origin, values, sources, self.methods()[1], is_warm=initial is not None, is_mirrored=True
+            advance, origin, values, sources, self.methods[1], is_warm=initial is not None, is_mirrored=True
         )
         if is_first:
             self.keep("adjoints", adjoints, residuals)
@@ -117,48 +162,53 @@ class BatchSystem:
             return jacobians.plain(values, layers_of(grid, points), self.h * grid.stride)
 
         values = start_of(sources[0], self.num_layers, None)
-        return solve(advance, sources[0].detach(), values, sources, self.methods()[1])[0]
+        return solve(advance, sources[0].detach(), values, sources, self.methods[1])[0]
 
-    def inspect(self, states: Tensor, last: Tensor, theta: Sequence[Tensor], gradient: Gradient) -> Gradient:
-        """Return the gradient to hand on: plain backpropagation's where the guard compares the two, else the given one.
+    def inspect(
+        self,
+        gradient: Gradient,
+        last: Tensor,
+        again: Callable[["BatchSystem"], tuple[Gradient, Tensor]],
+        norm: Norm = lambda own: own,
+    ) -> Gradient:
+        """Return the gradient to hand on: the serial one where the guard compares the two, else the given one.
 
         Args:
-            states: (N + 1, b, ...), that were found.
-            last: (b, ...), the cotangent of the last state.
-            theta: the layers' parameters.
-            gradient: multigrid's, with respect to u0 and each of theta; None where it is not needed.
+            gradient: with respect to u0 and each of theta; None where it is not needed.
+            last: (b, ...), the last state that was found.
+            again: finds both with another system.
+            norm: over the ranks that share the layers.
         """
-        # A gradient that will be differentiated again stays what its graph says.
-        if torch.is_grad_enabled() or not self.part.guard.is_due():
+        if not self.is_due:
             return gradient
-        u0 = states[0].detach().requires_grad_()
-        leaves = [tensor.detach().requires_grad_() for tensor in theta]
-        device, dtype, is_enabled = self._precision
-        restore = self.part._places.fill(dict(zip(self.names, leaves, strict=True)), self.part._places.copy_buffers())
-        try:
-            with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=is_enabled):
-                found = self.part.layers(u0)
-        finally:
-            restore()
-        serial = torch.autograd.grad(found, [u0, *leaves], last, materialize_grads=True)
-        is_used = [each is not None for each in gradient]
-        mine = [each for each in gradient if each is not None]
-        exact = [each for each, used in zip(serial, is_used, strict=True) if used]
-        self.part.guard.compare(mine, exact, states[-1], found.detach())
-        return [each if used else None for each, used in zip(serial, is_used, strict=True)]
+        self.is_due = False
+
+        def measure(methods: Methods | None) -> Solved:
+            return Solved(*again(self.with_methods(methods)))
+
+        return list(self.part.guard.compare(Solved(gradient, last), measure, norm).gradient)
+
+    def with_methods(self, methods: Methods | None) -> "BatchSystem":
+        """Return a system of the same batch for a trial: it starts anew, and keeps nothing.
+
+        Args:
+            methods: of the forward and of the backward solve; None is one layer after the other.
+        """
+        other = copy.copy(self)
+        other._solve_by(methods)
+        other.is_trial, other.is_due = True, False
+        return other
+
+    def _solve_by(self, methods: Methods | None) -> None:
+        self.is_serial = methods is None
+        self.methods = methods or serial_methods(self.num_layers)
 
     def _jacobians(self, states: Tensor, theta: Sequence[Tensor]) -> Linearised:
         return Linearised(self.evaluate([tensor.detach() for tensor in theta]), partial(states_at, states))
 
-    def methods(self) -> tuple[Method, Method]:
-        """Return the methods of the forward and of the backward solve, with the cycles that the guard has added."""
-        extra, set_ones = self.part.guard.extra_cycles, (self.part.method, self.part.backward_method)
-        forward, backward = (replace(each, cycles=each.cycles + extra) if extra else each for each in set_ones)
-        return forward, backward
-
     def recall(self, kind: str, shape: tuple[int, ...]) -> Tensor | None:
         """Return a warm start of the "states" or "adjoints", if there is one of that shape."""
-        store = self.part.warm_start
+        store = None if self.is_trial else self.part.warm_start
         found = None if store is None else store.recall(self.index, kind, shape)
         # What a checkpoint has put back may lie elsewhere.
         return None if found is None else found.to(self._device)
@@ -171,6 +221,36 @@ class BatchSystem:
             values: (N + 1, b, ...).
             residuals: norms, (cycles + 1,).
         """
+        if self.is_trial or self.is_serial:
+            return
         self.part.residuals["forward" if kind == "states" else "backward"] = residuals
         if self.part.warm_start is not None:
             self.part.warm_start.remember(self.index, kind, values)
+
+
+def serial_methods(num_layers: int) -> Methods:
+    """Return the methods of serial passes: without a coarse grid the layers are solved one after the other.
+
+    Args:
+        num_layers: N.
+
+    Example:
+        >>> serial_methods(16)[0].coarsening
+        16
+    """
+    method = Method(coarsening=max(2, num_layers))
+    return method, method
+
+
+@contextmanager
+def _drawing(seed: int, devices: Sequence[torch.device]) -> Iterator[None]:
+    """Draw random numbers that a seed alone decides; afterwards torch's generators are as they were."""
+    before = RandomState(tuple(devices))
+    torch.default_generator.manual_seed(seed)
+    for device in devices:
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    try:
+        yield
+    finally:
+        before.restore()

@@ -1,8 +1,7 @@
 """A module as a chain of layers, and where it may be cut."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,7 +14,7 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.layerparallel.partition.balance import balanced
 from mlotool.layerparallel.partition.costs import Measure, operations
 from mlotool.layerparallel.partition.stage import Inputs, Stage, tensors_of, undisturbed
-from mlotool.layerparallel.partition.trace import LAYERS, UntraceableError, has_layers, plain_values, recomputed, traced
+from mlotool.layerparallel.partition.trace import LAYERS, has_layers, recomputed, traced
 
 
 class Chain:
@@ -30,6 +29,7 @@ class Chain:
         inputs: a batch, in the order of the forward's arguments: its Python code may then decide by values, such as in
             a check of the inputs' shape. None: by none.
         inside: names of blocks; only modules that hold one of them are looked into, and all others are blocks.
+        opened: names of blocks that are looked into like the module itself.
 
     Attributes:
         names: the layers that may begin a stage, in order.
@@ -56,14 +56,20 @@ class Chain:
         key: str = "module",
         inputs: Inputs | None = None,
         inside: Sequence[str] | None = None,
+        opened: Container[str] = (),
     ) -> None:
         self._module = _Holder(module) if has_layers(module) else module
         self._key = key
-        self._graph = traced(self._module, key, inputs, inside)
+        self._graph = traced(self._module, key, inputs, inside, opened)
         self._nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
         self._recomputed = recomputed(self._nodes)
         self._positions = self._find_positions()
         self.names = [_name(self._nodes[position]) for position in self._positions]
+
+    @property
+    def asks_for_sizes(self) -> bool:
+        """Whether the forward asks tensors for their sizes, types or devices."""
+        return any(_asks(node) for node in self._nodes)
 
     def stages(self, cut: Sequence[str]) -> list[Stage]:
         """Return the stages between cuts.
@@ -134,6 +140,15 @@ class Chain:
             with undisturbed(self._module), torch.no_grad():
                 state = part(state, inputs)
         return found
+
+    def closed(self, name: str) -> list[str]:
+        """Return the blocks with blocks of their own that are called from one possible cut to the next.
+
+        Args:
+            name: of the layer there; '' is the part before the first cut.
+        """
+        part = dict(zip(("", *self.names), self.stages(self.names), strict=True))[name]
+        return [layer for layer in part.layers if _holds_blocks(self._module.get_submodule(layer))]
 
     def check(self, num_stages: int, cut: Sequence[str] | None) -> None:
         """Refuse numbers of stages and cuts that do not fit the module or each other.
@@ -215,35 +230,6 @@ class _Holder(nn.Module):
         return self.layers(state)
 
 
-def chain_for(module: nn.Module, key: str, inputs: Inputs, cut: Sequence[str] | None) -> Chain:
-    """Return the chain of a module that is called with these inputs.
-
-    Args:
-        module: to be cut.
-        key: the setting that the module belongs to, for messages.
-        inputs: a batch, in the order of the forward's arguments. Its values are looked at where the forward decides by
-            them, and where it is called with masks or switches that are not its defaults.
-        cut: names of the blocks that begin stages. Where not all of the module can be traced, only what holds them is.
-
-    Raises:
-        ConfigError: the module cannot be traced.
-
-    Example:
-        >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 2, 4, batch_first=True), num_layers=3)
-        >>> chain_for(encoder, "parallel", bound(encoder, [torch.zeros(1, 5, 2)], {}), cut=None).names
-        ['layers.1', 'layers.2']
-    """
-    if plain_values(module) == plain_values(module, inputs):
-        with suppress(UntraceableError):
-            return Chain(module, key)
-    try:
-        return Chain(module, key, inputs)
-    except ConfigError:
-        if not cut:
-            raise
-    return Chain(module, key, inputs, cut)
-
-
 def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
     """Return what a module is called with, in the order of its forward's arguments, defaults included.
 
@@ -286,6 +272,15 @@ def _moved(module: nn.Module, nodes: Sequence[fx.Node]) -> set[int]:
     """Return the identities of the buffers of layers that operations call, which they may write to."""
     layers = [module.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
     return {id(each) for layer in layers for each in layer.buffers()}
+
+
+def _asks(node: fx.Node) -> bool:
+    return node.target in ("size", "dim") or (node.target is getattr and node.args[1] in ("shape", "device", "dtype"))
+
+
+def _holds_blocks(module: nn.Module) -> bool:
+    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    return any(isinstance(each, containers) and len(each) > 1 for each in module.modules())
 
 
 def _begins_stage(module: nn.Module, node: fx.Node) -> bool:

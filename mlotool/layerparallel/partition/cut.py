@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from mlotool.core.arguments import is_whole, require
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.partition.chain import Chain, bound, chain_for
+from mlotool.layerparallel.partition.chain import Chain, bound
+from mlotool.layerparallel.partition.depth import chain_for
 from mlotool.layerparallel.partition.stage import Stage
 from mlotool.layerparallel.partition.trace import UntraceableError
 
@@ -52,7 +53,8 @@ def partition(
     inputs = example if isinstance(example, tuple) else (example,)
     has_example = any(isinstance(each, Tensor) for each in inputs)
     try:
-        chain = chain_for(module, "partition", bound(module, inputs, {}), cut) if has_example else Chain(module)
+        whole = bound(module, inputs, {}) if has_example else ()
+        chain = chain_for(module, "partition", whole, cut, num_stages) if has_example else Chain(module)
         chain.check(num_stages, cut)
         if cut is not None or num_stages == 1:
             return chain.stages(chain.resolve(cut or ()))

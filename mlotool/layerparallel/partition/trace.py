@@ -2,7 +2,7 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute
 
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.layerparallel.partition.sizes import TOLD, told_by_inputs
 from mlotool.layerparallel.partition.stage import Inputs, undisturbed
 
 LAYERS = "layers"
@@ -27,7 +28,13 @@ class UntraceableError(Exception):
     """
 
 
-def traced(module: nn.Module, key: str, inputs: Inputs | None = None, inside: Sequence[str] | None = None) -> fx.Graph:
+def traced(
+    module: nn.Module,
+    key: str,
+    inputs: Inputs | None = None,
+    inside: Sequence[str] | None = None,
+    opened: Container[str] = (),
+) -> fx.Graph:
     """Return the operations of a module's forward, with blocks and torch's own layers as black boxes.
 
     Without inputs its steps may depend on no value. With them they may: the steps are those for these inputs, and each
@@ -38,6 +45,7 @@ def traced(module: nn.Module, key: str, inputs: Inputs | None = None, inside: Se
         key: of the module, for messages.
         inputs: what the module is called with, in the order of its forward's arguments.
         inside: names of blocks; only the modules that hold one of them are looked into. None looks into all.
+        opened: names of blocks that are looked into like the module itself.
 
     Raises:
         UntraceableError: it cannot be traced without inputs.
@@ -49,10 +57,10 @@ def traced(module: nn.Module, key: str, inputs: Inputs | None = None, inside: Se
     """
     try:
         if inputs is None:
-            graph = _Tracer(inside).trace(module, plain_values(module))
+            graph = _Tracer(inside, opened).trace(module, plain_values(module))
         else:
             with undisturbed(module), torch.no_grad():
-                graph = _ValueTracer(inside, key, inputs).trace(module, plain_values(module, inputs))
+                graph = _ValueTracer(inside, opened, key, inputs).trace(module, plain_values(module, inputs))
         open_ended = [str(node.target) for node in graph.nodes if node.op == "placeholder" and "*" in str(node.target)]
         if open_ended:
             raise TypeError(f"forward takes {', '.join(open_ended)}")
@@ -118,15 +126,17 @@ class _Tracer(fx.Tracer):
     # A buffer that is read becomes an operation, so that it may move to another device or change.
     proxy_buffer_attributes = True
 
-    def __init__(self, inside: Sequence[str] | None) -> None:
+    def __init__(self, inside: Sequence[str] | None, opened: Container[str]) -> None:
         super().__init__(param_shapes_constant=False)
-        self._inside = inside
+        self._inside, self._opened = inside, opened
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Say whether a module is one operation."""
         name = module_qualified_name
         if self._inside is not None:
             return not any(each.startswith(f"{name}.") for each in self._inside)
+        if name in self._opened:
+            return False
         # Containers of blocks among torch's own modules, such as nn.TransformerEncoder, are looked into.
         holds_blocks = any(isinstance(child, nn.ModuleList) for child in m.children())
         if super().is_leaf_module(m, name) and not holds_blocks:
@@ -163,8 +173,8 @@ def has_layers(module: nn.Module) -> bool:
 class _ValueTracer(_Tracer):
     """Records a forward beside its values for given inputs, by which its Python code may decide."""
 
-    def __init__(self, inside: Sequence[str] | None, key: str, inputs: Inputs) -> None:
-        super().__init__(inside)
+    def __init__(self, inside: Sequence[str] | None, opened: Container[str], key: str, inputs: Inputs) -> None:
+        super().__init__(inside, opened)
         self._key = key
         self._inputs = iter(inputs)
         self._interpreter: fx.Interpreter | None = None
@@ -185,13 +195,25 @@ class _ValueTracer(_Tracer):
             # Its own: a forward may change what it is given.
             env[node] = value.clone() if isinstance(value, Tensor) else value
         elif node.op != "output":
+            self._forget_question(node)
             # The tracer sees what a block does as well: it is not recorded.
             self._is_running = True
             try:
                 env[node] = self._interpreter.run_node(node)
             finally:
                 self._is_running = False
+            return told_by_inputs(node, env, self.create_node, self._key, _place())
         return node
+
+    def _forget_question(self, node: fx.Node) -> None:
+        """Drop the decision before an operation of torch's that has asked whether its argument is a number."""
+        before = node.prev
+        # Types and devices among its arguments are asked for in between.
+        while before.target is getattr or before.target in TOLD:
+            before = before.prev
+        is_question = before.target is _check_decision and before.args[1] == "int"
+        if is_question and before.args[0] in node.all_input_nodes and node.target is not _check_decision:
+            self.graph.erase_node(before)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a module's call, or only carry it out inside a block."""

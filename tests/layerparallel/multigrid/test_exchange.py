@@ -163,13 +163,43 @@ def test_one_rank_needs_no_exchange() -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "settings", "message"),
-    [(Wave(16), {"guard_every": 5}, "beside guard_every"), ([WithNorm()] * 8, {}, "beside running statistics")],
-)
-def test_what_ranks_cannot_do_is_refused(blocks: Any, settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"over_ranks: found true {message}"):
-        MultigridResidual(blocks, over_ranks=True, **settings)
+def test_running_statistics_are_refused_over_ranks() -> None:
+    with pytest.raises(ConfigError, match="over_ranks: found true beside running statistics"):
+        MultigridResidual([WithNorm()] * 8, over_ranks=True)
+
+
+GUARDS: dict[str, dict[str, Any]] = {
+    "guard": {"cycles": 0, "guard_every": 1, "guard_threshold": 1e-3},
+    "gives up": {"cycles": 0, "guard_every": 1, "guard_threshold": 1e-30, "guard_max_cycles": 1},
+    "auto": {"cycles": "auto", "coarsening": 4, "workers": 64, "guard_every": 1, "guard_threshold": 1e-3},
+    "auto, serial": {"cycles": "auto", "coarsening": 4, "workers": 64, "guard_every": 1, "guard_threshold": 1e-30},
+}
+
+
+@pytest.mark.filterwarnings("ignore:(The multigrid gradient|cycles. auto).*:UserWarning")
+@pytest.mark.parametrize("name", GUARDS)
+def test_a_guard_over_ranks_decides_as_on_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    home, own = sys.modules["mlotool.layerparallel.multigrid.residual"], threading.local()
+    layers, settings = Wave(64, h=0.1), GUARDS[name]
+    alone = MultigridResidual(layers, **settings)
+    whole = losses_and_gradients(alone, 0, 1)
+    shared = Shared(2)
+    monkeypatch.setattr(home, "has_ranks", lambda: True)
+    monkeypatch.setattr(home, "exchanges", lambda: (Threads(own.group), Threads(own.group, is_mirrored=True)))
+
+    def run(rank: int) -> tuple[MultigridResidual, list[Tensor]]:
+        own.group = shared, rank
+        part = MultigridResidual(copy.deepcopy(layers), over_ranks=True, **settings)
+        return part, losses_and_gradients(part, rank, 2)
+
+    with ThreadPoolExecutor(2) as pool:
+        parts = [each.result(timeout=60) for each in [pool.submit(run, rank) for rank in range(2)]]
+    for part, _ in parts:
+        assert part.statistics() == pytest.approx(alone.statistics(), rel=1e-6, abs=1e-9)
+        assert part.guard.state_dict() == parts[0][0].guard.state_dict()
+    for expected, *found in zip(whole, *[each for _, each in parts], strict=True):
+        torch.testing.assert_close(sum(found), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -159,12 +159,11 @@ def test_it_goes_on_bit_by_bit() -> None:
 @pytest.mark.parametrize(
     ("module", "settings", "message"),
     [
-        (nn.Linear(2, 1), {}, "problems.net.parallel.part: found nothing at 'residual' in Linear"),
+        (nn.Linear(2, 1), {}, "problems.net.parallel.part: found no equal blocks that follow each other in Linear"),
         (network(), {"part": "closing"}, "problems.net.parallel.part: found Linear at 'closing'"),
         (network(), {"coarsening": 1}, "problems.net.parallel: coarsening: found 1; expected a whole factor"),
         (network(), {"levels": 1}, "problems.net.parallel: levels: found 1"),
         (network(), {"relaxation": "C"}, "problems.net.parallel: relaxation: found 'C'"),
-        (network(nn.Sequential(*[nn.Dropout(0.1)] * 8)), {}, "problems.net.parallel: blocks.0 of the multigrid part"),
     ],
 )
 def test_what_it_cannot_run_is_refused(module: nn.Module, settings: dict[str, Any], message: str) -> None:

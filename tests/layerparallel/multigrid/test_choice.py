@@ -1,0 +1,173 @@
+"""`cycles: auto`: the cheapest cycles whose gradient is near enough to the serial one."""
+
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.layerparallel import Multigrid, MultigridResidual, critical_path, mgrit
+from mlotool.layerparallel.multigrid.choice import Choice, make_plans
+from mlotool.layerparallel.multigrid.guard import Solved
+from mlotool.layerparallel.multigrid.settings import Method
+from mlotool.program import Graph, Program, Schedule
+from tests.layerparallel.multigrid.test_residual import Wave, loss_of
+from tests.layerparallel.multigrid.test_setting import network, problem
+
+U0 = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def wave(num_layers: int = 128, time: float = 2.0) -> nn.Module:
+    """Layers whose weights are near those of their neighbours, as a coarse grid wants them."""
+    torch.manual_seed(0)
+    layers = Wave(num_layers, h=time / num_layers)
+    with torch.no_grad():
+        for tensor in layers.parameters():
+            tensor.copy_(
+                tensor[:1] + torch.linspace(0, 1, num_layers).view(-1, *[1] * (tensor.dim() - 1)) * tensor[-1:]
+            )
+    return layers
+
+
+def auto(layers: nn.Module | None = None, **settings: Any) -> MultigridResidual:
+    settings = {"workers": 64, "guard_threshold": 0.01, **settings}
+    return MultigridResidual(layers or wave(), cycles="auto", **settings)
+
+
+def step(part: MultigridResidual) -> list[Tensor]:
+    return list(torch.autograd.grad(loss_of(part(U0)), list(part.parameters())))
+
+
+def bias_of(layers: nn.Module, method: Method) -> float:
+    """Return the bias as it is defined, by autograd alone."""
+    part = MultigridResidual(
+        layers, coarsening=method.coarsening, cycles=method.cycles, nested=method.nested, relaxation=method.relaxation
+    )
+    u0 = U0.clone().requires_grad_()
+    inputs = [u0, *part.parameters()]
+    exact_last = part.layers(u0)
+    cotangent = torch.autograd.grad(loss_of(exact_last), exact_last, retain_graph=True)
+    last = part(u0)
+    mine, exact = (
+        torch.cat([each.flatten() for each in torch.autograd.grad(found, inputs, cotangent)])
+        for found in (last, exact_last)
+    )
+    of_state = (last - exact_last).detach().norm() / exact_last.detach().norm()
+    return max(float((mine - exact).norm() / exact.norm()), float(of_state))
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.03, 1e-4])
+@pytest.mark.parametrize("nested", [False, True])
+def test_it_is_the_cheapest_plan_within_the_bound(threshold: float, nested: bool) -> None:
+    part = auto(guard_threshold=threshold, nested=nested)
+    serial = step(MultigridResidual(wave()).serial())
+    # The first step is serial, and so is each gradient that is compared.
+    torch.testing.assert_close(step(part), serial, rtol=1e-11, atol=1e-13)
+    assert isinstance(part.guard, Choice)
+    plans = part.guard.plans
+    assert [plan.cost for plan in plans] == sorted(plan.cost for plan in plans)
+    assert plans[-1].cost < 128
+    expected = next((plan for plan in plans if bias_of(part.layers, plan.method) <= threshold), None)
+    assert part.guard.plan == expected
+    assert expected is not None
+    assert part.guard.bias == pytest.approx(bias_of(part.layers, expected.method), rel=1e-6)
+    # From the second step on it is what is solved.
+    found, exact = (torch.cat([each.flatten() for each in slopes]) for slopes in (step(part), serial))
+    assert 0 < (found - exact).norm() / exact.norm() < 2 * threshold
+    assert part.statistics()["layers_in_a_row"] == expected.cost
+    assert len(part.residuals["forward"]) == expected.method.cycles + 1
+
+
+def test_it_goes_serial_where_no_plan_is_near_enough_and_comes_back() -> None:
+    part = auto(wave(time=60.0), guard_threshold=1e-3, guard_max_cycles=2, guard_every=3)
+    with pytest.warns(UserWarning, match="of .* plans none is within guard_threshold=0.001 .* one after the other"):
+        step(part)
+    assert part.statistics() == {"is_serial": 1.0, "gradient_bias": 0.0}
+    torch.testing.assert_close(part(U0), part.layers(U0), rtol=0, atol=0)
+    with torch.no_grad():
+        for parameter in part.layers.parameters():
+            parameter.mul_(0.01)
+    for _ in range(12):
+        step(part)
+    assert not part.guard.is_serial
+    with torch.no_grad():
+        for parameter in part.layers.parameters():
+            parameter.mul_(100)
+    with pytest.warns(UserWarning, match="none is within"):
+        for _ in range(3):
+            step(part)
+    assert part.guard.is_serial
+
+
+def test_it_moves_to_dearer_and_cheaper_plans() -> None:
+    part = auto(guard_every=1, guard_threshold=0.05)
+    costs = []
+    for factor, num_steps in ((1.0, 1), (3.0, 1), (1 / 3.0, 10)):
+        with torch.no_grad():
+            for parameter in part.layers.parameters():
+                parameter.mul_(factor)
+        for _ in range(num_steps):
+            step(part)
+            assert part.guard.bias is not None
+            assert part.guard.bias <= 0.05
+        costs.append(part.statistics()["layers_in_a_row"])
+    assert costs[0] == costs[2] < costs[1]
+
+
+def test_one_worker_is_told_that_nothing_pays() -> None:
+    part = auto(workers=None)
+    with pytest.warns(UserWarning, match="no cycles evaluate fewer layers .* than a serial pass does here"):
+        step(part)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(part)
+    assert part.statistics() == {"is_serial": 1.0}
+
+
+def test_a_coarsening_that_is_set_is_kept() -> None:
+    part = auto(coarsening=8)
+    step(part)
+    assert {plan.method.coarsening for plan in part.guard.plans} == {8}
+
+
+def test_a_nan_is_no_small_bias() -> None:
+    choice = Choice(lambda: make_plans(64, Method(), 2, workers=16), every=1, threshold=0.1)
+    exact, broken = (Solved([torch.tensor([value])], torch.ones(1)) for value in (1.0, float("nan")))
+    choice.begin()
+    with pytest.warns(UserWarning, match="none is within"):
+        choice.compare(exact, lambda methods: broken, lambda own: own)
+    assert choice.is_serial
+
+
+def test_it_goes_on_bit_by_bit() -> None:
+    def make() -> Program:
+        parallel = Multigrid(cycles="auto", workers=64, guard_every=3, guard_threshold=0.05)
+        return Program([problem(parallel, network(wave(64)))], Graph())
+
+    whole, other = make(), make()
+    schedules = [Schedule(whole), Schedule(other)]
+    for _ in range(4):
+        schedules[0].tick()
+    other.load_state_dict(whole.state_dict())
+    schedules[1].load_state_dict(schedules[0].state_dict())
+    for _ in range(4):
+        assert torch.equal(*(schedule.tick()["net"].loss for schedule in schedules))
+    assert whole.statistics() == other.statistics()
+    assert "net/layers_in_a_row" in whole.statistics()
+
+
+def test_nested_starts_are_counted() -> None:
+    """By counting the calls of a step."""
+    for num_layers, coarsening, relaxation in itertools.product((7, 18, 64), (2, 3, 4), ("F", "FCF")):
+        calls = []
+
+        def layer(u: Tensor, n: int, h: float, calls: list[int] = calls) -> Tensor:
+            calls.append(n)
+            return u
+
+        method = {"coarsening": coarsening, "relaxation": relaxation, "cycles": 1, "nested": True}
+        mgrit(layer, torch.ones(1, 1), num_layers, 0.1, **method)  # type: ignore[arg-type]
+        path = critical_path(num_layers, coarsening, None, relaxation, cycles=1, nested=True)
+        assert path.total == path.critical == len(calls)

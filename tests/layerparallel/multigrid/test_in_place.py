@@ -1,0 +1,440 @@
+"""Models that people have, whose blocks are solved by multigrid where they stand."""
+
+import copy
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool.core.errors import ConfigError
+from mlotool.layerparallel import Multigrid, MultigridResidual
+from mlotool.layerparallel.multigrid.call import CallArguments
+from mlotool.layerparallel.multigrid.layers import WholeLayers
+from mlotool.layerparallel.multigrid.parts import equal_blocks, find_parts
+from mlotool.program import Schedule
+from tests.layerparallel.multigrid import real_models
+from tests.layerparallel.multigrid.real_models import MODELS, gradients, program, trained
+from tests.layerparallel.multigrid.test_exchange import Shared, Threads
+from tests.runner.processes import run_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*too few for a coarse grid.*:UserWarning")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_at_convergence_are_those_of_autograd(model: str) -> None:
+    make, samples, part = MODELS[model]
+    torch.manual_seed(1)
+    module, other = make().double(), make().double()
+    other.load_state_dict(module.state_dict())
+    parallel = Multigrid(part, coarsening=2, cycles=8)
+    parallel.attach("net", module)
+    batch = torch.utils.data.default_collate([samples[number] for number in range(4)])
+    mine, serial = gradients(batch, parallel, module), gradients(batch, other, other)
+    assert max(float(each.abs().max()) for each in serial.values()) > 1e-6
+    for name, expected in serial.items():
+        torch.testing.assert_close(mine[name], expected, rtol=1e-10, atol=1e-12)
+    # Running statistics move once.
+    for found, expected in zip(module.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert all(solver.residuals for solver in parallel.solvers.values())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_resumed_run_is_the_same_bit_by_bit(model: str) -> None:
+    whole = trained(program(model), 4)
+    first, second = program(model), program(model)
+    schedule = Schedule(first)
+    for _ in range(2):
+        schedule.tick()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    resumed = trained(second, 2)
+    assert all(torch.equal(resumed["net"][name], each) for name, each in whole["net"].items())
+
+
+@pytest.mark.parametrize("model", ["vision transformer", *real_models.OVER_RANKS])
+def test_layers_over_ranks_are_those_of_one_process_bit_by_bit(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, own = sys.modules["mlotool.layerparallel.multigrid.residual"], threading.local()
+    make, _, part = MODELS[model]
+    torch.manual_seed(1)
+    [(_, found)] = find_parts(make().double(), part).items()
+    states = torch.randn(4, 5, 16, dtype=torch.float64)
+    arguments = (torch.zeros(5, 5, dtype=torch.float64),) if model == "masked" else ()
+
+    def run(layers: nn.Module, rank: int, num_ranks: int) -> list[Tensor]:
+        u0 = states.chunk(num_ranks)[rank].clone().requires_grad_()
+        solver = MultigridResidual(layers, coarsening=2, cycles=1, over_ranks=num_ranks > 1)
+        last = solver(u0, *arguments)
+        slopes = torch.autograd.grad(last.square().sum(), [u0, *solver.parameters()])
+        return [last.detach(), *slopes]
+
+    whole = run(found.layers, 0, 1)
+    shared = Shared(2)
+    monkeypatch.setattr(home, "has_ranks", lambda: True)
+    monkeypatch.setattr(home, "exchanges", lambda: (Threads(own.group), Threads(own.group, is_mirrored=True)))
+
+    def on_rank(rank: int) -> list[Tensor]:
+        own.group = shared, rank
+        return run(copy.deepcopy(found.layers), rank, 2)
+
+    with ThreadPoolExecutor(2) as pool:
+        parts = [each.result(timeout=60) for each in [pool.submit(on_rank, rank) for rank in range(2)]]
+    for number, expected in enumerate(whole):
+        one, other = (each[number] for each in parts)
+        # Samples are divided; each layer's gradient is one rank's, and zero on the other.
+        assert torch.equal(torch.cat([one, other]) if number < 2 else one + other, expected)
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone, ranks = run_ranks(real_models.main, 2, tmp_path, meanwhile=real_models.alone)
+    finally:
+        torch.set_num_threads(threads)
+    for model, expected in alone.items():
+        for found in ranks:
+            for name, value in expected["net"].items():
+                torch.testing.assert_close(found[model]["net"][name], value, rtol=1e-9, atol=1e-11)
+        assert all(torch.equal(ranks[0][model]["net"][name], each) for name, each in ranks[1][model]["net"].items())
+
+
+class Stack(nn.Module):
+    """Blocks that `run` calls."""
+
+    def __init__(self, run: Callable[[nn.ModuleList, Tensor], Tensor], blocks: list[nn.Module] | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks or [block() for _ in range(8)])
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.blocks, x)
+
+
+class Residual(nn.Module):
+    """A block of a user's own: it may be given more than the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
+        return x + 0.2 * scale * torch.tanh(self.linear(x))
+
+
+def block() -> nn.Module:
+    return Residual()
+
+
+def chained(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for each in blocks:
+        x = each(x)
+    return x
+
+
+def all_states(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    """Reads what is between the blocks, as networks with several outputs do."""
+    found = [x]
+    for each in blocks:
+        found.append(each(found[-1]))
+    weights = torch.linspace(0.5, 2.0, len(found), dtype=x.dtype)
+    return (torch.stack(found) * weights[:, None, None]).sum(0)
+
+
+def exits_early(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for each in list(blocks)[:5]:
+        x = each(x)
+    return x
+
+
+def twice(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    return chained(blocks, chained(blocks, x) * 0.5)
+
+
+def by_name(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for each in blocks:
+        x = each(scale=0.5, x=x)
+    return x
+
+
+def with_masks(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    whole = torch.linspace(0, 1, 9, dtype=x.dtype)
+    for each in blocks:
+        x = each(x, whole[:3])
+    return x
+
+
+def differentiates(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    """Takes a gradient of its blocks within its forward."""
+    x = x.requires_grad_()
+    return torch.autograd.grad(chained(blocks, x).square().sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("run", [chained, all_states, exits_early, twice, by_name, with_masks, differentiates])
+def test_whatever_the_module_does_around_its_blocks(run: Any) -> None:
+    torch.manual_seed(0)
+    module = Stack(run).double()
+    parallel = Multigrid(coarsening=2, cycles=4)
+    parallel.attach("net", module)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found, expected = (
+        torch.autograd.grad(each(x).square().sum(), list(module.parameters()), materialize_grads=True)
+        for each in (parallel, module)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    # Afterwards the module is as it was.
+    assert all("forward" not in each.__dict__ for each in module.blocks)
+
+
+def shared_blocks(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    return chained(blocks, x)
+
+
+def test_one_block_may_stand_in_all_places() -> None:
+    torch.manual_seed(0)
+    one = block()
+    module = Stack(shared_blocks, [one] * 8).double()
+    parallel = Multigrid(coarsening=2, cycles=4)
+    parallel.attach("net", module)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found, expected = (torch.autograd.grad(each(x).sum(), list(one.parameters())) for each in (parallel, module))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def between(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for each in blocks:
+        x = each(x) + 1
+    return x
+
+
+def backwards(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    return chained(nn.ModuleList([blocks[0], *list(blocks)[:0:-1]]), x)
+
+
+def in_place_between(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        for each in blocks:
+            x = each(x)
+            x.mul_(2)
+    return x
+
+
+def unlike_arguments(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for n, each in enumerate(blocks):
+        x = each(x, 1.0 + n)
+    return x
+
+
+def several_inputs(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    """Equal blocks side by side, as experts are."""
+    return torch.stack([each(x) for each in blocks]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (between, r"block 1 \(Residual\) called with something else than what the block before it has returned"),
+        (several_inputs, r"block 1 \(Residual\) called with something else"),
+        (backwards, r"block 7 \(Residual\) called as number 1"),
+        (in_place_between, r"block 1 \(Residual\) called with something else"),
+        (unlike_arguments, r"block 1 \(Residual\) called with other arguments beside the state than block 0"),
+    ],
+)
+def test_what_is_no_chain_is_refused(run: Any, message: str) -> None:
+    module = Stack(run)
+    parallel = Multigrid()
+    parallel.attach("net", module)
+    with pytest.raises(ConfigError, match=rf"parallel.part: blocks has {message}.*MultigridResidual"):
+        parallel(torch.ones(2, 3))
+    assert all("forward" not in each.__dict__ for each in module.blocks)
+
+
+class Pair(Residual):
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Any:
+        return super().forward(x), None
+
+
+class Impatient(Residual):
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
+        return super().forward(x.mul_(2.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Pair, r"block 0 \(Pair\) of the multigrid part returned a tuple; expected a tensor"),
+        (Impatient, "changed the state that it was given; expected one that leaves it"),
+    ],
+)
+def test_blocks_that_cannot_be_solved_are_refused(kind: type[nn.Module], message: str) -> None:
+    parallel = Multigrid()
+    parallel.attach("net", Stack(chained, [kind() for _ in range(8)]))
+    with pytest.raises(ConfigError, match=message):
+        parallel(torch.ones(2, 3))
+
+
+class Noisy(Residual):
+    """Draws without a module of torch's."""
+
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
+        return super().forward(nn.functional.dropout(x, 0.3, self.training))
+
+
+class Dropped(Residual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
+        return super().forward(self.dropout(x))
+
+
+@pytest.mark.parametrize("kind", [Noisy, Dropped])
+def test_dropout_is_the_same_in_all_evaluations_of_a_batch(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    module = Stack(chained, [kind() for _ in range(8)]).double()
+    parallel = Multigrid(coarsening=2, cycles=4)
+    parallel.attach("net", module)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    parallel(x)
+
+    def loss() -> Tensor:
+        torch.manual_seed(5)
+        return parallel(x).square().sum()
+
+    weight = module.blocks[3].linear.weight
+    (slope,) = torch.autograd.grad(loss(), weight)
+    direction, step = torch.randn_like(weight), 1e-6
+    values = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            weight += sign * step * direction
+            values.append(loss())
+            weight -= sign * step * direction
+    torch.testing.assert_close((slope * direction).sum(), (values[0] - values[1]) / (2 * step), rtol=1e-7, atol=1e-9)
+    # Another batch has other masks.
+    assert not torch.equal(parallel(x), parallel(x))
+
+
+def test_frozen_statistics_stay_frozen() -> None:
+    module = Stack(chained, [nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(8)])
+    module.blocks[2].eval()
+    before = module.blocks[2][1].running_mean.clone()
+    parallel = Multigrid(coarsening=2)
+    parallel.attach("net", module)
+    parallel(torch.randn(6, 3))
+    assert torch.equal(module.blocks[2][1].running_mean, before)
+    assert not torch.equal(module.blocks[3][1].running_mean, before)
+
+
+class Named(nn.Module):
+    """Blocks under several names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Sequential(nn.Linear(2, 3)), *[block() for _ in range(6)])
+        self.more = nn.ModuleList(block() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return chained(self.more, self.layers(x))
+
+
+def test_parts_are_found_and_named() -> None:
+    module = Named()
+    assert {name: len(blocks) for name, blocks in equal_blocks(module).items()} == {"layers[1:7]": 6, "more": 4}
+    assert {name: part.layers.num_layers for name, part in find_parts(module, None).items()} == {
+        "layers[1:7]": 6,
+        "more": 4,
+    }
+    assert [part.layers.num_layers for part in find_parts(module, ["layers[2:]", "more[:-1]"]).values()] == [5, 3]
+    assert find_parts(module, "layers[1:2]")["layers[1:2]"].layers.num_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("layer", r"problems.net.parallel.part: found 'layer', which Named has not; .* Did you mean 'layers'\?"),
+        ("layers[", r"part: found 'layers\[', which Named has not"),
+        ("layers[7:]", r"part: found no blocks at 'layers\[7:\]', of 7 in layers"),
+        ("layers.0", r"block 0 \(Linear\) of the multigrid part turned a state of shape \(2, 2\) into \(2, 3\)"),
+        (["more", "more[1:]"], r"part: found 'more' and 'more\[1:\]', which have blocks in common"),
+        ("layers.0.0", r"part: found Linear at 'layers.0.0' in Named; .*Name one of layers\[1:7\] \(6 equal blocks\)"),
+        (3, "problems.net.parallel.part: found 3; expected a name, a list of names, or null"),
+        ([], r"problems.net.parallel.part: found \[\]; expected a name"),
+    ],
+)
+def test_wrong_names_say_what_there_is(part: Any, message: str) -> None:
+    parallel = Multigrid(part)
+    with pytest.raises(ConfigError, match=message):
+        parallel.attach("net", Named())
+        parallel(torch.ones(2, 2))
+
+
+def test_a_model_without_blocks_is_told_what_to_do() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no equal blocks .*MultigridResidual\(\[block, ...\]\), or take parallel=auxnet"
+    ):
+        Multigrid().attach("net", nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)))
+
+
+def test_too_few_blocks_are_told() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="blocks has 3 layers, too few for a coarse grid: they run"):
+            Multigrid().attach("net", Stack(chained, [block() for _ in range(3)]))
+        with pytest.raises(UserWarning, match="blocks has 5 layers, too few for a coarse grid with coarsening=4"):
+            Multigrid(coarsening=4).attach("net", Stack(chained, [block() for _ in range(5)]))
+        Multigrid().attach("net", Stack(chained, [block() for _ in range(4)]))
+
+
+def test_one_layer_is_a_serial_pass() -> None:
+    torch.manual_seed(0)
+    module = Stack(chained, [block()]).double()
+    parallel = Multigrid("blocks")
+    parallel.attach("net", module)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(parallel(x), module(x), rtol=0, atol=0)
+
+
+def test_arguments_are_compared() -> None:
+    mask, condition = torch.ones(2), torch.ones(2, requires_grad=True)
+    one = CallArguments((mask, condition), {"is_causal": True})
+    assert one.equals(CallArguments((mask.clone(), condition), {"is_causal": True}))
+    assert not one.equals(CallArguments((mask + 1, condition), {"is_causal": True}))
+    assert not one.equals(CallArguments((mask, condition.detach().requires_grad_()), {"is_causal": True}))
+    assert not one.equals(CallArguments((mask, condition), {"is_causal": False}))
+    assert not one.equals(CallArguments((mask, condition)))
+
+
+@pytest.mark.parametrize("run", [all_states, between])
+def test_ranks_refuse_what_reads_states_between_blocks(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = sys.modules["mlotool.layerparallel.multigrid.residual"]
+    shared = Shared(1)
+    monkeypatch.setattr(home, "has_ranks", lambda: True)
+    monkeypatch.setattr(home, "exchanges", lambda: (Threads((shared, 0)), Threads((shared, 0), is_mirrored=True)))
+    parallel = Multigrid(over_ranks=True)
+    parallel.attach("net", Stack(run))
+    with pytest.raises(ConfigError, match=r"parallel\.over_ranks: the module reads a state between"):
+        parallel(torch.ones(2, 3))
+
+
+def test_an_error_of_a_block_is_the_users() -> None:
+    class Broken(Residual):
+        def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
+            raise KeyError("mine")
+
+    made = program("decoder")
+    made.problems["net"].module.blocks[0].forward = Broken().forward
+    with pytest.raises(KeyError, match="mine"):
+        Schedule(made).tick()
+
+
+def test_whole_layers_need_a_block() -> None:
+    with pytest.raises(ConfigError, match="blocks: found none"):
+        WholeLayers([])
