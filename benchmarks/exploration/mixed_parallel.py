@@ -22,13 +22,14 @@ from torch import Tensor
 
 from benchmarks.exploration.shared_weights import BATCH_SIZES, SGD, Samples, loss, shared
 from benchmarks.harness import record
-from benchmarks.harness.pair import NUM_RANKS, Pair
 from benchmarks.harness.rounds import Seconds, interleave
+from benchmarks.harness.team import Team
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.distributed import distribute
 from mlotool.spaces import AbstractPaths, SharedDecision, path_of
 
+NUM_RANKS = 2
 ONE, MIXED, APART, DATA = "one rank", "mixed, two ranks", "two processes apart", "data parallel, two ranks"
 PATHS_A_TICK = {ONE: 1, MIXED: NUM_RANKS, APART: NUM_RANKS, DATA: 1}
 RATIOS = {
@@ -98,22 +99,22 @@ def trained(ranks: Ranks, way: str) -> tuple[Tensor, Tensor]:
     return torch.cat([each.detach().reshape(-1) for each in problem.theta.values()]), problem.module.counts.clone()
 
 
-def check(pair: Pair) -> None:
+def check(team: Team) -> None:
     """End the program where ranks do other work than their way's."""
     for way in (MIXED, DATA):
-        (first, first_counts), (second, second_counts) = pair(trained, way)
+        (first, first_counts), (second, second_counts) = team(trained, way)
         if not torch.equal(first, second):
             raise SystemExit(f"{way}: the ranks' parameters differ after {CHECKED_TICKS} ticks. No time is reported.")
         if torch.equal(first_counts, second_counts) != (way == DATA):
             raise SystemExit(f"{way}: the ranks ran the same paths, or should have. No time is reported.")
 
 
-def measured(pair: Pair, batch_size: int, num_rounds: int, num_ticks: int) -> dict[str, Any]:
+def measured(team: Team, batch_size: int, num_rounds: int, num_ticks: int) -> dict[str, Any]:
     """Return the row of a size of batches."""
     rank_seconds: dict[str, list[float]] = {way: [] for way in PATHS_A_TICK}
     rivals: dict[str, Any] = {ONE: lambda: _alone(batch_size, num_ticks, rank_seconds[ONE])}
     for way in (MIXED, APART, DATA):
-        rivals[way] = pair.rival(one_tick, way, batch_size, num_cycles=num_ticks, rank_seconds=rank_seconds[way])
+        rivals[way] = team.rival(one_tick, way, batch_size, num_cycles=num_ticks, rank_seconds=rank_seconds[way])
     found = interleave(rivals, num_rounds=num_rounds, num_cycles=1, num_warmup=1)
     row: dict[str, Any] = {"batch_size": batch_size, "num_ticks": num_ticks, "num_rounds": num_rounds}
     rates = {way: _rates(way, found[way], num_ticks) for way in PATHS_A_TICK}
@@ -161,11 +162,11 @@ def main() -> None:
     torch.set_num_threads(1)
     where = record.surroundings(("torch",))
     rows = []
-    with Pair() as pair:
-        check(pair)
+    with Team(NUM_RANKS) as team:
+        check(team)
         for batch_size in arguments.batches:
             num_ticks = max(2, round(arguments.block_seconds / seconds_of_tick(Ranks(), batch_size)))
-            rows.append(measured(pair, batch_size, arguments.rounds, num_ticks))
+            rows.append(measured(team, batch_size, arguments.rounds, num_ticks))
             show(rows[-1])
     print(f"written to {record.write('exploration_mixed_parallel', {**where, 'rows': rows}, arguments.output)}")
 

@@ -1,130 +1,101 @@
-"""Test accuracy of layer-parallel training: against the number of stages, with and without augmentation, against beta.
+"""Test accuracy of layer-parallel training, tick by tick, beside backpropagation and two data-parallel ranks.
 
-    python -m benchmarks.layerparallel.accuracy --jobs 2
-    python -m benchmarks.layerparallel.accuracy PATH_TO_THE_FOLDER_OF_MNIST --data mnist
+    python -m benchmarks.layerparallel.accuracy
+    python -m benchmarks.layerparallel.accuracy PATH_TO_THE_FOLDER_OF_MNIST --data mnist --seeds 0 1 2
+    python -m benchmarks.layerparallel.accuracy PATH_TO_THE_FOLDER_OF_MNIST --data mlp --stages 2 --seeds 0 1 2
+    python -m benchmarks.layerparallel.accuracy PATH_TO_THE_FOLDERS_OF_CIFAR10 --data cifar10 --seeds 0 1 2
+    python -m benchmarks.layerparallel.accuracy PATH --data mnist --kinds long
+    python -m benchmarks.layerparallel.accuracy PATH --data mnist --check
+    python -m benchmarks.layerparallel.accuracy PATH --data mnist --try stages=3 variables=stored beta=1
 
 The shape of tables 4, 7 and 8 of Sun et al. 2021 (arXiv 2112.05387), far smaller: the network and the rates of the
-recipe layerparallel_penalty, a ResNet-14, on digits (24 epochs of batch 100), or at half that width on 1,500 images of
-MNIST (33 epochs). One stage is backpropagation. What diverges is written down as such. The result file is written
-after each run.
+recipe layerparallel_penalty, a ResNet-14, on digits, at half that width on 1,500 images of MNIST, and on CIFAR-10 of
+16 x 16; `mlp` is a wide perceptron on MNIST. What diverges is written down as such. The result file is written after
+each run, and a second call adds to it: a run is left out that stands there with the same settings and code, and one
+with others is replaced. Settings are chosen by `--try`, on the validation split, whose runs are written down too.
 """
 
 import argparse
-import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-import mlotool
-from benchmarks.harness import record
-from mlotool import Schedule
-from mlotool.config import build
-from mlotool.core.errors import MlotoolError
-from mlotool.runner.evaluation import Evaluator
+import torch
 
-PARALLEL = "problems.classifier.parallel"
-PENALTY = ("variables=stored", "method=penalty", "beta=10")
-LAGRANGIAN = ("variables=stored", "method=lagrangian", "beta=10", "lambda_rate=0.3")
-AUXNET = ("variables=auxnet", "auxnet_optimizer=adam", "auxnet_lr=3e-3")
-STAGES = (1, 2, 3, 4)
-BETAS = (0.1, 1, 10, 100)
-RATES = ("[0.1,0.1]", "[0.5,0.5]", "[0.05,1]", "[0.3,1]", "[0.7,1]", "[1,1]", "auto")
-"""Of stored variables between three stages, beside the default."""
-# By data set: its options and the ticks of a run.
-DATA = {
-    "digits": (240, ("data=digits",)),
-    "mnist": (
-        500,
-        ("data=mnist", "data.sizes={train: 1500, val: 500, test: 2000}", "problems.classifier.module.width=4"),
-    ),
-    "cifar10": (
-        1500,
-        ("data=cifar10_folder", "data.sizes={train: 5000, val: 1000, test: 4000}", "data.image_shape=[3,16,16]"),
-    ),
-}
+from benchmarks.harness import record
+from benchmarks.harness.team import Team
+from benchmarks.layerparallel.accuracy_file import AccuracyFile, made_with
+from benchmarks.layerparallel.accuracy_rows import DATA, STAGES, Row, further_rows, long_rows, main_rows
+from benchmarks.layerparallel.accuracy_table import table
+from benchmarks.layerparallel.training import Run, train
+from mlotool.distributed.collectives import Ranks
+
+KINDS = ("main", "long", "further")
+CHECKED_TICKS = 50
+LIMIT = 7200.0
+"""Seconds that a run over ranks may take."""
 
 
 def main() -> None:
     options = _options()
-    name = f"layerparallel_accuracy_{options.data}"
-    jobs = [(seed, *row) for seed in options.seeds for row in rows(options.stages)]
-    jobs = [job for job in jobs if options.rows is None or job[1] in options.rows]
-    runs: list[dict[str, Any]] = []
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(accuracy, options, *job) for job in jobs]
-        for future in as_completed(futures):
-            runs.append(future.result())
-            print(runs[-1], flush=True)
-            found = sorted(
-                runs, key=lambda run: [(seed, row) for seed, row, *_ in jobs].index((run["seed"], run["row"]))
-            )
-            record.write(name, {"runs": found, **record.surroundings()})
-    print(table(found))
+    torch.set_num_threads(1)
+    file, rows = AccuracyFile(options.data), list(_rows(options))
+    if options.check:
+        for row in rows:
+            print(f"{row.name}: {'equal' if evaluation_changes_nothing(row, options) else 'DIFFERENT'}", flush=True)
+    elif options.settings:
+        given = None if options.settings == ["null"] else tuple(options.settings)
+        run = Run(Row("", given, options.augment), options.data, 0, options.root, options.ticks, split="val")
+        found = measured(run)
+        file.put_try({**found, "split": run.split, "augmented": options.augment})
+        print(f"validation accuracy {found['accuracy']} ({found['wall_s']:.0f} s)")
+    else:
+        for seed, row in itertools.product(options.seeds, rows):
+            measure(file, Run(row, options.data, seed, options.root, options.ticks))
+        print(table(file.runs))
 
 
-def rows(stages: list[int]) -> list[tuple[str, bool, tuple[str, ...] | None]]:
-    """Return name, whether images are augmented, and the settings of the parallel node (None: backpropagation)."""
-    found: list[tuple[str, bool, tuple[str, ...] | None]] = []
-    for count in stages:
-        if count == 1:
-            found += [("backpropagation, K=1", False, None), ("backpropagation, augmented, K=1", True, None)]
-            continue
-        found += [
-            (f"auxnet, augmented, K={count}", True, (f"stages={count}", *AUXNET, "beta=10")),
-            (f"stored, penalty, K={count}", False, (f"stages={count}", *PENALTY)),
-            (f"stored, lagrangian, K={count}", False, (f"stages={count}", *LAGRANGIAN)),
-        ]
-    found.append(("auxnet of 3 blocks, augmented, K=2", True, ("stages=2", *AUXNET, "beta=1", "auxnet_blocks=3")))
-    for rate in RATES if 3 in stages else ():
-        found.append((f"stored, penalty, K=3, rate={rate}", False, ("stages=3", *PENALTY, f"lambda_rate={rate}")))
-    others = (beta for beta in BETAS if beta != 10)
-    return found + [(f"auxnet, augmented, K=2, beta={b}", True, ("stages=2", *AUXNET, f"beta={b}")) for b in others]
+def measure(file: AccuracyFile, run: Run) -> None:
+    """Train as a row says, and write it down; nothing where that has been done."""
+    if file.has(run):
+        return
+    found = measured(run)
+    data = DATA[run.data]
+    file.put(found, [row.name for row in (*main_rows(data), *long_rows(data), *further_rows())])
+    print(f"{found['row']}, seed {run.seed}: {found['accuracy']} ({found['wall_s']:.0f} s)", flush=True)
 
 
-def accuracy(
-    options: argparse.Namespace, seed: int, row: str, augment: bool, settings: tuple[str, ...] | None
-) -> dict[str, Any]:
-    """Train, and return the test accuracy in percent (None: it diverged), the last violations and the seconds."""
-    found: dict[str, Any] = {"row": row, "seed": seed}
-    ticks, data = DATA[options.data]
-    ticks = options.ticks or ticks
-    own = [f"{PARALLEL}=null"] if settings is None else [_override(each) for each in settings]
-    overrides = [
-        *data,
-        *([] if options.root is None else [f"data.root={options.root}"]),
-        f"data.augment={augment}",
-        f"runner.max_ticks={ticks}",
-        f"problems.classifier.scheduler.T_max={ticks}",
-        f"seed={seed}",
-        *own,
-    ]
-    config = mlotool.compose("layerparallel_penalty", [*overrides, "logger=csv"])
-    built, start = build(config), time.process_time()
-    problem, schedule = built.program.problems["classifier"], Schedule(built.program)
-    try:
-        for _ in range(ticks):
-            schedule.tick()
-    except MlotoolError as error:
-        return found | {"accuracy": None, "error": str(error).split(";")[0]}
-    seconds = time.process_time() - start
-    share = Evaluator(problem.module, built.data, ["accuracy"], 500).evaluate("test")["test/accuracy"]
-    statistics = {} if problem.parallel is None else dict(problem.parallel.statistics())
-    return found | {"accuracy": round(100 * share, 2), "statistics": statistics, "cpu_s": round(seconds, 1)}
+def measured(run: Run) -> dict[str, Any]:
+    """Train as a row says, on its ranks, and return what the result file says of it."""
+    surroundings = record.surroundings()
+    return {**_trained(run)[0], **made_with(run), **{key: surroundings[key] for key in ("commit", "date")}}
 
 
-def _override(setting: str) -> str:
-    # The recipe has the first four of these; the others are new keys.
-    known = ("stages=", "variables=", "method=", "beta=")
-    return f"{'' if setting.startswith(known) else '+'}{PARALLEL}.{setting}"
+def evaluation_changes_nothing(row: Row, options: argparse.Namespace) -> bool:
+    """Say whether the parameters after some ticks are the same, bit by bit, with evaluations and without."""
+    run = Run(replace(row, length=1), options.data, options.seeds[0], options.root, CHECKED_TICKS, num_points=10)
+    return torch.equal(_trained(run)[1], _trained(replace(run, num_points=0))[1])
 
 
-def table(runs: list[dict[str, Any]]) -> str:
-    """Return the accuracies in Markdown, one row a setting, the seeds beside each other."""
-    lines = ["| | test accuracy, % |", "|---|---|"]
-    for row in dict.fromkeys(run["row"] for run in runs):
-        found = [run["accuracy"] for run in runs if run["row"] == row]
-        lines.append(f"| {row} | {', '.join('diverged' if each is None else f'{each:.1f}' for each in found)} |")
-    return "\n".join(lines)
+def _trained(run: Run) -> tuple[dict[str, Any], torch.Tensor]:
+    if run.row.num_ranks == 1:
+        return train(Ranks(), run)
+    with Team(run.row.num_ranks, limit=LIMIT) as team:
+        first: tuple[dict[str, Any], torch.Tensor] = team(train, run)[0]
+        return first
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    data = DATA[options.data]
+    rows = {
+        "main": main_rows(data, options.stages),
+        "long": long_rows(data, options.stages),
+        "further": further_rows(),
+    }
+    for row in itertools.chain.from_iterable(rows[kind] for kind in options.kinds):
+        if options.rows is None or row.name in options.rows:
+            yield row
 
 
 def _options() -> argparse.Namespace:
@@ -133,9 +104,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", choices=tuple(DATA), default="digits")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--stages", type=int, nargs="+", default=list(STAGES))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["main"], help="of rows")
     parser.add_argument("--rows", nargs="+", help="of the table, by name; all where it is left out")
     parser.add_argument("--ticks", type=int)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--check", action="store_true", help="that evaluations change no parameter, and nothing else")
+    parser.add_argument(
+        "--try", nargs="+", dest="settings", help="settings of Auxiliary (null: backpropagation), on val"
+    )
+    parser.add_argument("--augment", action="store_true", help="with --try")
     return parser.parse_args()
 
 

@@ -1,17 +1,21 @@
-"""A residual network that every rival trains: blocks of one shape, so that two stages have the same work."""
+"""A residual network of blocks of one shape, so that stages have the same work."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, pairwise
-from typing import Any
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.layerparallel.stages import Relaid
+from benchmarks.layerparallel.workload import AbstractWorkload, noise
+
 # b: batch, c: channels, h, w: height and width, k: classes
 
-NUM_GROUPS, NUM_CLASSES, NUM_BATCHES = 8, 10, 2
+NUM_GROUPS, NUM_CLASSES = 8, 10
+AUXNET_SHARE = 6
+"""An AuxNet has a sixth of the blocks, as the paper's ResNet-20 has of the ResNet-110's; but one a stage at least."""
 
 
 class Stage(nn.Module):
@@ -26,23 +30,10 @@ class Stage(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return contiguous features (b, c, h, w), or logits (b, k)."""
-        features = self.layers(_Relaid.apply(images, torch.channels_last, torch.contiguous_format))
+        features = self.layers(Relaid.apply(images, torch.channels_last, torch.contiguous_format))
         if features.dim() == 2:
             return features
-        return _Relaid.apply(features, torch.contiguous_format, torch.channels_last)
-
-
-class _Relaid(torch.autograd.Function):
-    """The same numbers in one order of memory, and their gradient in another."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, order: torch.memory_format, order_back: torch.memory_format) -> Tensor:
-        ctx.order_back = order_back
-        return tensor.contiguous(memory_format=order)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient.contiguous(memory_format=ctx.order_back), None, None
+        return Relaid.apply(features, torch.contiguous_format, torch.channels_last)
 
 
 class Block(nn.Module):
@@ -77,51 +68,51 @@ class Head(nn.Module):
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What is trained, whoever trains it.
+class Workload(AbstractWorkload):
+    """Equal stages and no coupling of samples: what is lost here is lost to the method alone.
 
     Args:
-        num_blocks: residual blocks of two convolutions each; a multiple of the stages.
+        num_blocks: residual blocks of two convolutions each.
         num_channels: c.
         image_size: h and w.
-        batch_size: b.
-        learning_rate: of plain SGD.
-        dtype: of parameters and images.
     """
 
+    batch_size: int = 96
+    learning_rate: float = 0.005
     num_blocks: int = 12
     num_channels: int = 64
     image_size: int = 16
-    batch_size: int = 96
-    learning_rate: float = 0.005
-    dtype: torch.dtype = torch.float32
 
-    def make_stages(self, num_stages: int) -> list[Stage]:
-        """Return the model in parts, the same parameters at every call whatever the number of parts."""
-        torch.manual_seed(0)
-        stem = nn.Conv2d(3, self.num_channels, 3, padding=1)
-        layers = [stem, *(Block(self.num_channels) for _ in range(self.num_blocks)), Head(self.num_channels)]
-        share = self.num_blocks // num_stages
-        bounds = [0, *(1 + share * k for k in range(1, num_stages)), len(layers)]
-        return [
-            Stage(layers[begin:end]).to(self.dtype, memory_format=torch.channels_last)
-            for begin, end in pairwise(bounds)
-        ]
-
-    def make_model(self) -> Stage:
+    def make_model(self) -> nn.Module:
         """Return the whole model."""
         return self.make_stages(1)[0]
 
-    def samples(self) -> dict[str, Tensor]:
-        """Return noise (n, 3, h, w) and targets (n), of NUM_BATCHES batches."""
-        generator = torch.Generator().manual_seed(1)
-        num_samples = NUM_BATCHES * self.batch_size
-        images = torch.randn(num_samples, 3, self.image_size, self.image_size, generator=generator)
-        targets = torch.randint(NUM_CLASSES, (num_samples,), generator=generator)
-        return {"input": images.to(self.dtype), "target": targets}
+    def make_stages(self, num_stages: int) -> list[nn.Module]:
+        """Return the model in parts, the same parameters at every call whatever the number of parts."""
+        return self._stages(self.num_blocks, num_stages)
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches in turn, for ever."""
-        samples = self.samples()
-        parts = [samples[name].split(self.batch_size) for name in ("input", "target")]
-        return cycle(zip(*parts, strict=True))
+    def make_cut(self, num_stages: int) -> tuple[nn.Module, Sequence[str]]:
+        """Return the parts one after the other, and their names but the first's."""
+        return nn.Sequential(*self.make_stages(num_stages)), [str(number) for number in range(1, num_stages)]
+
+    def make_auxnet(self, num_stages: int) -> nn.Module:
+        """Return a network of fewer blocks, in as many parts."""
+        num_blocks = max(self.num_blocks // AUXNET_SHARE, num_stages)
+        return nn.Sequential(*self._stages(num_blocks, num_stages))
+
+    def samples(self) -> dict[str, Tensor]:
+        """Return noise (n, 3, h, w), and targets (n)."""
+        return noise(self.num_samples, (3, self.image_size, self.image_size), NUM_CLASSES, self.dtype)
+
+    def _stages(self, num_blocks: int, num_stages: int) -> list[nn.Module]:
+        if num_blocks < num_stages:
+            raise ValueError(f"{num_blocks} blocks cannot be cut into {num_stages} stages")
+        torch.manual_seed(0)
+        stem = nn.Conv2d(3, self.num_channels, 3, padding=1)
+        layers = [stem, *(Block(self.num_channels) for _ in range(num_blocks)), Head(self.num_channels)]
+        share, rest = divmod(num_blocks, num_stages)
+        # Larger parts first: of two parts a rank, k and k + K or k and 2K - 1 - k, each rank then has as many blocks.
+        ends = list(accumulate((share + (number < rest) for number in range(num_stages)), initial=1))
+        bounds = [0, *ends[1:-1], len(layers)]
+        found = [Stage(layers[begin:end]) for begin, end in pairwise(bounds)]
+        return [each.to(memory_format=torch.channels_last) for each in self.settled(found)]

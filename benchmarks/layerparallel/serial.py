@@ -3,23 +3,22 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.layerparallel.model import Workload
+from benchmarks.layerparallel.workload import AbstractWorkload
 
 
-def build(workload: Workload, num_threads: int) -> Callable[[], list[Tensor]]:
+def build(workload: AbstractWorkload, num_threads: int) -> Callable[[], list[Tensor]]:
     """Return a cycle: one batch and one step of SGD. It returns the gradients."""
     torch.set_num_threads(num_threads)
     model = workload.make_model()
-    optimizer = torch.optim.SGD(model.parameters(), workload.learning_rate)
+    optimizer = workload.make_optimizer(model.parameters())
     batches = workload.batches()
 
     def cycle() -> list[Tensor]:
-        images, targets = next(batches)
+        inputs, targets = next(batches)
         optimizer.zero_grad()
-        F.cross_entropy(model(images), targets).backward()
+        workload.loss(model(inputs), targets).backward()
         optimizer.step()
         return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 

@@ -15,7 +15,7 @@ import torch
 
 import mlotool
 from benchmarks.harness import record
-from benchmarks.harness.pair import Pair
+from benchmarks.harness.team import Team
 from benchmarks.scaling import communication, memory, times
 from benchmarks.scaling.programs import ALGORITHMS, MODELS, Workload
 
@@ -41,10 +41,10 @@ def main() -> None:
         _show_memory(content["memory_computed"])
         record.write("scaling", content, arguments.output)
     workloads = [Workload(model, algorithm) for model in arguments.models for algorithm in arguments.algorithms]
-    with Pair() as pair:
+    with Team(times.NUM_RANKS) as team:
         for part, compare, show in (
-            ("communication", lambda each: communication.compare(pair, each), _show_communication),
-            ("times", lambda each: times.compare(pair, each, arguments.rounds, arguments.block_seconds), _show_times),
+            ("communication", lambda each: communication.compare(team, each), _show_communication),
+            ("times", lambda each: times.compare(team, each, arguments.rounds, arguments.block_seconds), _show_times),
         ):
             if part in arguments.parts:
                 content[part] = []

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.harness.pair import Pair
+from benchmarks.harness.team import Team
 from benchmarks.scaling.programs import UPPER, Workload, program
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.interface import Vector
@@ -23,16 +23,16 @@ MOVED_CYCLES = 10
 """Cycles of the correct exchange before a hypergradient is compared: at the very start all weights are alike."""
 
 
-def compare(pair: Pair, workload: Workload) -> dict[str, Any]:
+def compare(team: Team, workload: Workload) -> dict[str, Any]:
     """Return the row of one workload."""
     made = program(workload)
     exact = Workload(workload.model, workload.algorithm, torch.float64)
     alone = hypergradient(Ranks(), exact, True)
-    (everywhere, _), (at_the_end, _) = pair(hypergradient, exact, True), pair(hypergradient, exact, False)
+    (everywhere, _), (at_the_end, _) = team(hypergradient, exact, True), team(hypergradient, exact, False)
     return {
         "model": workload.model,
         "algorithm": workload.algorithm,
-        "counted": pair(counted, workload)[0],
+        "counted": team(counted, workload)[0],
         "betty_computed": betty_computed(made),
         "error_of_hypergradient": {
             "exchanged everywhere": _error(everywhere, alone),

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness.pair import NUM_RANKS, Pair
 from benchmarks.harness.rounds import Cycle, Seconds, interleave, summarize
+from benchmarks.harness.team import Team
 from benchmarks.scaling.programs import LOWER, UPPER, Workload, num_parameters, program, schedule
 from mlotool.distributed.collectives import Ranks
 
+NUM_RANKS = 2
 ONE, TWO_THREADS, HALF, TWO_RANKS = "1 rank, 1 thread", "1 rank, 2 threads", "1 rank, half the batch", "2 ranks"
 CYCLE_SECONDS = {
     ("mlp", "finite_difference"): 3e-3,
@@ -24,13 +25,13 @@ CYCLE_SECONDS = {
 CHECKED_CYCLES, LARGEST_DIFFERENCE = 3, 1e-8
 
 
-def compare(pair: Pair, workload: Workload, num_rounds: int, block_seconds: float) -> dict[str, Any]:
+def compare(team: Team, workload: Workload, num_rounds: int, block_seconds: float) -> dict[str, Any]:
     """Return the row of one workload; ends the program where two ranks compute something else than one.
 
     A rival's turn is a block of cycles to warm up and one that is timed: what the two ranks are told from here costs
     a message a block.
     """
-    difference = _difference(pair, workload)
+    difference = _difference(team, workload)
     if difference > LARGEST_DIFFERENCE:
         raise SystemExit(
             f"{workload}: after {CHECKED_CYCLES} cycles in float64 the parameters of two ranks differ by {difference}, "
@@ -42,7 +43,7 @@ def compare(pair: Pair, workload: Workload, num_rounds: int, block_seconds: floa
         ONE: _alone(workload, num_cycles, num_threads=1),
         TWO_THREADS: _alone(workload, num_cycles, num_threads=2),
         HALF: _alone(workload, num_cycles, num_threads=1, is_halved=True),
-        TWO_RANKS: pair.rival(one_cycle, workload, num_cycles=num_cycles, rank_seconds=rank_seconds),
+        TWO_RANKS: team.rival(one_cycle, workload, num_cycles=num_cycles, rank_seconds=rank_seconds),
     }
     try:
         blocks = interleave(rivals, num_rounds=num_rounds, num_cycles=1, num_warmup=1)
@@ -97,7 +98,7 @@ def _alone(workload: Workload, num_cycles: int, *, num_threads: int, is_halved: 
     return build
 
 
-def _difference(pair: Pair, workload: Workload) -> float:
+def _difference(team: Team, workload: Workload) -> float:
     """Return how far two ranks are from one after some cycles in float64, relative to how far it moved.
 
     The larger one of the two problems' distances, and of the two ranks.
@@ -106,6 +107,6 @@ def _difference(pair: Pair, workload: Workload) -> float:
     origin, alone = trained(Ranks(), exact, 0), trained(Ranks(), exact, CHECKED_CYCLES)
     return max(
         float((mine - one).norm() / (one - begin).norm())
-        for both in pair(trained, exact, CHECKED_CYCLES)
+        for both in team(trained, exact, CHECKED_CYCLES)
         for mine, one, begin in zip(both, alone, origin, strict=True)
     )

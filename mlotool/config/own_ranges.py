@@ -66,7 +66,7 @@ _HYPERGRADIENT = {
     "seed": SEED,
 }
 _LAYERPARALLEL = {
-    **dict.fromkeys(("stages", "levels", "copies"), LAYERS),
+    **dict.fromkeys(("stages", "levels", "copies", "workers"), LAYERS),
     **dict.fromkeys(("distillation_steps", "lambda_steps"), ROUNDS),
     **dict.fromkeys(("cycles", "backward_cycles", "guard_max_cycles"), Range(most=1_000_000, whole=True)),
     "guard_every": WHOLE,

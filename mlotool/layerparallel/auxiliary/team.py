@@ -1,5 +1,6 @@
 """The stages of one module at work, as many of them as this process has."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from mlotool.layerparallel.auxiliary.worker import Worker
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 
 T = TypeVar("T")
+_log = logging.getLogger("mlotool")
 
 TINY = 1e-12
 """The norm of a state that has died; what is relative to it then says so by its size."""
@@ -283,9 +285,32 @@ class Team:
     def _parts(self, settings: Settings) -> list[nn.Module]:
         plan, auxnet = self._plan, settings.auxnet
         if auxnet is None:
-            return thinned_parts(plan.stages, plan.inputs, settings.auxnet_blocks)
+            parts = thinned_parts(plan.stages, plan.inputs, settings.auxnet_blocks)
+            _check_size(plan, parts, settings.auxnet_blocks)
+            return parts
         auxnet.to(self.device, self.dtype)
         return matching_parts(auxnet, self.shapes(plan.inputs), plan.inputs, f"{plan.key}.auxnet")
+
+
+def _check_size(plan: StagePlan, parts: Sequence[nn.Module], num_blocks: int) -> None:
+    """Say where a thinned copy is no smaller than its stage, and refuse one without parameters."""
+    for number, (part, stage) in enumerate(zip(parts, plan.stages, strict=False)):
+        size, whole = (
+            sum(each.numel() for each in all_of) for all_of in (part.parameters(), stage.parameters.values())
+        )
+        if not size and whole:
+            raise ConfigError(
+                f"{plan.key}.auxnet_blocks: found {num_blocks}, which leaves nothing of stage {number} that could "
+                "learn; expected at least one block. Set auxnet_blocks=1, or give a smaller network by auxnet."
+            )
+        if size == whole:
+            _log.info(
+                "%s: the network of stage %d is a copy of the whole stage, since that has at most auxnet_blocks=%d "
+                "blocks that keep the shape: it takes as long as the stage. A smaller network is given by auxnet.",
+                plan.key,
+                number,
+                num_blocks,
+            )
 
 
 def _variables(

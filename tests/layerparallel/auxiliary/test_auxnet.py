@@ -1,15 +1,19 @@
 """Thinned stages, and parts of a smaller module."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.data.in_memory_tensors import InMemoryTensors
+from mlotool.layerparallel import Auxiliary
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.partition import Chain, partition
 from mlotool.models import ResNet, TextTransformer
+from mlotool.program import Graph, Problem, Program, Schedule, Stream
 
 
 def pictures() -> Tensor:
@@ -64,3 +68,29 @@ def test_parts_of_a_smaller_module_have_the_shapes() -> None:
 def test_a_smaller_module_of_other_widths_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no place for interface 1 of 1 \(a state of shape \[4, 8, 8\]"):
         matching_parts(ResNet(8, 3, [1, 8, 8], width=2), [torch.Size([4, 8, 8])], (pictures(),), "auxnet")
+
+
+@pytest.mark.parametrize(("num_blocks", "is_told"), [(1, False), (4, True)])
+def test_a_copy_that_is_no_smaller_is_told(num_blocks: int, is_told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="mlotool")
+    trained(num_blocks)
+    assert ("the network of stage 0 is a copy of the whole stage" in caplog.text) is is_told
+
+
+def test_a_copy_without_parameters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="auxnet_blocks: found 0, which leaves nothing of stage 0 that could learn"):
+        trained(0)
+
+
+def trained(num_blocks: int) -> None:
+    """Take a step in two stages of four equal layers."""
+    net = Problem(
+        "net",
+        nn.Sequential(*[nn.Linear(3, 3) for _ in range(8)]),
+        lambda batch, *, model: model(batch["input"]).square().mean(),
+        roles={"model": "net"},
+        parallel=Auxiliary(stages=2, cut=["4"], variables="auxnet", beta=1.0, auxnet_blocks=num_blocks),
+        stream=Stream(InMemoryTensors({"input": torch.ones(4, 3)}), 4, seed=1),
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+    )
+    Schedule(Program([net], Graph())).tick()
