@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -53,11 +54,18 @@ class CallArguments:
         return self._structure == other._structure and all(map(_is_same, self._leaves, other._leaves))
 
 
+def _is_equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except ValueError:  # of arrays
+        return bool(np.array_equal(one, other))
+
+
 def _is_same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
+        return not isinstance(one, Tensor) and not isinstance(other, Tensor) and _is_equal(one, other)
     if one.requires_grad or other.requires_grad or one.dtype != other.dtype or one.device != other.device:
         return False
     # A part of a mask that is cut out anew for each block.

@@ -14,6 +14,9 @@ from mlotool.layerparallel.multigrid.settings import Method
 COARSENINGS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Factors that are considered."""
 
+SOONER = 10
+"""The second comparison follows after such a part of the usual number of steps."""
+
 TRIES = 3
 """Cheaper plans that are tried at a later comparison."""
 
@@ -164,6 +167,9 @@ class Choice(AbstractGuard):
     def compare(self, found: Solved, measure: Measure, norm: Norm) -> Solved:
         """Choose; return the serial gradient."""
         exact = found if self._index is None else measure(None)
+        if not exact.is_comparable(norm):
+            self.left = 1
+            return exact
 
         def is_near(index: int) -> bool:
             method = self.plans[index].method
@@ -179,7 +185,9 @@ class Choice(AbstractGuard):
         self._index = self._moved(before, is_near) if self._has_chosen else self._cheapest(is_near)
         if self._index is None and (before is not None or not self._has_chosen):
             self._warn(f"of {len(self.plans)} plans none is within guard_threshold={self.threshold:g} of the gradient")
-        self._has_chosen, self.left = True, self.every
+        # The first gradients say least of those to come.
+        self.left = self.every if self._has_chosen else max(1, self.every // SOONER)
+        self._has_chosen = True
         return exact
 
     def statistics(self) -> dict[str, float]:
@@ -194,21 +202,26 @@ class Choice(AbstractGuard):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the plan and the counters."""
+        plan = None if self.plan is None else (self.plan.method.coarsening, self.plan.method.cycles)
         return {
             "bias": self.bias,
-            "plan": self._index,
+            "plan": plan,
             "next": self._next,
             "has_chosen": self._has_chosen,
             "left": self.left,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` has returned."""
-        self.bias, self._index, self._next = state["bias"], state["plan"], state["next"]
-        self._has_chosen, self.left = state["has_chosen"], state["left"]
+        """Go on from what `state_dict` has returned; where there is no such plan any more, choose anew."""
+        self.bias, self.left, self._next = state["bias"], state["left"], state.get("next", 0)
+        self._has_chosen, kept = state.get("has_chosen", False), state.get("plan")
+        found = [n for n, plan in enumerate(self.plans) if (plan.method.coarsening, plan.method.cycles) == kept]
+        self._index = found[0] if found else None
+        if kept is not None and not found:
+            self._has_chosen, self.left = False, 1
 
     def _moved(self, before: int | None, is_near: Callable[[int], bool]) -> int | None:
-        """Return the plan after a comparison: the cheapest one of all, or one of some cheaper ones."""
+        """Return the plan after a comparison: the cheapest of all if that at hand is too far off, else one of three."""
         if before is not None and not is_near(before):
             return self._cheapest(is_near)
         num_cheaper = len(self.plans) if before is None else before

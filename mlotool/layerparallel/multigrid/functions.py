@@ -107,10 +107,11 @@ class States(torch.autograd.Function):
             return gradient_at(other, found), found[-1]
 
         gradient = gradient_at(system, states)
+        with torch.no_grad():
+            detached = [None if each is None else each.detach() for each in gradient]
+            inspected = system.inspect(detached, states[-1], again)
         # A gradient that will be differentiated again stays what its graph says.
-        if not torch.is_grad_enabled():
-            gradient = system.inspect(gradient, states[-1], again)
-        return None, *gradient
+        return None, *(gradient if torch.is_grad_enabled() else inspected)
 
 
 class _Adjoints(torch.autograd.Function):

@@ -4,6 +4,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import torch
@@ -49,6 +50,15 @@ class Solved:
         pairs = ((mine, theirs), (self.state.double(), exact.state.double()))
         # All ranks have the last state; that its sizes are added up as well makes them find the same bits.
         return max(_relative(norm(_size(one - other)), norm(_size(other))) for one, other in pairs)
+
+    def is_comparable(self, norm: Norm) -> bool:
+        """Say whether a relative error to this one means anything: it is finite, and the gradient is not zero.
+
+        Args:
+            norm: over all ranks, of the gradient.
+        """
+        sizes = [float(norm(_size(each.double()))) for each in (self.vector(), self.state)]
+        return all(map(isfinite, sizes)) and sizes[0] > 0
 
     def vector(self) -> Tensor:
         """Return the gradient as one vector."""
@@ -198,6 +208,9 @@ class Guard(AbstractGuard):
     def compare(self, found: Solved, measure: Measure, norm: Norm) -> Solved:
         """Add a cycle, or go serial, where the bias is too large; return the serial gradient."""
         exact = measure(None)
+        if not exact.is_comparable(norm):
+            self.left = 1
+            return exact
         self.bias = found.bias(exact, norm)
         self.cosine = _cosine(found.vector(), exact.vector(), norm)
         self.left = self.every
@@ -227,8 +240,9 @@ class Guard(AbstractGuard):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` has returned."""
-        self.bias, self.cosine = state["bias"], state["cosine"]
-        self.extra_cycles, self._is_serial, self.left = state["extra_cycles"], state["is_serial"], state["left"]
+        # What is missing is that of `cycles: auto`, which decides by itself.
+        self.bias, self.cosine, self.left = state["bias"], state.get("cosine"), state["left"]
+        self.extra_cycles, self._is_serial = state.get("extra_cycles", 0), state.get("is_serial", False)
 
     def _act(self) -> None:
         text = _ADDS

@@ -1,11 +1,13 @@
 """Blocks that are solved by multigrid where they stand, while the module that calls them runs its own forward."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -20,8 +22,8 @@ class InPlace:
     """Consecutive blocks of a module: the call of the first one solves all, and each returns its state of the solution.
 
     The module's own forward may call the blocks in whatever way it likes, as long as each is given what the one before
-    has returned, and all are given the same further arguments. What it reads between two blocks has the right value
-    and the right gradient, as far as the cycles have converged.
+    has returned, and all are given the same further arguments. What it reads between two blocks, and returns or adds to
+    a loss, has the right value and the right gradient, as far as the cycles have converged.
 
     Args:
         name: of the blocks in the module, for messages.
@@ -29,7 +31,7 @@ class InPlace:
         solver: of these layers.
 
     Raises:
-        ConfigError: from a block's call, where the module does something else between the blocks.
+        ConfigError: from a block's call, where the module does something else between the blocks, or a block has hooks.
 
     Example:
         >>> import torch
@@ -47,6 +49,12 @@ class InPlace:
         self.solver = solver
         self._position = 0
         self._own: dict[nn.Module, Callable[..., Any]] = {}
+        self._results: Sequence[Tensor] = ()
+        self._handed: Tensor | None = None
+        self._version = 0
+        self._arguments: CallArguments | None = None
+        self._mode: object = None
+        self._is_called = self._is_told = False
 
     @contextmanager
     def solving(self) -> Iterator[None]:
@@ -54,9 +62,10 @@ class InPlace:
         if self.solver.begin_step():
             yield
             return
+        self._check_hooks()
         before = {block: block.__dict__.get("forward") for block in self.blocks}
         self._own = {block: block.forward for block in self.blocks}
-        self._position = 0
+        self._position, self._is_called = 0, False
         for block in self.blocks:
             # The modules stay where they are: what their owner asks of them (`layers[0].norm_first`) is still theirs.
             block.__dict__["forward"] = partial(self._call, block)
@@ -67,20 +76,35 @@ class InPlace:
                 del block.__dict__["forward"]
                 if forward is not None:
                     block.__dict__["forward"] = forward
-            self._results: Sequence[Tensor] = ()
+            # What a batch has left would live as long as the program.
+            self._results, self._handed, self._arguments = (), None, None
+        if not self._is_called and not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"parallel.part: the module has called no block of {self.name}, so that nothing is solved by "
+                "multigrid; expected blocks that its forward calls. Name others by part.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _call(self, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if self.solver.is_evaluating:
             return self._own[block](*args, **kwargs)
         state, arguments = self._state_of(block, args, kwargs)
-        if block is self.blocks[0] and self._position in (0, len(self.blocks)):
+        # One block in all places is handed what it has returned itself; any other state begins a pass.
+        if block is self.blocks[0] and (self._handed is None or state is not self._handed or self._is_over):
+            self._is_called, self._mode = True, _mode(state)
             self._results, self._arguments, self._position = self._solve(state, arguments), arguments, 0
         else:
             self._check_follows(block, state, arguments)
-        self._handed = self._results[self._position]
-        self._version = self._handed._version
+        handed = self._results[self._position]
+        self._handed, self._version = handed, handed._version
         self._position += 1
-        return self._handed
+        return handed
+
+    @property
+    def _is_over(self) -> bool:
+        return self._position == len(self.blocks)
 
     def _solve(self, state: Tensor, arguments: CallArguments) -> Sequence[Tensor]:
         """Return what each block returns."""
@@ -102,17 +126,43 @@ class InPlace:
         if position >= len(self.blocks) or block is not self.blocks[position]:
             found = [place for place, each in enumerate(self.blocks) if each is block]
             what = f"block {found[0]} ({kind}) called as number {position}"
-        elif state is not self._handed or self._handed._version != self._version:
+        elif self._handed is None or state is not self._handed or self._handed._version != self._version:
             what = f"block {position} ({kind}) called with something else than what the block before it has returned"
-        elif not arguments.equals(self._arguments):
+        elif self._arguments is None or not arguments.equals(self._arguments):
             what = f"block {position} ({kind}) called with other arguments beside the state than block 0"
+        elif _mode(state) != self._mode:
+            what = f"block {position} ({kind}) called with gradients or autocast switched otherwise than block 0"
         else:
             return
         raise ConfigError(
             f"parallel.part: {self.name} has {what}; expected blocks that follow each other directly, with the same "
-            "masks for all, since multigrid solves them together. Name blocks that do, as in part: layers[2:8], or "
-            "build them as one mlotool.layerparallel.MultigridResidual."
+            "masks for all (those with a gradient made once, before the first block), since multigrid solves them "
+            "together. Name blocks that do, as in part: layers[2:8], or build them as one "
+            "mlotool.layerparallel.MultigridResidual."
         )
+
+    def _check_hooks(self) -> None:
+        """Refuse hooks of the blocks themselves, which would see both a solve's evaluations and the module's call."""
+        for number, block in enumerate(self.blocks):
+            hooks = (
+                block._forward_hooks,
+                block._forward_pre_hooks,
+                block._backward_hooks,
+                block._backward_pre_hooks,
+            )
+            if any(hooks):
+                raise ConfigError(
+                    f"parallel.part: block {number} ({type(block).__name__}) of {self.name} has hooks; expected none, "
+                    "since multigrid evaluates a block many times. Remove them, put them on a module around the "
+                    "block, or name other blocks as the part."
+                )
+
+
+def _mode(state: Any) -> object:
+    """Return what decides how a block is computed beside its arguments."""
+    device = state.device.type if isinstance(state, Tensor) else "cpu"
+    is_cast = torch.is_autocast_enabled(device)
+    return torch.is_grad_enabled(), torch.get_autocast_dtype(device) if is_cast else None
 
 
 class _Results(Sequence[Tensor]):

@@ -1,7 +1,7 @@
 """Which layers of a module are solved by multigrid: those that are named, or runs of equal blocks."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -54,9 +54,10 @@ def find_parts(module: nn.Module, names: str | Sequence[str] | None) -> dict[str
         (['1'], ['1[:2]', '1[2:]'])
     """
     if names is not None:
-        found = {name: _named(module, name) for name in ([names] if isinstance(names, str) else names)}
+        given = [names] if isinstance(names, str) else list(names)
+        found = [(name, _named(module, name)) for name in given]
         _check_apart(found)
-        return found
+        return dict(found)
     modules = dict(module.named_modules())
     whole = {path: each for path, each in modules.items() if isinstance(each, MultigridResidual | Layers)}
     if whole:
@@ -146,10 +147,10 @@ def _whole(layers: Any) -> Part:
     return Part([layers], own)
 
 
-def _check_apart(parts: Mapping[str, Part]) -> None:
+def _check_apart(parts: Sequence[tuple[str, Part]]) -> None:
     """Refuse parts that have a module in common."""
     owners: dict[nn.Module, str] = {}
-    for name, part in parts.items():
+    for name, part in parts:
         for module in dict.fromkeys(each for block in part.blocks for each in block.modules()):
             if module in owners:
                 raise ConfigError(

@@ -19,6 +19,7 @@ from mlotool.layerparallel.multigrid.grids import make_grids
 from mlotool.layerparallel.multigrid.guard import AbstractGuard, Guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, Layers, draws_numbers
 from mlotool.layerparallel.multigrid.over_ranks import LastStates, check_equal_on_ranks, joined_index
+from mlotool.layerparallel.multigrid.purity import check_pure
 from mlotool.layerparallel.multigrid.settings import MultigridKeywords, MultigridSettings
 from mlotool.layerparallel.multigrid.system import BatchSystem
 from mlotool.layerparallel.multigrid.warm_start import WarmStart
@@ -99,6 +100,7 @@ class MultigridResidual(nn.Module):
         self.is_serial = False
         self.is_evaluating = False
         self.draws = draws_numbers(self.layers)
+        self._is_checked = False
         self._places = Places(self.layers)
 
     def serial(self, is_serial: bool = True) -> Self:
@@ -150,6 +152,7 @@ class MultigridResidual(nn.Module):
     def _solve(self, state: Tensor, arguments: CallArguments) -> tuple[Tensor, Tensor]:
         system, theta = self._system(state, arguments, None if self.warm_start is None else self.warm_start.index)
         states, last = self._repeatable(system, Alone(), lambda: States.apply(system, state, *theta))
+        self._check(system, theta, states)
         if self._has_buffers and self.training:
             # Running statistics move once, on the states that were found.
             with torch.no_grad():
@@ -162,6 +165,8 @@ class MultigridResidual(nn.Module):
         index = None if self.warm_start is None else self.warm_start.index
         index = None if index is None else joined_index(forward, index)
         system, theta = self._system(state, arguments, index)
+        # Of the states that another rank has there are none here; the first one is as good.
+        self._check(system, theta, state.expand(self.num_layers + 1, *state.shape))
         last: Tensor = self._repeatable(
             system, forward, lambda: LastStates.apply(system, forward, backward, state, *theta)
         )
@@ -175,6 +180,12 @@ class MultigridResidual(nn.Module):
         require(isinstance(state, Tensor), "MultigridResidual.state", state, "a tensor (b, ...)", advice)
         theta = dict(self.layers.named_parameters())
         return BatchSystem(self, tuple(theta), state, index, arguments), [*theta.values(), *arguments.tensors]
+
+    def _check(self, system: BatchSystem, theta: Sequence[Tensor], states: Tensor) -> None:
+        """Evaluate all layers once more, at the first step, to see that the gradient is all there is."""
+        if not self._is_checked and torch.is_grad_enabled():
+            check_pure(self.layers, system, theta, states)
+            self._is_checked = True
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -143,6 +143,11 @@ class Multigrid(MultigridSettings, AbstractParallel):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` has returned."""
+        if state.keys() != self.solvers.keys():
+            raise ConfigError(
+                f"parallel.part: the checkpoint has the parts {', '.join(state)}, this run {', '.join(self.solvers)}; "
+                "expected the same. Set part to those of the checkpoint."
+            )
         for path, solver in self.solvers.items():
             solver.guard.load_state_dict(state[path]["guard"])
             if solver.warm_start is not None:

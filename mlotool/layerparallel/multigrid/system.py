@@ -62,6 +62,8 @@ class BatchSystem:
         self._device, device = state.device, state.device.type
         self.devices = (state.device,) if state.is_cuda else ()
         self.seeds: list[int] | None = None
+        # A backward linearises the function that its forward has solved, whatever moves the buffers in between.
+        self._buffers = part._places.copy_buffers()
         self._solve_by(part.guard.methods(part.method, part.backward_method))
         self.is_due = part.guard.take_due()
         self.is_trial = False
@@ -77,6 +79,7 @@ class BatchSystem:
         """
         layers, places, count = self.part.layers, self.part._places, len(self.names)
         parameters = dict(zip(self.names, theta[:count], strict=True))
+        buffers = self._buffers
         args, kwargs = self.arguments.filled(theta[count:])
         many = batched(layers)
         if self.arguments:
@@ -84,7 +87,8 @@ class BatchSystem:
         device, dtype, is_enabled = self._precision
 
         def evaluate(states: Tensor, which: range, step_size: float) -> Tensor:
-            restore = places.fill(parameters, {} if moves_buffers else places.copy_buffers())
+            own = {} if moves_buffers else {name: each.clone() for name, each in buffers.items()}
+            restore = places.fill(parameters, own)
             try:
                 with self.part.evaluating(), torch.autocast(device, dtype=dtype, enabled=is_enabled):
                     return (

@@ -171,3 +171,51 @@ def test_nested_starts_are_counted() -> None:
         mgrit(layer, torch.ones(1, 1), num_layers, 0.1, **method)  # type: ignore[arg-type]
         path = critical_path(num_layers, coarsening, None, relaxation, cycles=1, nested=True)
         assert path.total == path.critical == len(calls)
+
+
+def test_a_gradient_of_zero_decides_nothing() -> None:
+    """As that below a head that begins at zero."""
+    part = auto(wave(time=60.0), guard_threshold=0.1)
+    for _ in range(3):
+        (part(U0) * 0.0).sum().backward()
+    assert part.guard.bias is None
+    assert part.guard.is_serial
+    with pytest.warns(UserWarning, match="none is within"):
+        step(part)
+
+
+@pytest.mark.parametrize("settings", [{"cycles": "auto", "workers": 64}, {"cycles": 0, "guard_every": 1}])
+def test_a_batch_with_a_nan_decides_nothing(settings: dict[str, Any]) -> None:
+    part = MultigridResidual(wave(), **settings)
+    for _ in range(3):
+        loss_of(part(U0 * float("nan"))).backward()
+    assert part.guard.bias is None
+    if settings["cycles"] == "auto":
+        step(part)
+        assert not part.guard.is_serial
+
+
+def test_a_gradient_with_a_graph_is_compared_too() -> None:
+    part = auto()
+    torch.autograd.grad(loss_of(part(U0)), list(part.parameters()), create_graph=True)
+    assert not part.guard.is_serial
+
+
+def test_the_second_comparison_comes_sooner() -> None:
+    part = auto(guard_every=50)
+    step(part)
+    assert part.guard.left == 5
+    for _ in range(5):
+        step(part)
+    assert part.guard.left == 50
+
+
+def test_a_plan_of_other_workers_is_chosen_anew() -> None:
+    part, fewer = auto(), auto(workers=2)
+    step(part)
+    with pytest.warns(UserWarning, match="no cycles evaluate fewer layers"):
+        fewer.guard.load_state_dict(part.guard.state_dict())
+    assert fewer.guard.is_serial
+    again = auto()
+    again.guard.load_state_dict(part.guard.state_dict())
+    assert again.guard.plan == part.guard.plan

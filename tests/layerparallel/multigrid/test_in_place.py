@@ -1,6 +1,7 @@
 """Models that people have, whose blocks are solved by multigrid where they stand."""
 
 import copy
+import random
 import sys
 import threading
 import warnings
@@ -438,3 +439,155 @@ def test_an_error_of_a_block_is_the_users() -> None:
 def test_whole_layers_need_a_block() -> None:
     with pytest.raises(ConfigError, match="blocks: found none"):
         WholeLayers([])
+
+
+def partly_frozen(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        for each in list(blocks)[:4]:
+            x = each(x)
+    for each in list(blocks)[4:]:
+        x = each(x)
+    return x
+
+
+def partly_cast(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = blocks[0](x)
+    for each in list(blocks)[1:]:
+        x = each(x)
+    return x
+
+
+@pytest.mark.parametrize(("run", "position"), [(partly_frozen, 4), (partly_cast, 1)])
+def test_modes_that_change_between_blocks_are_refused(run: Any, position: int) -> None:
+    parallel = Multigrid()
+    parallel.attach("net", Stack(run))
+    with pytest.raises(ConfigError, match=f"block {position} .* called with gradients or autocast switched otherwise"):
+        parallel(torch.ones(2, 3))
+
+
+class Modulated(Residual):
+    """Reads an attribute that its owner sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Any = None
+
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
+        return super().forward(x, self.scale)
+
+
+class Scaled(Stack):
+    def __init__(self) -> None:
+        super().__init__(chained, [Modulated() for _ in range(8)])
+        self.condition = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in self.blocks:
+            each.scale = self.condition(x)
+        return super().forward(x)
+
+
+class Sided(Residual):
+    """Leaves what a loss may read."""
+
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
+        self.side = self.linear(x).square().mean()
+        return super().forward(x)
+
+
+class Gambling(Residual):
+    def forward(self, x: Tensor, scale: Any = 1.0) -> Tensor:
+        return super().forward(x) * (1 + random.random())
+
+
+def lent() -> list[nn.Module]:
+    """Blocks that share a layer which is no submodule of theirs."""
+    blocks, layer = [block() for _ in range(8)], nn.Linear(3, 3)
+    for each in blocks:
+        each.__dict__["linear"] = layer
+        del each._modules["linear"]
+        each.more = nn.Linear(1, 1)
+    return blocks
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Scaled, r"layer 0 reads a tensor of shape \(.*\) that requires a gradient, and is neither its parameter"),
+        (lambda: Stack(chained, lent()), r"layer 0 reads a tensor of shape \(.*\) that requires a gradient"),
+        (lambda: Stack(chained, [Sided() for _ in range(8)]), "layer 0 leaves .* with a gradient in its attribute 'si"),
+        (lambda: Stack(chained, [Gambling() for _ in range(8)]), "layer 0 draws random numbers of Python's or numpy's"),
+    ],
+)
+def test_layers_that_are_no_functions_are_refused(make: Callable[[], nn.Module], message: str) -> None:
+    parallel = Multigrid()
+    parallel.attach("net", make())
+    with pytest.raises(ConfigError, match=rf"parallel.part: {message}"):
+        parallel(torch.ones(2, 3))
+
+
+def test_hooks_of_blocks_are_refused() -> None:
+    module = Stack(chained)
+    module.blocks[7].register_forward_hook(lambda each, inputs, output: output * 0.5)
+    parallel = Multigrid()
+    parallel.attach("net", module)
+    with pytest.raises(ConfigError, match=r"block 7 \(Residual\) of blocks has hooks"):
+        parallel(torch.ones(2, 3))
+
+
+def beside_its_blocks(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for each in blocks:
+        x = x + 0.2 * torch.tanh(each.linear(x))
+    return x
+
+
+def test_blocks_that_are_never_called_are_told() -> None:
+    parallel = Multigrid()
+    parallel.attach("net", Stack(beside_its_blocks))
+    with pytest.warns(UserWarning, match="the module has called no block of blocks"):
+        parallel(torch.ones(2, 3))
+    parallel(torch.ones(2, 3))
+
+
+class Spectral(nn.Module):
+    """Its weight depends on a buffer that each forward moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.3 * torch.tanh(self.linear(x))
+
+
+def test_a_backward_has_the_buffers_of_its_forward() -> None:
+    torch.manual_seed(0)
+    module = Stack(chained, [Spectral() for _ in range(8)]).double()
+    other = copy.deepcopy(module)
+    parallel = Multigrid(coarsening=2, cycles=4)
+    parallel.attach("net", module)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    for _ in range(3):
+        found, expected = (
+            torch.autograd.grad(run(x).square().sum(), list(owner.parameters()))
+            for run, owner in ((parallel, module), (other, other))
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def early_twice(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    return exits_early(blocks, x) + exits_early(blocks, 0.5 * x) + blocks[0](x)
+
+
+def test_a_pass_may_begin_anew_at_any_time() -> None:
+    torch.manual_seed(0)
+    module = Stack(early_twice).double()
+    parallel = Multigrid(coarsening=2, cycles=4)
+    parallel.attach("net", module)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found, expected = (
+        torch.autograd.grad(run(x).square().sum(), list(module.parameters()), materialize_grads=True)
+        for run in (parallel, module)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
