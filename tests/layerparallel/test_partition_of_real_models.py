@@ -286,3 +286,131 @@ def test_a_size_that_no_input_has_is_a_constant_that_is_checked() -> None:
         RunError, match=r"asks for a size, type or device at .*, which is 7 for this batch; .* it is 10"
     ):
         stages[0](None, (drawn(2, 1, 9),))
+
+
+class Chained(nn.Module):
+    """Six layers, with what `around` does before them."""
+
+    def __init__(self, around: Callable[[Tensor], Tensor], width: int = 4) -> None:
+        super().__init__()
+        self.opening = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(6))
+        self.around = around
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.around(self.opening(x))
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+def decides_then_divides(x: Tensor) -> Tensor:
+    k = x.abs().max()
+    if int(k * 1000) > 3000:
+        x = x * 0.1
+    return x / k
+
+
+def loops_over_a_size(x: Tensor) -> Tensor:
+    total, length = torch.zeros_like(x[:, 0]), x.shape[1]
+    for i in range(length):
+        total = total + (i / length) * x[:, i]
+    return total
+
+
+def causal(x: Tensor) -> Tensor:
+    mask = torch.tril(torch.ones(x.shape[1], x.shape[1]))
+    return mask @ x
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.zeros(*x.shape)
+
+
+@pytest.mark.parametrize(
+    ("around", "first", "later"),
+    [
+        (decides_then_divides, drawn(8, 4) * 0.01, drawn(8, 4) * 100),
+        (loops_over_a_size, drawn(2, 3, 4), drawn(2, 5, 4)),
+        (causal, drawn(2, 5, 4), drawn(3, 5, 4)),
+        (noisy, drawn(2, 5, 4), drawn(3, 5, 4)),
+    ],
+)
+def test_later_batches_are_right_or_refused(around: Callable[[Tensor], Tensor], first: Tensor, later: Tensor) -> None:
+    """A decision of the user's code is never forgotten; what only asks for a size follows the batch."""
+    torch.manual_seed(0)
+    module = Chained(around)
+    stages = chain_for(module, "parallel", (first,), None, num_stages=2).stages(["blocks.3"])
+    expected = module(later)
+    try:
+        state = stages[1](stages[0](None, (later,)), (later,))
+    except RunError as error:
+        assert around not in (causal, noisy)
+        assert "the forward decides by int(..)" in str(error)
+    else:
+        assert torch.equal(state, expected)
+
+
+def test_a_width_like_the_batch_is_no_batch() -> None:
+    """The batch of 4 has a width of 4 beside it; the last batch is smaller."""
+    module = Chained(lambda x: x.view(x.shape[0], 2, x.shape[1] // 2).flatten(1))
+    stages = chain_for(module, "parallel", (drawn(4, 4),), None, num_stages=2).stages(["blocks.3"])
+    last = drawn(2, 4)
+    assert torch.equal(stages[1](stages[0](None, (last,)), (last,)), module(last))
+
+
+class Frozen(nn.Module):
+    """Runs a part of itself without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = torch.relu(self.encoder(x))
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+@pytest.mark.parametrize("has_values", [False, True])
+def test_what_runs_without_gradients_has_none(has_values: bool) -> None:
+    module, x = Frozen(), drawn(4, 4)
+    first, second = Chain(module, "parallel", (x,) if has_values else None).stages(["blocks.3"])
+    found = second(first(None, (x,)), (x,))
+    assert torch.equal(found, module(x))
+    slopes = torch.autograd.grad(found.sum(), list(module.parameters()), allow_unused=True)
+    assert [slope is None for slope in slopes] == [True, True, *[False] * 12]
+
+
+def test_autocast_in_a_forward_is_refused() -> None:
+    def around(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (x @ x.T @ x).float()
+
+    with pytest.raises(ConfigError, match="it switches autocast; set the problem's precision"):
+        chain_for(Chained(around), "parallel", (drawn(4, 4),), None, num_stages=2)
+
+
+class Masking(nn.Module):
+    """Draws a mask that it needs on both sides of any cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.bernoulli(torch.full_like(x, 0.5))
+        h = x * mask
+        for block in self.blocks:
+            h = torch.tanh(block(h))
+        return h * (1 - mask)
+
+
+def test_a_random_mask_is_not_drawn_again() -> None:
+    with pytest.raises(
+        ConfigError, match="found 2 stages; expected at most 1, since Masking may be cut before no layer"
+    ):
+        partition(Masking(), 2, example=drawn(4, 4))

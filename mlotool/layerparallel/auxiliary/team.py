@@ -1,6 +1,5 @@
 """The stages of one module at work, as many of them as this process has."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 from mlotool.core.errors import ConfigError
 from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
+from mlotool.layerparallel.auxiliary.checks import check_networks, check_rows
 from mlotool.layerparallel.auxiliary.cuda_streams import CudaStreams
 from mlotool.layerparallel.auxiliary.network_variables import ChainVariables, RecursiveVariables
 from mlotool.layerparallel.auxiliary.settings import Settings
@@ -25,7 +25,6 @@ from mlotool.layerparallel.auxiliary.worker import Worker
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 
 T = TypeVar("T")
-_log = logging.getLogger("mlotool")
 
 TINY = 1e-12
 """The norm of a state that has died; what is relative to it then says so by its size."""
@@ -145,10 +144,12 @@ class Team:
         """Return the shapes of one sample's state at the interfaces 1 .. K - 1, for inputs of these shapes."""
         key = tuple(each.shape[1:] for each in inputs if isinstance(each, Tensor))
         if key not in self._shapes:
-            found, state = [], None
+            found: list[torch.Size] = []
+            state: Any = None
             with undisturbed(self._plan.module), torch.no_grad():
                 for stage in self._plan.stages[:-1]:
                     state = stage(state, inputs)
+                    check_rows(self._plan.key, self._plan.cut[len(found)], state, inputs)
                     found.append(state.shape[1:])
             self._shapes[key] = found
         return self._shapes[key]
@@ -286,31 +287,10 @@ class Team:
         plan, auxnet = self._plan, settings.auxnet
         if auxnet is None:
             parts = thinned_parts(plan.stages, plan.inputs, settings.auxnet_blocks)
-            _check_size(plan, parts, settings.auxnet_blocks)
+            check_networks(plan.key, parts, plan.stages, settings.auxnet_blocks)
             return parts
         auxnet.to(self.device, self.dtype)
         return matching_parts(auxnet, self.shapes(plan.inputs), plan.inputs, f"{plan.key}.auxnet")
-
-
-def _check_size(plan: StagePlan, parts: Sequence[nn.Module], num_blocks: int) -> None:
-    """Say where a thinned copy is no smaller than its stage, and refuse one without parameters."""
-    for number, (part, stage) in enumerate(zip(parts, plan.stages, strict=False)):
-        size, whole = (
-            sum(each.numel() for each in all_of) for all_of in (part.parameters(), stage.parameters.values())
-        )
-        if not size and whole:
-            raise ConfigError(
-                f"{plan.key}.auxnet_blocks: found {num_blocks}, which leaves nothing of stage {number} that could "
-                "learn; expected at least one block. Set auxnet_blocks=1, or give a smaller network by auxnet."
-            )
-        if size == whole:
-            _log.info(
-                "%s: the network of stage %d is a copy of the whole stage, since that has at most auxnet_blocks=%d "
-                "blocks that keep the shape: it takes as long as the stage. A smaller network is given by auxnet.",
-                plan.key,
-                number,
-                num_blocks,
-            )
 
 
 def _variables(

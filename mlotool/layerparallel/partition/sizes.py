@@ -20,8 +20,8 @@ Create = Callable[..., fx.Node]
 def told_by_inputs(node: fx.Node, values: Mapping[fx.Node, Any], create: Create, key: str, place: str) -> fx.Node:
     """Return a node with the same value that follows from the inputs alone; the node itself where that is not needed.
 
-    A size is taken from the first input that has it, along the same axis if there is one, and is a constant where no
-    input has it. An operation beside the layer's output refuses batches for which the two differ.
+    A size is taken from the first input that has it along the same axis, and is a constant where no input has. An
+    operation beside the layer's output refuses batches for which the two differ.
 
     Args:
         node: that was recorded last.
@@ -77,11 +77,11 @@ def _of_an_input(node: fx.Node, value: Any, values: Mapping[fx.Node, Any], creat
     if not isinstance(value, int) or node.target == "dim" or node.args[1] == "ndim":
         return None
     axis = node.args[1]
-    sizes = [(each, own, size) for each in inputs for own, size in enumerate(values[each].shape) if size == value]
-    if not sizes:
-        return None
-    each, own, _ = min(sizes, key=lambda found: found[1] != axis)
-    return create("call_method", "size", (each, own), {})
+    assert isinstance(axis, int)
+    fitting = (each for each in inputs if 0 <= axis < values[each].dim() and values[each].shape[axis] == value)
+    found = next(fitting, None)
+    # Another axis of the same size may be so by chance: a batch of 16 beside a width of 16.
+    return None if found is None else create("call_method", "size", (found, axis), {})
 
 
 def _constant(value: Any) -> Any:

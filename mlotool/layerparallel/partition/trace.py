@@ -3,15 +3,18 @@
 import inspect
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute
+from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.layerparallel.partition.sizes import TOLD, told_by_inputs
 from mlotool.layerparallel.partition.stage import Inputs, undisturbed
+from mlotool.layerparallel.partition.stand_ins import draws, sizes_in_tuples
 
 LAYERS = "layers"
 """The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
@@ -57,9 +60,10 @@ def traced(
     """
     try:
         if inputs is None:
-            graph = _Tracer(inside, opened).trace(module, plain_values(module))
+            with torch.enable_grad(), sizes_in_tuples():
+                graph = _Tracer(inside, opened).trace(module, plain_values(module))
         else:
-            with undisturbed(module), torch.no_grad():
+            with undisturbed(module), torch.enable_grad(), sizes_in_tuples():
                 graph = _ValueTracer(inside, opened, key, inputs).trace(module, plain_values(module, inputs))
         open_ended = [str(node.target) for node in graph.nodes if node.op == "placeholder" and "*" in str(node.target)]
         if open_ended:
@@ -114,7 +118,7 @@ def recomputed(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """
     found: set[fx.Node] = set()
     for node in nodes:
-        is_plain = node.op in ("call_function", "call_method") and "drop" not in node.name and "rand" not in node.name
+        is_plain = node.op in ("call_function", "call_method") and not draws(node)
         if is_plain and all(each.op == "placeholder" or each in found for each in node.all_input_nodes):
             found.add(node)
     return found
@@ -129,6 +133,21 @@ class _Tracer(fx.Tracer):
     def __init__(self, inside: Sequence[str] | None, opened: Container[str]) -> None:
         super().__init__(param_shapes_constant=False)
         self._inside, self._opened = inside, opened
+        self._casts = _casts()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Record an operation; where the forward has switched gradients off, its value without one."""
+        if _casts() != self._casts:
+            raise TypeError("it switches autocast; set the problem's precision in place of that")
+        node = self.record(*args, **kwargs)
+        if torch.is_grad_enabled() or not node.op.startswith("call"):
+            return node
+        return self.record("call_function", _without_gradient, (node,), {})
+
+    def record(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Record an operation."""
+        node: fx.Node = super().create_node(*args, **kwargs)
+        return node
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Say whether a module is one operation."""
@@ -179,14 +198,15 @@ class _ValueTracer(_Tracer):
         self._inputs = iter(inputs)
         self._interpreter: fx.Interpreter | None = None
         self._is_running = False
+        self._calls: dict[fx.Node, object] = {}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return the stand-in for a node's value."""
         return _Value(node, self)
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+    def record(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Record an operation, and carry it out."""
-        node: fx.Node = super().create_node(*args, **kwargs)
+        node = super().record(*args, **kwargs)
         if self._interpreter is None:
             self._interpreter = fx.Interpreter(self.root, garbage_collect_values=False, graph=self.graph)
         env = self._interpreter.env
@@ -202,17 +222,21 @@ class _ValueTracer(_Tracer):
                 env[node] = self._interpreter.run_node(node)
             finally:
                 self._is_running = False
-            return told_by_inputs(node, env, self.create_node, self._key, _place())
+            return told_by_inputs(node, env, self.record, self._key, _place())
         return node
 
     def _forget_question(self, node: fx.Node) -> None:
-        """Drop the decision before an operation of torch's that has asked whether its argument is a number."""
+        """Drop the decision before an operation of torch's that has asked whether its argument is a number.
+
+        `torch.full((n, n), 0.0)` asks n for its value, and is recorded with the stand-in for n all the same: it decides
+        nothing. Both come from one call in the user's code, which tells them from a decision such as `range(n)`.
+        """
         before = node.prev
         # Types and devices among its arguments are asked for in between.
         while before.target is getattr or before.target in TOLD:
             before = before.prev
         is_question = before.target is _check_decision and before.args[1] == "int"
-        if is_question and before.args[0] in node.all_input_nodes and node.target is not _check_decision:
+        if is_question and before.args[0] in node.all_input_nodes and self._calls.get(before) == _call():
             self.graph.erase_node(before)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -235,7 +259,10 @@ class _ValueTracer(_Tracer):
     def decided(self, proxy: fx.Proxy, kind: Any) -> Any:
         """Return a plain number or truth, and record that the forward has gone on by it."""
         found = kind(self.value(proxy))
-        self.create_proxy("call_function", _check_decision, (proxy, kind.__name__, found, self._key, _place()), {})
+        noted = self.create_proxy(
+            "call_function", _check_decision, (proxy, kind.__name__, found, self._key, _place()), {}
+        )
+        self._calls[noted.node] = _call()
         return found
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -282,6 +309,16 @@ class _ValueAttribute(_Value, Attribute):
         Attribute.__init__(self, root, attr)
 
 
+def _without_gradient(value: Any) -> Any:
+    """Return a value that the forward has computed with gradients switched off."""
+    return tree_map_only(Tensor, Tensor.detach, value)
+
+
+def _casts() -> list[object]:
+    """Return what autocast does now."""
+    return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+
+
 def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) -> None:
     """Refuse a batch for which the forward would take another way than the stages do."""
     kinds: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "len": len}
@@ -294,9 +331,21 @@ def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) 
         )
 
 
-def _place() -> str:
-    """Return the line of the user's code that has asked."""
+def _asking() -> FrameType | None:
+    """Return the frame of the code that the tracer runs."""
     frame = inspect.currentframe()
     while frame is not None and (frame.f_code.co_filename == __file__ or "torch/fx" in frame.f_code.co_filename):
         frame = frame.f_back
+    return frame
+
+
+def _place() -> str:
+    """Return the line of the user's code that has asked."""
+    frame = _asking()
     return "an unknown place" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _call() -> object:
+    """Return which call of the user's code is being carried out."""
+    frame = _asking()
+    return None if frame is None else (frame.f_code, frame.f_lasti)

@@ -94,3 +94,32 @@ def trained(num_blocks: int) -> None:
         optimizer=partial(torch.optim.SGD, lr=0.01),
     )
     Schedule(Program([net], Graph())).tick()
+
+
+class Flattened(nn.Module):
+    """Puts the tokens of all samples into rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        for block in self.blocks:
+            rows = block(rows)
+        return rows.view_as(x)
+
+
+@pytest.mark.parametrize("variables", ["stored", "auxnet"])
+def test_a_state_needs_a_row_for_each_sample(variables: str) -> None:
+    net = Problem(
+        "net",
+        Flattened(),
+        lambda batch, *, model: model(batch["input"]).square().mean(),
+        roles={"model": "net"},
+        parallel=Auxiliary(stages=2, cut=["blocks.2"], variables=variables, beta=1.0),
+        stream=Stream(InMemoryTensors({"input": torch.ones(4, 5, 3)}), 4, seed=1),
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+    )
+    with pytest.raises(ConfigError, match=r"cut: the state before blocks.2 has the shape \(20, 3\) for a batch of 4"):
+        Schedule(Program([net], Graph())).tick()
