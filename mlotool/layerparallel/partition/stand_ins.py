@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
 
 _MADE_BY_SIZES = ("ones", "zeros", "empty", "rand", "randn")
 _DRAWING = (
@@ -59,6 +60,26 @@ def draws(node: fx.Node) -> bool:
     """
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return any(each in name for each in _DRAWING) and "normalize" not in name
+
+
+def without_gradient(value: Any) -> Any:
+    """Return a value that the forward has computed with gradients switched off, wherever it is computed again.
+
+    Example:
+        >>> without_gradient(torch.ones(1, requires_grad=True) * 2).requires_grad
+        False
+    """
+    return tree_map_only(Tensor, Tensor.detach, value)
+
+
+def casts() -> list[object]:
+    """Return what autocast does now, on the CPU and on GPUs.
+
+    Example:
+        >>> casts()[0]
+        (False, torch.bfloat16)
+    """
+    return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
 
 
 def _in_a_tuple(function: Callable[..., Any]) -> Callable[..., Any]:

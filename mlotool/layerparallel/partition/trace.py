@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute
-from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.layerparallel.partition.sizes import TOLD, told_by_inputs
 from mlotool.layerparallel.partition.stage import Inputs, undisturbed
-from mlotool.layerparallel.partition.stand_ins import draws, sizes_in_tuples
+from mlotool.layerparallel.partition.stand_ins import casts, draws, sizes_in_tuples, without_gradient
 
 LAYERS = "layers"
 """The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
@@ -133,16 +132,16 @@ class _Tracer(fx.Tracer):
     def __init__(self, inside: Sequence[str] | None, opened: Container[str]) -> None:
         super().__init__(param_shapes_constant=False)
         self._inside, self._opened = inside, opened
-        self._casts = _casts()
+        self._casts = casts()
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Record an operation; where the forward has switched gradients off, its value without one."""
-        if _casts() != self._casts:
+        if casts() != self._casts:
             raise TypeError("it switches autocast; set the problem's precision in place of that")
         node = self.record(*args, **kwargs)
         if torch.is_grad_enabled() or not node.op.startswith("call"):
             return node
-        return self.record("call_function", _without_gradient, (node,), {})
+        return self.record("call_function", without_gradient, (node,), {})
 
     def record(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Record an operation."""
@@ -307,16 +306,6 @@ class _ValueAttribute(_Value, Attribute):
 
     def __init__(self, root: fx.Proxy, attr: str) -> None:
         Attribute.__init__(self, root, attr)
-
-
-def _without_gradient(value: Any) -> Any:
-    """Return a value that the forward has computed with gradients switched off."""
-    return tree_map_only(Tensor, Tensor.detach, value)
-
-
-def _casts() -> list[object]:
-    """Return what autocast does now."""
-    return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
 
 
 def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) -> None:
