@@ -52,14 +52,14 @@ def main() -> None:
         print(f"validation accuracy {found['accuracy']} ({found['wall_s']:.0f} s)")
     else:
         for seed, row in itertools.product(options.seeds, rows):
-            measure(file, Run(row, options.data, seed, options.root, options.ticks))
+            run = Run(row, options.data, seed, options.root, options.ticks)
+            if not file.has(run, is_code_compared=not options.keep):
+                measure(file, run)
         print(table(file.runs))
 
 
 def measure(file: AccuracyFile, run: Run) -> None:
-    """Train as a row says, and write it down; nothing where that has been done."""
-    if file.has(run):
-        return
+    """Train as a row says, and write it down."""
     found = measured(run)
     data = DATA[run.data]
     file.put(found, [row.name for row in (*main_rows(data), *long_rows(data), *further_rows())])
@@ -107,6 +107,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["main"], help="of rows")
     parser.add_argument("--rows", nargs="+", help="of the table, by name; all where it is left out")
     parser.add_argument("--ticks", type=int)
+    parser.add_argument("--keep", action="store_true", help="runs of the same settings, whatever the code")
     parser.add_argument("--check", action="store_true", help="that evaluations change no parameter, and nothing else")
     parser.add_argument(
         "--try", nargs="+", dest="settings", help="settings of Auxiliary (null: backpropagation), on val"

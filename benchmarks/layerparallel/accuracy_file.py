@@ -28,11 +28,12 @@ class AccuracyFile:
         found: list[dict[str, Any]] = self._content().get("runs", [])
         return found
 
-    def has(self, run: Run) -> bool:
-        """Say whether a run stands there that was made with the same settings and code."""
-        return any(
-            _key(each) == (run.row.name, run.seed) and each.items() >= made_with(run).items() for each in self.runs
-        )
+    def has(self, run: Run, *, is_code_compared: bool = True) -> bool:
+        """Say whether a run stands there that was made with the same settings and, where it is compared, code."""
+        wanted = made_with(run)
+        if not is_code_compared:
+            del wanted["code"]
+        return any(_key(each) == (run.row.name, run.seed) and each.items() >= wanted.items() for each in self.runs)
 
     def put(self, found: dict[str, Any], order: Sequence[str]) -> None:
         """Write down a run, in place of one of the same row and seed.
@@ -68,7 +69,7 @@ def made_with(run: Run) -> dict[str, Any]:
         "settings": None if run.row.settings is None else list(run.row.settings),
         "overrides": list(DATA[run.data].overrides),
         "ticks": run.num_ticks,
-        "code": _code(),
+        "code": CODE,
     }
 
 
@@ -76,8 +77,11 @@ def _key(run: dict[str, Any]) -> tuple[str, int]:
     return run["row"], run["seed"]
 
 
-def _code() -> str:
-    """Return a digest of what stages are trained by; multigrid takes no part in it."""
+def _digest() -> str:
     folder = Path(layerparallel.__file__).parent
     files = sorted(path for name in ("auxiliary", "partition") for path in (folder / name).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+CODE = _digest()
+"""Of what stages are trained by, as it is when a process starts; multigrid takes no part in it."""

@@ -83,6 +83,7 @@ DATA = {
     "cifar10": Data(
         1000,
         ("data=cifar10_folder", "data.sizes={train: 2500, val: 2000, test: 4000}", "data.image_shape=[3,16,16]"),
+        networks=("auxnet_lr=3e-3", "beta=3", "auxnet_blocks=3", "distillation_steps=3"),
         num_points=10,
     ),
     "mlp": Data(
