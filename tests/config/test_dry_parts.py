@@ -36,7 +36,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no parameters": ({MODULE: {"_target_": "torch.nn.Flatten"}}, f"{OPTIMIZER}: torch.optim.sgd.SGD does not accept"),
     "layers": (
         {"problems.classifier.parallel": {"_target_": "mlotool.layerparallel.Multigrid"}},
-        "problems.classifier.parallel.part: found nothing at 'residual' in MLP",
+        "problems.classifier.parallel.part: found no equal blocks that follow each other in MLP",
     ),
 }
 

@@ -52,7 +52,7 @@ REFUSED_TWICE = {
     "segment_reduce": "_segment_reduce_backward",
     "segment_reduce prod": "_segment_reduce_backward",
 }
-if torch.__version__ < "2.15":
+if torch.__version__ < "2.14":
     REFUSED_TWICE["grid_sample 3d"] = "grid_sampler_3d_backward"
 NOT_FINITE = {
     "forward": {"linalg.det at a singular point": "LU factors have no derivative there"},

@@ -76,6 +76,11 @@ class AbstractGuard(ABC):
         every: training steps from one comparison to the next; 0 never compares.
         left: until the next one.
         bias: of the last comparison; None before the first.
+
+    Example:
+        >>> guard: AbstractGuard = Guard(every=1)
+        >>> guard.begin(), guard.take_due()
+        (False, True)
     """
 
     every: int

@@ -214,7 +214,7 @@ class _ValueTracer(_Tracer):
             # Its own: a forward may change what it is given.
             env[node] = value.clone() if isinstance(value, Tensor) else value
         elif node.op != "output":
-            self._forget_question(node)
+            self._forget_questions(node)
             # The tracer sees what a block does as well: it is not recorded.
             self._is_running = True
             try:
@@ -224,19 +224,22 @@ class _ValueTracer(_Tracer):
             return told_by_inputs(node, env, self.record, self._key, _place())
         return node
 
-    def _forget_question(self, node: fx.Node) -> None:
-        """Drop the decision before an operation of torch's that has asked whether its argument is a number.
+    def _forget_questions(self, node: fx.Node) -> None:
+        """Drop the decisions before an operation of torch's that has asked whether its argument is a number.
 
-        `torch.full((n, n), 0.0)` asks n for its value, and is recorded with the stand-in for n all the same: it decides
-        nothing. Both come from one call in the user's code, which tells them from a decision such as `range(n)`.
+        `torch.full((n, n), 0.0)` asks n for its value, once or more, and is recorded with the stand-in for n all the
+        same: it decides nothing. All of that comes from one call in the user's code, which tells it from a decision
+        such as `range(n)`.
         """
-        before = node.prev
+        call, before = _call(), node.prev
         # Types and devices among its arguments are asked for in between.
-        while before.target is getattr or before.target in TOLD:
-            before = before.prev
-        is_question = before.target is _check_decision and before.args[1] == "int"
-        if is_question and before.args[0] in node.all_input_nodes and self._calls.get(before) == _call():
-            self.graph.erase_node(before)
+        while before.target is getattr or before.target in (*TOLD, _check_decision):
+            earlier = before.prev
+            if before.target is _check_decision:
+                if before.args[1] != "int" or self._calls.get(before) != call:
+                    return
+                self.graph.erase_node(before)
+            before = earlier
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a module's call, or only carry it out inside a block."""
