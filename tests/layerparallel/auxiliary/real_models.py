@@ -48,18 +48,19 @@ def resnet18() -> nn.Module:
     return torchvision.models.resnet18(num_classes=4)
 
 
-def vision_transformer() -> nn.Module:
+def vision_transformer(num_layers: int = 4) -> nn.Module:
     kind = torchvision.models.VisionTransformer
-    return kind(image_size=16, patch_size=8, num_layers=4, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5)
+    sizes = {"image_size": 16, "patch_size": 8, "hidden_dim": 16, "mlp_dim": 32, "num_classes": 5}
+    return kind(num_layers=num_layers, num_heads=2, **sizes)
 
 
-def decoder() -> nn.Module:
+def decoder(num_layers: int = 4) -> nn.Module:
     """Its head is tied to its embedding."""
-    return Decoder(20, width=16, hidden=32, num_heads=2, num_layers=4)
+    return Decoder(20, width=16, hidden=32, num_heads=2, num_layers=num_layers)
 
 
-def encoder() -> nn.Module:
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), num_layers=4)
+def encoder(width: int = 8, num_layers: int = 4) -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 2, 16, dropout=0.0, batch_first=True), num_layers)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Samples]] = {

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Multigrid
-from mlotool.models import Decoder
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.process_group import joined
 from mlotool.runner.world import World
-from tests.layerparallel.auxiliary.real_models import Samples, resnet18, spread
+from tests.layerparallel.auxiliary.real_models import Samples, decoder, encoder, resnet18, spread, vision_transformer
 from tests.layerparallel.test_partition_of_real_models import Checked
 from tests.over_ranks import over
 
@@ -28,19 +27,6 @@ def resnet50() -> nn.Module:
     return torchvision.models.ResNet(
         torchvision.models.resnet.Bottleneck, [2, 2, 5, 2], num_classes=4, width_per_group=8
     )
-
-
-def vision_transformer() -> nn.Module:
-    kind = torchvision.models.VisionTransformer
-    return kind(image_size=16, patch_size=8, num_layers=8, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=5)
-
-
-def decoder() -> nn.Module:
-    return Decoder(20, width=16, hidden=32, num_heads=2, num_layers=8)
-
-
-def encoder() -> nn.Module:
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0, batch_first=True), num_layers=8)
 
 
 class Masked(nn.Module):
@@ -83,9 +69,9 @@ class _Modulated(nn.Module):
 MODELS: dict[str, tuple[Callable[[], nn.Module], Samples, str | None]] = {
     "resnet18": (resnet18, Samples((3, 16, 16)), None),
     "resnet50": (resnet50, Samples((3, 64, 64)), "layer3[1:]"),
-    "vision transformer": (vision_transformer, Samples((3, 16, 16)), None),
-    "decoder": (decoder, Samples((6,), are_tokens=True), None),
-    "encoder": (encoder, Samples((5, 16)), None),
+    "vision transformer": (partial(vision_transformer, 8), Samples((3, 16, 16)), None),
+    "decoder": (partial(decoder, 8), Samples((6,), are_tokens=True), None),
+    "encoder": (partial(encoder, 16, 8), Samples((5, 16)), None),
     "masked": (Masked, Samples((5, 16)), None),
     "checked": (Checked, Samples((8,)), None),
     "conditioned": (Conditioned, Samples((5, 8)), None),

@@ -154,6 +154,11 @@ def exits_early(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return x
 
 
+def early_twice(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    """Begins a pass anew before the last one has ended."""
+    return exits_early(blocks, x) + exits_early(blocks, 0.5 * x) + blocks[0](x)
+
+
 def twice(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return chained(blocks, chained(blocks, x) * 0.5)
 
@@ -177,7 +182,9 @@ def differentiates(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return torch.autograd.grad(chained(blocks, x).square().sum(), x, create_graph=True)[0]
 
 
-@pytest.mark.parametrize("run", [chained, all_states, exits_early, twice, by_name, with_masks, differentiates])
+@pytest.mark.parametrize(
+    "run", [chained, all_states, exits_early, early_twice, twice, by_name, with_masks, differentiates]
+)
 def test_whatever_the_module_does_around_its_blocks(run: Any) -> None:
     torch.manual_seed(0)
     module = Stack(run).double()
@@ -574,20 +581,3 @@ def test_a_backward_has_the_buffers_of_its_forward() -> None:
             for run, owner in ((parallel, module), (other, other))
         )
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-def early_twice(blocks: nn.ModuleList, x: Tensor) -> Tensor:
-    return exits_early(blocks, x) + exits_early(blocks, 0.5 * x) + blocks[0](x)
-
-
-def test_a_pass_may_begin_anew_at_any_time() -> None:
-    torch.manual_seed(0)
-    module = Stack(early_twice).double()
-    parallel = Multigrid(coarsening=2, cycles=4)
-    parallel.attach("net", module)
-    x = torch.randn(4, 3, dtype=torch.float64)
-    found, expected = (
-        torch.autograd.grad(run(x).square().sum(), list(module.parameters()), materialize_grads=True)
-        for run in (parallel, module)
-    )
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
