@@ -215,9 +215,9 @@ class Choice(AbstractGuard):
         """Go on from what `state_dict` has returned; where there is no such plan any more, choose anew."""
         self.bias, self.left, self._next = state["bias"], state["left"], state.get("next", 0)
         self._has_chosen, kept = state.get("has_chosen", False), state.get("plan")
-        plans = [(plan.method.coarsening, plan.method.cycles) for plan in self.plans]
+        plans: list[tuple[Any, ...]] = [(plan.method.coarsening, plan.method.cycles) for plan in self.plans]
         is_known = kept is not None and tuple(kept) in plans
-        self._index = plans.index(tuple(kept)) if is_known else None
+        self._index = plans.index(tuple(kept)) if kept is not None and is_known else None
         if kept is not None and not is_known:
             self._has_chosen, self.left = False, 1
 
