@@ -64,5 +64,8 @@ def restore_torch_settings(settings: dict[str, Any]) -> list[str]:
     if "torch.set_default_dtype" in changed:
         torch.set_default_dtype(settings["torch.set_default_dtype"])
     if "torch.set_default_device" in changed:
-        torch.set_default_device(settings["torch.set_default_device"])
+        # None is another state than the CPU by name, for which torch goes through Python at each call.
+        torch.set_default_device(None)
+        if torch.get_default_device() != settings["torch.set_default_device"]:
+            torch.set_default_device(settings["torch.set_default_device"])
     return changed

@@ -351,6 +351,18 @@ def test_later_batches_are_right_or_refused(around: Callable[[Tensor], Tensor], 
         assert torch.equal(state, expected)
 
 
+def test_a_default_device_makes_no_decisions() -> None:
+    """With it torch asks a size for its value more than once, and from code of its own."""
+    module = Chained(noisy)
+    try:
+        torch.set_default_device("cpu")
+        stages = chain_for(module, "parallel", (drawn(2, 5, 4),), None, num_stages=2).stages(["blocks.3"])
+        later = drawn(3, 5, 4)
+        assert torch.equal(stages[1](stages[0](None, (later,)), (later,)), module(later))
+    finally:
+        torch.set_default_device(None)
+
+
 def test_a_width_like_the_batch_is_no_batch() -> None:
     """The batch of 4 has a width of 4 beside it; the last batch is smaller."""
     module = Chained(lambda x: x.view(x.shape[0], 2, x.shape[1] // 2).flatten(1))

@@ -11,12 +11,16 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute
 
 from mlotool.core.errors import ConfigError, RunError
+from mlotool.layerparallel.partition import stand_ins
 from mlotool.layerparallel.partition.sizes import TOLD, told_by_inputs
 from mlotool.layerparallel.partition.stage import Inputs, undisturbed
 from mlotool.layerparallel.partition.stand_ins import casts, draws, sizes_in_tuples, without_gradient
 
 LAYERS = "layers"
 """The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
+
+_BETWEEN = (__file__, stand_ins.__file__, *fx.__path__, torch.utils._device.__file__)
+"""Files and folders of code that stands between a forward and its operations, the last one with a default device."""
 
 
 class UntraceableError(Exception):
@@ -324,9 +328,9 @@ def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) 
 
 
 def _asking() -> FrameType | None:
-    """Return the frame of the code that the tracer runs."""
+    """Return the frame of the code that the tracer runs, behind what torch puts between it and an operation."""
     frame = inspect.currentframe()
-    while frame is not None and (frame.f_code.co_filename == __file__ or "torch/fx" in frame.f_code.co_filename):
+    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     return frame
 
