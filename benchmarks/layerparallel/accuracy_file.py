@@ -67,7 +67,7 @@ def made_with(run: Run) -> dict[str, Any]:
     """Return the settings and the code of a run, as a result file has them."""
     return {
         "settings": None if run.row.settings is None else list(run.row.settings),
-        "overrides": list(DATA[run.data].overrides),
+        "overrides": run.row.overrides(DATA[run.data]),
         "ticks": run.num_ticks,
         "code": CODE,
     }

@@ -1,7 +1,7 @@
 """What `layerparallel.accuracy` trains: data sets and networks, and the rows of its tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 PARALLEL = "problems.classifier.parallel"
 AUGMENTED = ", augmented"
@@ -32,7 +32,7 @@ class Row:
     def config(self, data: "Data", ticks: int, seed: int, root: str | None) -> list[str]:
         """Return the overrides of the recipe that make this run."""
         return [
-            *data.overrides,
+            *self.overrides(data),
             *([] if root is None else [f"data.root={root}"]),
             f"data.augment={self.is_augmented}",
             f"runner.max_ticks={ticks}",
@@ -42,6 +42,10 @@ class Row:
             "logger=csv",
         ]
 
+    def overrides(self, data: "Data") -> list[str]:
+        """Return those of the recipe that the data set and its augmentation make."""
+        return [*data.overrides, *(data.augmented if self.is_augmented else ())]
+
 
 @dataclass(frozen=True)
 class Data:
@@ -50,9 +54,12 @@ class Data:
     Args:
         ticks: of a run.
         overrides: of the recipe layerparallel_penalty.
+        augmented: further ones, of the rows with augmented images.
         stored: settings of stored variables between two stages.
         stored_of_more: those between more stages.
+        stored_for_long: those between more stages of the long runs.
         networks: settings of AuxNet, and of ReAuxNet.
+        chain: further ones of AuxNet.
         lagrangian: settings of stored variables with multipliers.
         cuts: by K, the layers that begin the later stages, where the times are of another cut than the default one.
         is_augmented: whether the networks' rows are.
@@ -62,9 +69,12 @@ class Data:
 
     ticks: int
     overrides: tuple[str, ...]
+    augmented: tuple[str, ...] = ()
     stored: tuple[str, ...] = ("beta=10",)
     stored_of_more: tuple[str, ...] = ("beta=10", "lambda_steps=3")
+    stored_for_long: tuple[str, ...] = ("beta=10", "lambda_steps=3")
     networks: tuple[str, ...] = ("auxnet_lr=3e-3", "beta=1", "auxnet_blocks=3")
+    chain: tuple[str, ...] = ()
     lagrangian: tuple[str, ...] = ("beta=10", "lambda_rate=0.3")
     cuts: Mapping[int, str] = field(default_factory=dict)
     is_augmented: bool = True
@@ -83,7 +93,14 @@ DATA = {
     "cifar10": Data(
         1000,
         ("data=cifar10_folder", "data.sizes={train: 2500, val: 2000, test: 4000}", "data.image_shape=[3,16,16]"),
-        networks=("auxnet_lr=3e-3", "beta=3", "auxnet_blocks=3", "distillation_steps=3"),
+        augmented=(
+            "problems.classifier.optimizer._target_=torch.optim.Adam",
+            "problems.classifier.optimizer.lr=5e-3",
+            "~problems.classifier.optimizer.momentum",
+        ),
+        stored_of_more=("beta={start: 3.0,factor: 1.08,every: 20,maximum: 1000.0}", "lambda_steps=3"),
+        networks=("auxnet_lr={start: 3e-3,factor: 0.9,every: 30}", "beta=1", "auxnet_blocks=3"),
+        chain=("auxnet_gradient=chain",),
         num_points=10,
     ),
     "mlp": Data(
@@ -127,14 +144,14 @@ def main_rows(data: Data, stages: Sequence[int] = STAGES) -> Iterator[Row]:
         yield Row(f"stored, lagrangian, K={count}", (*own, "variables=stored", "method=lagrangian", *data.lagrangian))
         # Between two stages both are one network from the inputs, and train alike to the bit.
         for name, variables in (("AuxNet", "auxnet"), ("ReAuxNet", "recursive"))[: 1 if count == 2 else 2]:
-            settings = (*own, f"variables={variables}", ADAM, *data.networks)
+            settings = (*own, f"variables={variables}", ADAM, *data.networks, *(data.chain if name == "AuxNet" else ()))
             yield Row(f"{name}{suffix}, K={count}", settings, data.is_augmented)
 
 
 def long_rows(data: Data, stages: Sequence[int] = STAGES) -> Iterator[Row]:
     """Yield those that show what time alone does: backpropagation and stored variables, for LONG times the ticks."""
     wanted = (BACKPROPAGATION, *(f"stored, penalty, K={count}" for count in stages))
-    for row in main_rows(data, stages):
+    for row in main_rows(replace(data, stored_of_more=data.stored_for_long), stages):
         if row.name in wanted:
             yield Row(row.name + LONG_SUFFIX, row.settings, length=LONG)
 

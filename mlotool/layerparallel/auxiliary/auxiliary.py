@@ -13,10 +13,10 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.layerparallel.auxiliary.equations import Beta
 from mlotool.layerparallel.auxiliary.forecast import forecast
 from mlotool.layerparallel.auxiliary.run import StageRun
 from mlotool.layerparallel.auxiliary.settings import Settings, lambda_rates, of_interfaces
+from mlotool.layerparallel.auxiliary.step_schedule import StepSchedule
 from mlotool.layerparallel.auxiliary.timeline import Timeline
 from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
 from mlotool.layerparallel.partition.choice import Cut, check_cut
@@ -55,8 +55,13 @@ class Auxiliary(AbstractParallel):
         auxnet: a smaller module with the same inputs, of which parts are taken where its states have the shapes at the
             cuts (the paper's ResNet-20 for a ResNet-110); None thins out copies of the stages.
         auxnet_blocks: of a thinned copy, how many blocks that keep the shape remain.
-        auxnet_lr: step size of these networks, once a batch.
+        auxnet_lr: step size of these networks, once a batch: a number, or {start, factor, every}: multiplied by
+            `factor` each `every` steps. Let it fall with the problem's own rate, so that the stages meet the variables.
         auxnet_optimizer: `sgd` or `adam`.
+        auxnet_gradient: from what the networks of `auxnet` learn. `local` is the paper's: AuxNet_{k-1} from what stage
+            k makes of lambda_k. `chain`: also from what AuxNet_k makes of it, whose derivative goes back from network
+            to network, so that stages and networks follow the gradient of one objective. It is more accurate between
+            three stages or more; the backward passes of the networks wait for each other, as the forward ones do.
         distillation_steps: steps of the networks a batch.
         beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps; or a list of
             K-1 of these, one for each interface. A larger one binds the stages closer and makes their local losses
@@ -108,8 +113,9 @@ class Auxiliary(AbstractParallel):
     variables: str = "stored"
     auxnet: nn.Module | None = None
     auxnet_blocks: int = 1
-    auxnet_lr: float = 0.1
+    auxnet_lr: float | Mapping[str, float] = 0.1
     auxnet_optimizer: str = "sgd"
+    auxnet_gradient: str = "local"
     distillation_steps: int = 1
     beta: float | Mapping[str, float] | Sequence[Any] = 10.0
     reduction: str = "mean"
@@ -139,7 +145,11 @@ class Auxiliary(AbstractParallel):
         check_cut(self.cut, "parallel.cut")
         self.settings = Settings.of(
             self,
-            betas=[Beta.of(each, "parallel.beta") for each in of_interfaces(self.beta, self.stages, "parallel.beta")],
+            betas=[
+                StepSchedule.of(each, "parallel.beta")
+                for each in of_interfaces(self.beta, self.stages, "parallel.beta")
+            ],
+            auxnet_lr=StepSchedule.of(self.auxnet_lr, "parallel.auxnet_lr"),
             lambda_rates=lambda_rates(self.lambda_rate, self.stages, self.variables, "parallel.lambda_rate"),
         )
         self.settings.check()

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from mlotool.core.errors import RunError
-from mlotool.layerparallel.auxiliary.equations import Beta
+from mlotool.layerparallel.auxiliary.step_schedule import StepSchedule
 from mlotool.layerparallel.auxiliary.worker import Worker
 
 DIVERGED = 1e3
@@ -21,10 +21,10 @@ class Divergence:
         betas: the penalty coefficients, by interface.
 
     Example:
-        >>> Divergence("problems.net.parallel", [Beta.of(10.0, "beta")]).check({}, num_steps=3)
+        >>> Divergence("problems.net.parallel", [StepSchedule.of(10.0, "beta")]).check({}, num_steps=3)
     """
 
-    def __init__(self, key: str, betas: Sequence[Beta]) -> None:
+    def __init__(self, key: str, betas: Sequence[StepSchedule]) -> None:
         self.key = key
         self._betas = betas
         self._has_warned = False

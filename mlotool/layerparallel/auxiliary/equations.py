@@ -1,72 +1,9 @@
 """What binds neighbouring stages: penalties, multipliers and their steps, as pure functions of tensors."""
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import is_number
-from mlotool.core.errors import ConfigError
-
 # s: samples of a batch, ...: the shape of a state
-
-
-@dataclass(frozen=True)
-class Beta:
-    """A penalty coefficient that grows from step to step: `min(start factor^(step // every), maximum)`.
-
-    Args:
-        start: its value at the first step.
-        factor: by which it is multiplied.
-        every: steps from one multiplication to the next.
-        maximum: value at which it stays.
-
-    Example:
-        >>> beta = Beta.of({"start": 1.0, "factor": 2.0, "every": 10, "maximum": 3.0}, "parallel.beta")
-        >>> beta.at(0), beta.at(10), beta.at(20)
-        (1.0, 2.0, 3.0)
-    """
-
-    start: float
-    factor: float = 1.0
-    every: int = 1
-    maximum: float = float("inf")
-
-    @staticmethod
-    def of(value: "float | Mapping[str, float] | Beta", key: str) -> "Beta":
-        """Return the schedule that a user has set; a number is a coefficient that stays the same.
-
-        Args:
-            value: a number, or a mapping with `start` and any of `factor`, `every`, `maximum`.
-            key: of the setting, for messages.
-
-        Raises:
-            ConfigError: there is no `start`, an unknown entry, or a value out of range.
-        """
-        if isinstance(value, Beta):
-            return value
-        known = ("start", "factor", "every", "maximum")
-        if isinstance(value, Mapping) and ("start" not in value or not set(value) <= set(known)):
-            raise ConfigError(
-                f"{key}: found {dict(value)}; expected a number, or {{start: .., factor: .., every: .., maximum: ..}}. "
-                f"Correct {key}."
-            )
-        numbers = [*value.values()] if isinstance(value, Mapping) else [value]
-        if not all(is_number(each) and not math.isnan(each) for each in numbers):
-            raise ConfigError(f"{key}: found {value!r}; expected numbers. Correct {key}.")
-        found = Beta(**value) if isinstance(value, Mapping) else Beta(value)  # type: ignore[arg-type]
-        if not (found.start > 0 and found.factor > 0 and found.every >= 1 and found.maximum > 0):
-            raise ConfigError(
-                f"{key}: found {value}; expected start, factor and maximum above 0, and every of at least 1. "
-                f"Correct {key}."
-            )
-        return found
-
-    def at(self, step: int) -> float:
-        """Return the coefficient at a step, counted from 0."""
-        return min(self.start * self.factor ** (step // self.every), self.maximum)
 
 
 def local_loss(state: Tensor, variable: Tensor, multiplier: Tensor | None, beta: float, weight: float) -> Tensor:

@@ -41,7 +41,7 @@ class _AbstractNetworkVariables(AbstractVariables):
         self._optimizer: Optimizer | None = None
         if network is not None:
             kind = SGD if settings.auxnet_optimizer == "sgd" else Adam
-            self._optimizer = kind(network.parameters(), lr=settings.auxnet_lr)
+            self._optimizer = kind(network.parameters(), lr=settings.auxnet_lr.start)
         self._given: Tensor | None = None
         self._found: Tensor | None = None
 
@@ -68,6 +68,8 @@ class _AbstractNetworkVariables(AbstractVariables):
     def _propose(self, step: StageStep, given: Tensor | None) -> Tensor:
         """Return what the network gives from a state, perturbed; its graph is kept for the first distillation step."""
         assert self.network is not None
+        if given is not None and self.settings.is_chained:
+            given = given.detach().requires_grad_()
         self._given, self._found = given, self._run(step, given)
         return self._perturbed(step, self._found.detach().contiguous())
 
@@ -76,29 +78,42 @@ class _AbstractNetworkVariables(AbstractVariables):
         found: Tensor = self.network(given, step.inputs).to(step.dtype)
         return found
 
-    def _distill(self, step: StageStep, interface: int, slope: Tensor) -> None:
-        """Let the network learn the variables of an interface after their correction along `-slope`."""
+    def _distill(self, step: StageStep, interface: int, slope: Tensor) -> Tensor | None:
+        """Let the network learn the variables of an interface after their correction along `-slope`.
+
+        Returns:
+            That slope's part in the derivative with respect to what the network has been given, (s, ...); None where
+            that needs none.
+        """
         assert self.network is not None and self._optimizer is not None and self._found is not None
-        found, weight = self._found, step.weight(interface)
-        target = found.detach() - self.step_size(step, interface) * slope
-        parameters = list(self.network.parameters())
+        found, weight, size = self._found, step.weight(interface), self.step_size(step, interface)
+        target = found.detach() - size * slope
+        parameters, onward = list(self.network.parameters()), None
+        points = [self._given] if self._given is not None and self._given.requires_grad else []
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.auxnet_lr.at(step.number)
         for number in range(self.settings.distillation_steps):
             if number:
                 found = self._run(step, self._given)
             loss = weight * (target - found).square().sum()
-            for parameter, gradient in zip(
-                parameters, self.transport.replicas.mean(_slopes(loss, parameters)), strict=True
-            ):
+            slopes = _slopes(loss, [*parameters, *points])
+            if points:
+                # The loss has the derivative 2 weight size slope with respect to what the network has found.
+                *slopes, onward = slopes
+                onward, points = onward / (2.0 * weight * size) if size else torch.zeros_like(onward), []
+            for parameter, gradient in zip(parameters, self.transport.replicas.mean(slopes), strict=True):
                 parameter.grad = gradient
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._given = self._found = None
+        return onward
 
 
 class ChainVariables(_AbstractNetworkVariables):
     """A chain of networks gives the variables: lambda_{k+1} = AuxNet_k(lambda_k), with lambda_0 the inputs.
 
     Stage k has AuxNet_k. Stage k + 1 sends it the derivative with respect to lambda_{k+1}, from which AuxNet_k learns.
+    With `auxnet_gradient=chain` that is the total one: lambda_{k+2} depends on lambda_{k+1} by AuxNet_{k+1}.
 
     Args:
         number: k, of the stage.
@@ -140,8 +155,14 @@ class ChainVariables(_AbstractNetworkVariables):
         return self._target, None
 
     def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
-        """Send the derivative with respect to lambda_k to the stage before, whose network learns from it."""
-        self.transport.send("slope", self.number, self.number - 1, slope)
+        """Send the derivative with respect to lambda_k to the stage before, whose network learns from it.
+
+        Where a network behind it has been given lambda_k, `finish` does that, once the network's part is known.
+        """
+        if self.settings.is_chained and not self.is_last:
+            self._local_slope = slope
+        else:
+            self.transport.send("slope", self.number, self.number - 1, slope)
 
     def await_slope(self, step: StageStep) -> None:
         """Receive the derivative with respect to lambda_{k+1} from the next stage."""
@@ -152,8 +173,11 @@ class ChainVariables(_AbstractNetworkVariables):
 
     def finish(self, step: StageStep) -> None:
         """Let AuxNet_k learn from that derivative."""
-        if not self.is_last:
-            self._distill(step, self.number + 1, self._slope)
+        if self.is_last:
+            return
+        onward = self._distill(step, self.number + 1, self._slope)
+        if onward is not None:
+            self.transport.send("slope", self.number, self.number - 1, (self._local_slope + onward).contiguous())
 
 
 class RecursiveVariables(_AbstractNetworkVariables):
@@ -199,6 +223,6 @@ class RecursiveVariables(_AbstractNetworkVariables):
         self._distill(step, self.number, slope)
 
 
-def _slopes(loss: Tensor, parameters: list[torch.nn.Parameter]) -> list[Tensor]:
-    found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+def _slopes(loss: Tensor, points: list[Tensor]) -> list[Tensor]:
+    found = torch.autograd.grad(loss, points, allow_unused=True, materialize_grads=True)
     return [each.contiguous() for each in found]

@@ -11,7 +11,7 @@ from torch import nn
 from mlotool.core.arguments import is_number
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
-from mlotool.layerparallel.auxiliary.equations import Beta
+from mlotool.layerparallel.auxiliary.step_schedule import StepSchedule
 
 CHOICES = {
     "method": ("penalty", "lagrangian"),
@@ -19,6 +19,7 @@ CHOICES = {
     "reduction": ("mean", "sum"),
     "multiplier_rule": ("exact", "paper"),
     "auxnet_optimizer": ("sgd", "adam"),
+    "auxnet_gradient": ("local", "chain"),
 }
 
 AUTO = "auto"
@@ -43,14 +44,15 @@ class Settings:
     stages: int
     method: str
     variables: str
-    betas: Sequence[Beta]
+    betas: Sequence[StepSchedule]
     reduction: str
     multiplier_rule: str
     lambda_lr: float | None
     lambda_rates: Sequence[float | None]
     lambda_steps: int
-    auxnet_lr: float
+    auxnet_lr: StepSchedule
     auxnet_optimizer: str
+    auxnet_gradient: str
     auxnet_blocks: int
     distillation_steps: int
     noise: float
@@ -84,6 +86,11 @@ class Settings:
     def is_stored(self) -> bool:
         """Whether auxiliary variables are stored for each sample."""
         return self.variables == "stored"
+
+    @property
+    def is_chained(self) -> bool:
+        """Whether networks learn from what those behind them make of their variables."""
+        return self.auxnet_gradient == "chain"
 
     @property
     def has_multipliers(self) -> bool:
@@ -138,6 +145,12 @@ class Settings:
                 f"parallel.copies: found {self.copies} with variables={self.variables}; expected 1, since networks "
                 "need no finite number of augmented copies. Set parallel.copies=1."
             )
+        if self.auxnet_gradient == "chain" and self.variables != "auxnet":
+            raise ConfigError(
+                f"parallel.auxnet_gradient: found chain with variables={self.variables}; expected local, since no "
+                "network is given another one's variables. Set parallel.variables=auxnet, or "
+                "parallel.auxnet_gradient=local."
+            )
         least: Mapping[str, float] = {
             "auxnet_blocks": 0,
             "distillation_steps": 1,
@@ -152,7 +165,7 @@ class Settings:
                     f"parallel.{key}: found {value!r}; expected a whole number of at least {lowest}. "
                     f"Correct parallel.{key}."
                 )
-        for key in ("auxnet_lr", "lambda_lr", "noise"):
+        for key in ("lambda_lr", "noise"):
             value = getattr(self, key)
             is_finite = is_number(value) and math.isfinite(value)
             if value is not None and not (is_finite and (value > 0 or (key == "noise" and value == 0))):

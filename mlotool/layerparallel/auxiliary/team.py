@@ -188,7 +188,7 @@ class Team:
         """
         parts = self._each(lambda worker: self._backward(worker, loss, theta))
         self._each(lambda worker: worker.correct(step, loss_at))
-        self._each(lambda worker: worker.finish(step))
+        self._each(lambda worker: worker.finish(step), is_last_first=True)
         self._lanes.join()
         found: list[Tensor | None] = [None] * len(theta)
         for places, slopes in parts:
@@ -198,12 +198,12 @@ class Team:
             return self._joined(self._averaged(found), theta)
         return found
 
-    def _each(self, phase: Callable[[Worker], T]) -> list[T]:
+    def _each(self, phase: Callable[[Worker], T], *, is_last_first: bool = False) -> list[T]:
         """Let one worker after the other go through a phase, each on its stream."""
         found = []
-        for number, worker in self.workers.items():
+        for number in sorted(self.workers, reverse=is_last_first):
             with self._lanes.at(number):
-                found.append(phase(worker))
+                found.append(phase(self.workers[number]))
         return found
 
     def _backward(

@@ -21,8 +21,8 @@ from mlotool.layerparallel.partition import Stage
 class Worker:
     """Stage k at work. Its methods are the phases of a step; the workers of all stages go through them in one order.
 
-    In one process the workers take each phase one after the other, the first stage first. No phase needs a message that
-    another worker sends later in the same phase.
+    In one process the workers take each phase one after the other, the first stage first, but for `finish`, where the
+    last one is first. No phase needs a message that another worker sends later in the same phase.
 
     Args:
         stage: the part of the module that it runs.

@@ -39,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalty": {},
     "lagrangian": {"method": "lagrangian"},
     "auxnet": {"variables": "auxnet", "auxnet_lr": 0.01},
+    "chain": {"variables": "auxnet", "auxnet_lr": 0.01, "auxnet_gradient": "chain", "distillation_steps": 2},
     "recursive": {"variables": "recursive", "auxnet_lr": 0.01, "auxnet_optimizer": "adam"},
     "mean": {"reduction": "mean", "lambda_lr": None, "beta": {"start": 1.0, "factor": 2.0, "every": 2}},
 }
@@ -178,6 +179,43 @@ def test_a_step_with_networks_by_plain_autograd(num_blocks: int) -> None:
             torch.testing.assert_close(ours, expected.detach(), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_chain_follows_the_gradient_of_one_objective(steps: int) -> None:
+    """By plain autograd through all networks: of phi + beta sum norm(lambda_k - X^{k-1})^2, with lambda by networks."""
+    beta, rate, network_rate = 4.0, 0.02, 0.01
+    parallel = auxiliary(variables="auxnet", auxnet_lr=network_rate, auxnet_gradient="chain", distillation_steps=steps)
+    program = alone(parallel)
+    net, batch = copy.deepcopy(program.problems["net"].module), Stream(Rows(), 4, seed=1).next()
+    aux = [copy.deepcopy(net[:1]), copy.deepcopy(net[1:3])]
+    first = aux[0](batch["input"])
+    second = aux[1](first)
+    states = [net[:1](batch["input"]), net[1:3](first)]
+    violation = (first - states[0]).square().sum() + (second - states[1]).square().sum()
+    objective = squared_error({**batch, "index": torch.arange(4)}, model=lambda _: net[3:](second)) + beta * violation
+    slopes = torch.autograd.grad(objective, [*net.parameters(), first, second], retain_graph=True)
+    moves = [torch.autograd.grad(objective, list(network.parameters()), retain_graph=True) for network in aux]
+    with torch.no_grad():
+        for parameter, slope in zip(net.parameters(), slopes, strict=False):
+            parameter -= 0.05 * slope
+    for number, network in enumerate(aux):
+        given, found = [(batch["input"], first), (first, second)][number]
+        target = (found - rate * slopes[number - 2]).detach()
+        for step in range(steps):
+            if step:
+                loss = (target - network(given.detach())).square().sum()
+                moves[number] = torch.autograd.grad(loss, list(network.parameters()))
+            for parameter, move in zip(network.parameters(), moves[number], strict=True):
+                parameter.data -= network_rate * (move if step else 2 * rate * move)
+    follow(program, 1)
+    torch.testing.assert_close(
+        dict(program.problems["net"].module.named_parameters()), dict(net.named_parameters()), rtol=1e-12, atol=1e-13
+    )
+    for number, network in enumerate(aux):
+        kept = parallel.state_dict()["stages"][str(number)]["network"]
+        for ours, expected in zip(kept.values(), network.parameters(), strict=True):
+            torch.testing.assert_close(ours, expected.detach(), rtol=1e-12, atol=1e-13)
+
+
 def test_one_distillation_step_is_equation_29() -> None:
     """xi <- xi - 2 eta_aux eta_lambda (dL/dlambda) dReAuxNet/dxi."""
     beta, rate, network_rate = 4.0, 0.02, 0.01
@@ -211,6 +249,23 @@ def test_more_distillation_steps_come_nearer() -> None:
         for steps, each in found.items()
     }
     assert moved[5] > 4 * moved[1] > 0
+
+
+@pytest.mark.parametrize("variables", ["auxnet", "recursive"])
+def test_the_rate_of_the_networks_falls(variables: str) -> None:
+    """After two steps at the same rate the third one is half as long."""
+    moves = []
+    for rate in (0.01, {"start": 0.01, "factor": 0.5, "every": 2}):
+        parallel = auxiliary(variables=variables, auxnet_lr=rate)
+        program, found = alone(parallel), []
+        for _ in range(2):
+            follow(program, 2 - len(found))
+            stages = parallel.state_dict()["stages"].values()
+            found.append([tensor for each in stages for tensor in each.get("network", {}).values()])
+        moves.append([after - before for before, after in zip(*found, strict=True)])
+    for whole, half in zip(*moves, strict=True):
+        torch.testing.assert_close(2 * half, whole, rtol=1e-9, atol=1e-15)
+        assert whole.any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -439,6 +494,11 @@ def never(batch: Any, *, model: Any) -> Tensor:
         ({"method": "penality"}, r"parallel\.method: found 'penality'.*Did you mean 'penalty'"),
         ({"method": "lagrangian", "variables": "auxnet"}, r"found lagrangian with variables=auxnet"),
         ({"copies": 2, "variables": "auxnet"}, r"parallel\.copies: found 2"),
+        ({"auxnet_gradient": "chains"}, r"parallel\.auxnet_gradient: found 'chains'; expected local or chain"),
+        (
+            {"auxnet_gradient": "chain", "variables": "recursive"},
+            r"auxnet_gradient: found chain with variables=recursive",
+        ),
         ({"distillation_steps": 0}, r"parallel\.distillation_steps: found 0"),
         ({"noise": -1.0}, r"parallel\.noise: found -1\.0"),
         ({"auxnet": 5}, r"parallel\.auxnet: found 5"),
@@ -450,6 +510,10 @@ def never(batch: Any, *, model: Any) -> Tensor:
         ({"lambda_lr": 0.0}, r"parallel\.lambda_lr: found 0\.0"),
         ({"lambda_lr": float("inf")}, r"parallel\.lambda_lr: found inf"),
         ({"auxnet_lr": float("nan")}, r"parallel\.auxnet_lr: found nan"),
+        (
+            {"auxnet_lr": {"start": 0.1, "gamma": 0.5}},
+            r"parallel\.auxnet_lr: found \{.*'gamma': 0\.5\}; expected a number, or",
+        ),
         (
             {"lambda_rate": "fast"},
             r"parallel\.lambda_rate: found 'fast'; expected a number above 0, auto, null, or a list",

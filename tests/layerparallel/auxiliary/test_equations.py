@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.auxiliary.equations import Beta, local_loss, next_multiplier, variable_slope, violations
+from mlotool.layerparallel.auxiliary.equations import local_loss, next_multiplier, variable_slope, violations
 
 
 def draw(seed: int) -> Tensor:
@@ -79,15 +78,3 @@ def test_the_multiplier_rule_of_the_stationarity_and_the_printed_one() -> None:
     assert penalty == pytest.approx(1 / (1 + 4 * beta), rel=1e-12)
     assert abs(violation_after(2 * beta, beta, 11)) < 1e-12
     assert violation_after(step_size / (2 * beta), beta, 11) > 0.9 * penalty
-
-
-def test_beta_grows() -> None:
-    grown = Beta.of({"start": 2.0, "factor": 10.0, "every": 3, "maximum": 150.0}, "beta")
-    assert [grown.at(step) for step in (0, 2, 3, 5, 6, 9, 100)] == [2.0, 2.0, 20.0, 20.0, 150.0, 150.0, 150.0]
-    assert Beta.of(7, "beta").at(1000) == 7
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, {"start": 1.0, "factor": 0.0}, {"factor": 2.0}, {"start": 1.0, "by": 2}])
-def test_what_beta_cannot_be(value) -> None:
-    with pytest.raises(ConfigError, match=r"parallel\.beta: found"):
-        Beta.of(value, "parallel.beta")

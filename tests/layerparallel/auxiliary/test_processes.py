@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mlotool.distributed.collectives import Ranks
 from tests.layerparallel.auxiliary.ranks import compute, main
+from tests.layerparallel.auxiliary.test_auxiliary import KINDS
 from tests.runner.processes import run_ranks
 
 TOLERANCE = 1e-9
@@ -28,13 +29,19 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[bool, dict[str, Any]]:
+    return {processes: computed_alone(2, processes=processes) for processes in (True, False)}
+
+
+def computed_alone(num_stages: int, *, processes: bool) -> dict[str, Any]:
+    """Return what one process computes with one thread, as each of several has."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return_value = {processes: compute(Ranks(), 2, processes=processes) for processes in (True, False)}
-    torch.set_num_threads(threads)
-    return return_value
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compute(Ranks(), num_stages, processes=processes)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -66,7 +73,7 @@ def unequal(ours: Any, expected: Any, tolerance: float) -> list[str]:
 def test_two_processes_alone_are_one_bit_by_bit(found: Found, alone: dict[bool, dict[str, Any]]) -> None:
     """Parameters, running statistics, optimizer, variables, multipliers, networks, losses, violations: on each rank."""
     expected = {name: each for name, each in alone[True].items() if name.startswith("alone")}
-    assert len(expected) == 6
+    assert len(expected) == len(KINDS) + 1
     for rank in found:
         assert {name: unequal(rank["stages"][name], each, 0.0) for name, each in expected.items()} == {
             name: [] for name in expected
@@ -76,7 +83,7 @@ def test_two_processes_alone_are_one_bit_by_bit(found: Found, alone: dict[bool, 
 def test_two_processes_of_a_lower_problem_are_one(found: Found, alone: dict[bool, dict[str, Any]]) -> None:
     """Meta-Weight-Net's kind of program: the upper problem's data are divided, the lower one's stages."""
     expected = {name: each for name, each in alone[True].items() if name.startswith("lower")}
-    assert len(expected) == 8
+    assert len(expected) == len(KINDS) + 3
     for rank in found:
         assert {name: unequal(rank["stages"][name], each, TOLERANCE) for name, each in expected.items()} == {
             name: [] for name in expected
@@ -94,9 +101,7 @@ def test_two_parts_of_the_batch_are_the_whole(found: Found, alone: dict[bool, di
 def test_four_processes(tmp_path: Path, alone: dict[bool, dict[str, Any]]) -> None:
     """Two stages of two parts of the batch, and four stages."""
     four = start(tmp_path, 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = compute(Ranks(), 4, processes=True)
+    expected = computed_alone(4, processes=True)
     for rank in four:
         for name, each in alone[False].items():
             is_normed = "alone" in name
