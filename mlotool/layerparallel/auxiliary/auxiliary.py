@@ -62,6 +62,7 @@ class Auxiliary(AbstractParallel):
             k makes of lambda_k. `chain`: also from what AuxNet_k makes of it, whose derivative goes back from network
             to network, so that stages and networks follow the gradient of one objective. It is more accurate between
             three stages or more; the backward passes of the networks wait for each other, as the forward ones do.
+            Networks of `recursive` and those between two stages have the whole gradient by either.
         distillation_steps: steps of the networks a batch.
         beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps; or a list of
             K-1 of these, one for each interface. A larger one binds the stages closer and makes their local losses

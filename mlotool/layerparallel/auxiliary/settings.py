@@ -90,7 +90,7 @@ class Settings:
     @property
     def is_chained(self) -> bool:
         """Whether networks learn from what those behind them make of their variables."""
-        return self.auxnet_gradient == "chain"
+        return self.auxnet_gradient == "chain" and self.variables == "auxnet"
 
     @property
     def has_multipliers(self) -> bool:
@@ -144,12 +144,6 @@ class Settings:
             raise ConfigError(
                 f"parallel.copies: found {self.copies} with variables={self.variables}; expected 1, since networks "
                 "need no finite number of augmented copies. Set parallel.copies=1."
-            )
-        if self.auxnet_gradient == "chain" and self.variables != "auxnet":
-            raise ConfigError(
-                f"parallel.auxnet_gradient: found chain with variables={self.variables}; expected local, since no "
-                "network is given another one's variables. Set parallel.variables=auxnet, or "
-                "parallel.auxnet_gradient=local."
             )
         least: Mapping[str, float] = {
             "auxnet_blocks": 0,

@@ -495,10 +495,6 @@ def never(batch: Any, *, model: Any) -> Tensor:
         ({"method": "lagrangian", "variables": "auxnet"}, r"found lagrangian with variables=auxnet"),
         ({"copies": 2, "variables": "auxnet"}, r"parallel\.copies: found 2"),
         ({"auxnet_gradient": "chains"}, r"parallel\.auxnet_gradient: found 'chains'; expected local or chain"),
-        (
-            {"auxnet_gradient": "chain", "variables": "recursive"},
-            r"auxnet_gradient: found chain with variables=recursive",
-        ),
         ({"distillation_steps": 0}, r"parallel\.distillation_steps: found 0"),
         ({"noise": -1.0}, r"parallel\.noise: found -1\.0"),
         ({"auxnet": 5}, r"parallel\.auxnet: found 5"),
