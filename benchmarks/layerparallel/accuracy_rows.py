@@ -99,7 +99,12 @@ DATA = {
             "~problems.classifier.optimizer.momentum",
         ),
         stored_of_more=("beta={start: 3.0,factor: 1.08,every: 20,maximum: 1000.0}", "lambda_steps=3"),
-        networks=("auxnet_lr={start: 3e-3,factor: 0.9,every: 30}", "beta=1", "auxnet_blocks=3"),
+        networks=(
+            "auxnet_lr={start: 4e-3,factor: 0.9,every: 40}",
+            "beta=2",
+            "auxnet_blocks=3",
+            "distillation_steps=2",
+        ),
         chain=("auxnet_gradient=chain",),
         num_points=10,
     ),

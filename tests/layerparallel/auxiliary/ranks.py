@@ -40,6 +40,9 @@ def programs(num_stages: int, *, processes: bool) -> dict[str, Program]:
         found[f"alone {kind}"] = alone(auxiliary(**more, **{"noise": 0.1, **settings}), normed, optimizer=adam)
         found[f"lower {kind}"] = reweighted(auxiliary(**more, **settings))
     found["alone recalibrated"] = alone(auxiliary(**more, recalibrate=2), stack(norm=processes))
+    if not processes:
+        # The derivatives of a chain pass through its networks only where there are two or more.
+        found["alone chain of two networks"] = alone(auxiliary(**KINDS["chain"]), optimizer=adam)
     sama = Implicit(OptimizerPreconditioner(), "finite_difference")
     found["lower preconditioned"] = reweighted(auxiliary(**more), optimizer=adam, hypergradient=sama)
     found["lower rolled back"] = reweighted(auxiliary(**more), optimizer=adam, roll_back=True, unroll_steps=2)
