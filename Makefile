@@ -9,7 +9,7 @@ BIN = $(VENV)/bin
 # A process a core, up to four, each with one thread; ARGS="-n 0" takes one process, for a debugger.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test test-all lint gpu-kit benchmark clean help
+.PHONY: run test test-all lint docs docs-serve gpu-kit benchmark clean help
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -29,6 +29,13 @@ lint: $(VENV)/installed-dev  ## style, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/installed-dev  ## the documentation, into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --quiet
+	@echo "build/site/index.html"
+
+docs-serve: $(VENV)/installed-dev  ## the documentation on a local port, anew with each change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 # For a machine with a GPU and no network: the packages that it lacks, of Python alone, and Betty to compare with.
 gpu-kit: $(VENV)/installed  ## what `python -m benchmarks.gpu` needs where no network is: make gpu-kit BETTY=<clone>

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _device
 from torch.utils._pytree import tree_flatten, tree_map
 
 
@@ -52,7 +53,8 @@ def torch_settings() -> dict[str, Any]:
     return {
         "torch.set_grad_enabled": torch.is_grad_enabled(),
         "torch.set_default_dtype": torch.get_default_dtype(),
-        "torch.set_default_device": torch.get_default_device(),
+        # None is another state than the CPU by name, for which each call passes through a mode of torch's.
+        "torch.set_default_device": _device.CURRENT_DEVICE,
     }
 
 
@@ -64,8 +66,5 @@ def restore_torch_settings(settings: dict[str, Any]) -> list[str]:
     if "torch.set_default_dtype" in changed:
         torch.set_default_dtype(settings["torch.set_default_dtype"])
     if "torch.set_default_device" in changed:
-        # None is another state than the CPU by name, for which torch goes through Python at each call.
-        torch.set_default_device(None)
-        if torch.get_default_device() != settings["torch.set_default_device"]:
-            torch.set_default_device(settings["torch.set_default_device"])
+        torch.set_default_device(settings["torch.set_default_device"])
     return changed

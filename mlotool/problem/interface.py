@@ -303,10 +303,10 @@ class AbstractHypergradient(ABC):
         """Return what the problem itself steps along in the place of its gradient on one batch.
 
         Args:
-            problem, theta: its name, and its parameters, detached.
+            problem: its name.
+            theta: of the problem, detached.
             gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
-            batch, batch_number: as in `LowerView`.
-            memory: of the problem.
+            batch: as in `LowerView`, which has its number as well.
         """
         return list(gradient)
 

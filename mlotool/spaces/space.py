@@ -49,7 +49,8 @@ class Space(nn.Module):
             each problem.
         place: where it stands in a module, so that two spaces of one seed start with other values; a recipe knows it.
         shared: whether it is all models at once, which share their weights: it is a `SharedSpace` then.
-        paths, statistics: of a shared one; see there.
+        paths: of a shared one; see there.
+        statistics: of a shared one; see there.
 
     Attributes:
         decisions: those that this space has asked for, by name.

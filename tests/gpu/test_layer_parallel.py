@@ -19,6 +19,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "penalty": {},
     "lagrangian": {"method": "lagrangian"},
     "auxnet": {"variables": "auxnet", "auxnet_lr": 0.01},
+    "chain": {"variables": "auxnet", "auxnet_lr": 0.01, "auxnet_gradient": "chain"},
     "recursive": {"variables": "recursive", "auxnet_lr": 0.01, "auxnet_optimizer": "adam"},
 }
 

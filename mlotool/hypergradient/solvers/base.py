@@ -127,7 +127,10 @@ class AbstractSolver(ABC):
 
         Args:
             state: what was kept by the last solve, `initial_state` at first.
-            matvec, vector, start, view: as for `solve`.
+            matvec: as for `solve`.
+            vector: as for `solve`.
+            start: as for `solve`.
+            view: as for `solve`.
         """
         return self.solve(matvec, vector, start=start, view=view), state
 

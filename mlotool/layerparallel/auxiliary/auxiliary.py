@@ -55,14 +55,15 @@ class Auxiliary(AbstractParallel):
         auxnet: a smaller module with the same inputs, of which parts are taken where its states have the shapes at the
             cuts (the paper's ResNet-20 for a ResNet-110); None thins out copies of the stages.
         auxnet_blocks: of a thinned copy, how many blocks that keep the shape remain.
-        auxnet_lr: step size of these networks, once a batch: a number, or {start, factor, every}: multiplied by
-            `factor` each `every` steps. Let it fall with the problem's own rate, so that the stages meet the variables.
+        auxnet_lr: step size of these networks, once a batch: a number, or {start, factor, every, maximum}, as of beta.
+            Let it fall as the problem's own rate does, so that stages and variables meet at the end.
         auxnet_optimizer: `sgd` or `adam`.
         auxnet_gradient: from what the networks of `auxnet` learn. `local` is the paper's: AuxNet_{k-1} from what stage
             k makes of lambda_k. `chain`: also from what AuxNet_k makes of it, whose derivative goes back from network
-            to network, so that stages and networks follow the gradient of one objective. It is more accurate between
-            three stages or more; the backward passes of the networks wait for each other, as the forward ones do.
-            Networks of `recursive` and those between two stages have the whole gradient by either.
+            to network, so that stages and networks follow the gradient of one objective (where the rates of all
+            interfaces are equal, and `lambda_steps` is 1). It is more accurate between three stages or more; the
+            backward passes of the networks wait for each other, as the forward ones do. Networks of `recursive` and
+            those between two stages have the whole gradient by either.
         distillation_steps: steps of the networks a batch.
         beta: a number, or {start, factor, every, maximum}: multiplied by `factor` each `every` steps; or a list of
             K-1 of these, one for each interface. A larger one binds the stages closer and makes their local losses

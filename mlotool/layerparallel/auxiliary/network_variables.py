@@ -1,5 +1,6 @@
 """Auxiliary variables that networks give: a chain of networks from interface to interface, or one from the inputs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,35 +79,40 @@ class _AbstractNetworkVariables(AbstractVariables):
         found: Tensor = self.network(given, step.inputs).to(step.dtype)
         return found
 
-    def _distill(self, step: StageStep, interface: int, slope: Tensor) -> Tensor | None:
+    def _distill(
+        self, step: StageStep, interface: int, slope: Tensor, give_back: Callable[[Tensor], None] | None = None
+    ) -> None:
         """Let the network learn the variables of an interface after their correction along `-slope`.
 
-        Returns:
-            That slope's part in the derivative with respect to what the network has been given, (s, ...); None where
-            that needs none.
+        Args:
+            step: the one at hand.
+            interface: whose variables the network gives.
+            slope: (s, ...), of these variables.
+            give_back: takes J^T slope, (s, ...), with the Jacobian J of the network in what it has been given, as soon
+                as it is known; None: nobody wants it.
         """
         assert self.network is not None and self._optimizer is not None and self._found is not None
         found, weight, size = self._found, step.weight(interface), self.step_size(step, interface)
         target = found.detach() - size * slope
-        parameters, onward = list(self.network.parameters()), None
-        points = [self._given] if self._given is not None and self._given.requires_grad else []
+        parameters = list(self.network.parameters())
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.auxnet_lr.at(step.number)
         for number in range(self.settings.distillation_steps):
             if number:
                 found = self._run(step, self._given)
-            loss = weight * (target - found).square().sum()
-            slopes = _slopes(loss, [*parameters, *points])
-            if points:
-                # The loss has the derivative 2 weight size slope with respect to what the network has found.
-                *slopes, onward = slopes
-                onward, points = onward / (2.0 * weight * size) if size else torch.zeros_like(onward), []
+            if give_back is not None and number == 0:
+                assert self._given is not None
+                *slopes, onward = _slopes(found, [*parameters, self._given], slope)
+                give_back(onward)
+                # That of the loss below, where it begins.
+                slopes = [2.0 * weight * size * each for each in slopes]
+            else:
+                slopes = _slopes(weight * (target - found).square().sum(), parameters)
             for parameter, gradient in zip(parameters, self.transport.replicas.mean(slopes), strict=True):
                 parameter.grad = gradient
             self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._given = self._found = None
-        return onward
 
 
 class ChainVariables(_AbstractNetworkVariables):
@@ -157,7 +163,7 @@ class ChainVariables(_AbstractNetworkVariables):
     def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
         """Send the derivative with respect to lambda_k to the stage before, whose network learns from it.
 
-        Where a network behind it has been given lambda_k, `finish` does that, once the network's part is known.
+        Where the next network has been given lambda_k, `finish` does that, once that network's part is known.
         """
         if self.settings.is_chained and not self.is_last:
             self._local_slope = slope
@@ -175,9 +181,12 @@ class ChainVariables(_AbstractNetworkVariables):
         """Let AuxNet_k learn from that derivative."""
         if self.is_last:
             return
-        onward = self._distill(step, self.number + 1, self._slope)
-        if onward is not None:
-            self.transport.send("slope", self.number, self.number - 1, (self._local_slope + onward).contiguous())
+        is_asked = self.settings.is_chained and not self.is_first
+        self._distill(step, self.number + 1, self._slope, self._give_back if is_asked else None)
+
+    def _give_back(self, onward: Tensor) -> None:
+        """Send the stage before the total derivative with respect to lambda_k, of which `onward` is the network's."""
+        self.transport.send("slope", self.number, self.number - 1, (self._local_slope + onward).contiguous())
 
 
 class RecursiveVariables(_AbstractNetworkVariables):
@@ -223,6 +232,6 @@ class RecursiveVariables(_AbstractNetworkVariables):
         self._distill(step, self.number, slope)
 
 
-def _slopes(loss: Tensor, points: list[Tensor]) -> list[Tensor]:
-    found = torch.autograd.grad(loss, points, allow_unused=True, materialize_grads=True)
-    return [each.contiguous() for each in found]
+def _slopes(found: Tensor, points: list[Tensor], weights: Tensor | None = None) -> list[Tensor]:
+    slopes = torch.autograd.grad(found, points, weights, allow_unused=True, materialize_grads=True)
+    return [each.contiguous() for each in slopes]

@@ -94,7 +94,7 @@ class StageStep:
     def weight(self, interface: int) -> float:
         """Return c of an interface in the stages' losses, whose gradients are averaged over the replicas afterwards."""
         if self.reduction == "sum":
-            return float(self.num_replicas)
+            return float(self.num_replicas) if self.share else 0.0
         return self.share / (self.size * self.shapes[interface - 1].numel())
 
     def own_weight(self, interface: int) -> float:

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from mlotool.core.arguments import is_number
+from mlotool.core.arguments import is_number, is_whole
 from mlotool.core.errors import ConfigError
 
 
@@ -48,19 +49,13 @@ class StepSchedule:
                 f"{key}: found {dict(value)}; expected a number, or {{start: .., factor: .., every: .., maximum: ..}}. "
                 f"Correct {key}."
             )
-        numbers = [*value.values()] if isinstance(value, Mapping) else [value]
-        if not all(is_number(each) and not math.isnan(each) for each in numbers):
-            raise ConfigError(f"{key}: found {value!r}; expected numbers. Correct {key}.")
-        found = StepSchedule(**value) if isinstance(value, Mapping) else StepSchedule(value)  # type: ignore[arg-type]
-        is_right = 0 < found.start < math.inf and 0 < found.factor < math.inf and found.every >= 1 and found.maximum > 0
-        if not is_right and not isinstance(value, Mapping):
-            raise ConfigError(f"{key}: found {value!r}; expected a number above 0. Correct {key}.")
-        if not is_right:
-            raise ConfigError(
-                f"{key}: found {value}; expected start, factor and maximum above 0, and every of at least 1. "
-                f"Correct {key}."
-            )
-        return found
+        entries = dict(value) if isinstance(value, Mapping) else {"start": value}
+        every = entries.pop("every", 1)
+        if not all(map(_is_above_zero, entries.values())) or not is_whole(every, 1):
+            wanted = "start, factor and maximum above 0, and a whole number of at least 1 for every"
+            wanted = wanted if isinstance(value, Mapping) else "a number above 0"
+            raise ConfigError(f"{key}: found {value!r}; expected {wanted}. Correct {key}.")
+        return StepSchedule(every=every, **{name: float(each) for name, each in entries.items()})
 
     def at(self, step: int) -> float:
         """Return the value at a step, counted from 0."""
@@ -68,3 +63,10 @@ class StepSchedule:
             return min(self.start * self.factor ** (step // self.every), self.maximum)
         except OverflowError:
             return self.maximum
+
+
+def _is_above_zero(value: Any) -> bool:
+    try:
+        return is_number(value) and 0.0 < float(value) < math.inf
+    except OverflowError:
+        return False

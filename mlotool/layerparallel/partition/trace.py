@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute
+from torch.utils import _device
 
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.layerparallel.partition import stand_ins
@@ -19,7 +20,7 @@ from mlotool.layerparallel.partition.stand_ins import casts, draws, sizes_in_tup
 LAYERS = "layers"
 """The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
 
-_BETWEEN = (__file__, stand_ins.__file__, *fx.__path__, torch.utils._device.__file__)
+_BETWEEN = (__file__, stand_ins.__file__, *fx.__path__, _device.__file__)
 """Files and folders of code that stands between a forward and its operations, the last one with a default device."""
 
 

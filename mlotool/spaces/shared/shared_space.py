@@ -28,7 +28,13 @@ class SharedSpace(Space):
     it, which is a model of the space, or a mixture of several candidates at some places.
 
     Args:
-        base, mutators, inputs, leaves, decisions, seed, place: as for `Space`.
+        base: as for `Space`.
+        mutators: as for `Space`.
+        inputs: as for `Space`.
+        leaves: as for `Space`.
+        decisions: as for `Space`.
+        seed: as for `Space`.
+        place: as for `Space`.
         paths: an `AbstractPaths`, which draws a path for each call; None: the one path that `decisions` makes.
         statistics: of layers that keep running ones (BatchNorm): "shared", those of a candidate, over all paths; or
             "path", for at most 256 paths: each path has its own, which are those of a model that is trained on the

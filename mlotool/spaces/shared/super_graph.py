@@ -19,7 +19,7 @@ MAX_PLANS = 4096
 class Mixture(NamedTuple):
     """Several candidates of a decision, whose results are added up.
 
-    Args:
+    Attributes:
         candidates: which.
         weights: (len(candidates),) of each.
         taken: the one whose parameters get a gradient, if that is one alone; the others are there for the gradient of

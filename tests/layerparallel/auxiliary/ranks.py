@@ -101,6 +101,16 @@ def compute(ranks: Ranks, num_stages: int, *, processes: bool) -> dict[str, dict
     return found
 
 
+def chained(ranks: Ranks) -> dict[str, Any]:
+    """Return what a chain of two networks ends as, between three stages in processes of their own."""
+    program = over(ranks, alone(auxiliary(processes=True, noise=0.1, **KINDS["chain"]), stack(norm=True)))
+    schedule = Schedule(program)
+    for _ in range(NUM_TICKS):
+        schedule.tick()
+    state = program.state_dict()["net"]
+    return {"net": state["module"], "parallel": state["parallel"]}
+
+
 def resumed(ranks: Ranks) -> dict[str, Any]:
     """Return the parameters of a run that goes on from what rank 0 has saved, and of one that was never saved."""
     found = []
@@ -124,8 +134,10 @@ def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
-        found: dict[str, Any] = {"stages": compute(ranks, 2, processes=True)}
-        if ranks.size == 2:
+        found: dict[str, Any] = {} if ranks.size == 3 else {"stages": compute(ranks, 2, processes=True)}
+        if ranks.size == 3:
+            found = chained(ranks)
+        elif ranks.size == 2:
             found["parts"] = compute(ranks, 2, processes=False)
             found["resumed"] = resumed(ranks)
             found["refused"] = refused(ranks)

@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import subprocess
+import sys
 import warnings
 from functools import partial
 from typing import Any
@@ -685,3 +687,8 @@ def test_a_stage_a_process_needs_processes() -> None:
     with pytest.warns(UserWarning, match=r"problems\.net\.parallel\.processes: found true on one rank.*devices=3"):
         distribute(program, Ranks(), seed=0)
     follow(program, 1)
+
+
+def test_a_new_process_imports_it() -> None:
+    """In this one other tests have imported parts of torch that `import torch` leaves out."""
+    subprocess.run([sys.executable, "-c", "from mlotool.layerparallel import Auxiliary"], check=True)

@@ -1,6 +1,8 @@
 """A stage a process: real processes that talk by gloo, against all stages in one."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mlotool.distributed.collectives import Ranks
-from tests.layerparallel.auxiliary.ranks import compute, main
+from tests.layerparallel.auxiliary.ranks import chained, compute, main
 from tests.layerparallel.auxiliary.test_auxiliary import KINDS
 from tests.runner.processes import run_ranks
 
@@ -34,12 +36,19 @@ def alone() -> dict[bool, dict[str, Any]]:
 
 def computed_alone(num_stages: int, *, processes: bool) -> dict[str, Any]:
     """Return what one process computes with one thread, as each of several has."""
+    with one_thread():
+        return compute(Ranks(), num_stages, processes=processes)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute as the processes do while it lasts."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return compute(Ranks(), num_stages, processes=processes)
+            yield
     finally:
         torch.set_num_threads(threads)
 
@@ -95,6 +104,14 @@ def test_two_parts_of_the_batch_are_the_whole(found: Found, alone: dict[bool, di
     for rank in found:
         for name, each in alone[False].items():
             assert unequal(_settled(rank["parts"][name]), _settled(each), TOLERANCE) == [], name
+
+
+def test_a_chain_over_three_processes_is_one_bit_by_bit(tmp_path: Path) -> None:
+    """The derivative passes from the last network to the first."""
+    with one_thread():
+        expected = chained(Ranks())
+    for rank in start(tmp_path, 3):
+        assert unequal(rank, expected, 0.0) == []
 
 
 @pytest.mark.slow

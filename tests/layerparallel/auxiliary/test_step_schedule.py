@@ -12,7 +12,8 @@ def test_it_is_multiplied_until_it_is_as_large_as_it_may_be() -> None:
 
 def test_no_number_of_steps_is_too_large() -> None:
     """10^400 is no floating-point number."""
-    assert StepSchedule.of({"start": 2.0, "factor": 10.0, "maximum": 150.0}, "beta").at(400) == 150.0
+    assert StepSchedule.of({"start": 2, "factor": 10, "maximum": 150}, "beta").at(400) == 150.0
+    assert StepSchedule.of({"start": 2, "factor": 10}, "beta").at(400) == float("inf")
     assert StepSchedule.of({"start": 2.0, "factor": 0.1}, "rate").at(400) == 0.0
 
 
@@ -27,6 +28,10 @@ def test_no_number_of_steps_is_too_large() -> None:
         {"start": 1.0, "factor": float("inf")},
         {"factor": 2.0},
         {"start": 1.0, "by": 2},
+        {"start": 1.0, "every": 2.5},
+        {"start": 1.0, "every": True},
+        {"start": 10**400},
+        [1.0],
     ],
 )
 def test_what_it_cannot_be(value) -> None:

@@ -1,0 +1,57 @@
+"""Pages of every public name, a package each; a name that several packages offer stands where it comes first."""
+
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import mlotool
+
+FIRST = ("mlotool",)
+"""Packages whose names are documented there, in this order; then come the others."""
+
+
+def packages() -> list[str]:
+    """Return the packages that say what is public (`__all__`), `mlotool` first."""
+    names = [f"mlotool.{each.name}" for each in pkgutil.iter_modules(mlotool.__path__) if each.ispkg]
+    return [*FIRST, *(name for name in names if getattr(import_module(name), "__all__", ()))]
+
+
+def homes() -> dict[str, list[str]]:
+    """Return, by package, the public names that its page documents; each object stands once."""
+    seen: set[Any] = set()
+    found: dict[str, list[str]] = {}
+    for package in packages():
+        module = import_module(package)
+        found[package] = []
+        for name in sorted(module.__all__, key=str.lower):
+            value = getattr(module, name)
+            key = id(value) if _is_defined(value) else (package, name)
+            if key not in seen:
+                seen.add(key)
+                found[package].append(name)
+    return {package: names for package, names in found.items() if names}
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Yield the address of each page, and the page in Markdown."""
+    lines = ["# Names of the API", "", "| import | what |", "|---|---|"]
+    for package, names in homes().items():
+        summary = (import_module(package).__doc__ or "").strip().splitlines()[0]
+        lines.append(f"| [`{package}`]({_file(package)}) | {summary} |")
+        body = [f"# `{package}`", "", summary, ""]
+        for name in names:
+            body += [f"::: {package}.{name}", ""]
+        again = sorted(set(import_module(package).__all__) - set(names), key=str.lower)
+        if again:
+            body += ["The package also offers, documented elsewhere: " + ", ".join(f"`{name}`" for name in again) + "."]
+        yield f"reference/api/{_file(package)}", "\n".join(body) + "\n"
+    yield "reference/api/index.md", "\n".join(lines) + "\n"
+
+
+def _file(package: str) -> str:
+    return f"{package.replace('.', '_')}.md"
+
+
+def _is_defined(value: Any) -> bool:
+    return callable(value) or hasattr(value, "__module__")

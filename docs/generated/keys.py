@@ -1,0 +1,139 @@
+"""The page of every key of a recipe: type and default by the schema, meaning and example by keys.yaml."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING as NOT_SET
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mlotool.config.schema import MISSING, Config, ProblemConfig, describe_type, new_node
+
+MEANINGS: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "keys.yaml").read_text())
+NAME = "<name>"
+"""Stands for a problem's name in a key."""
+SECTIONS = {
+    "": "The root",
+    f"problems.{NAME}": "A problem",
+    "graph": "The graph",
+    "evaluate": "Evaluation",
+    "runner": "The runner",
+    "logger": "The logger",
+    "debug": "Limits",
+    "sweep": "Sweeps",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the schema.
+
+    Args:
+        path: dotted; `<name>` stands for a problem's name.
+        kind: its type, in words.
+        default: as YAML has it; None: a recipe must set it.
+    """
+
+    path: str
+    kind: str
+    default: str | None
+
+
+def schema_keys() -> Iterator[Key]:
+    """Yield every key of the schema, those of a problem once."""
+    for prefix in SECTIONS:
+        node = _node(prefix)
+        for each in fields(node):
+            path = f"{prefix}.{each.name}".lstrip(".")
+            value = each.default if each.default_factory is NOT_SET else each.default_factory()
+            yield Key(path, describe_type(path.replace(NAME, "a")), _default(value))
+            if path.endswith(".stream"):
+                stream = new_node(path.replace(NAME, "a"))
+                for inner in fields(stream):
+                    deeper = f"{path}.{inner.name}"
+                    yield Key(deeper, describe_type(deeper.replace(NAME, "a")), _default(inner.default))
+
+
+def page() -> str:
+    """Return the page, in Markdown."""
+    lines = [
+        "# Every key of a recipe",
+        "",
+        "A key is set in a recipe's YAML or on the command line, `mlotool run +recipe=mwn KEY=VALUE`.",
+        "`<name>` is the name of a problem. Keys of a node with a `_target_` (a model, a loss, data, an optimizer) are",
+        "the arguments of that class or function, which the [API reference](api/index.md) has. Each example is",
+        "composed on the recipe `mwn`, or on the one that it names.",
+    ]
+    section = None
+    for key in schema_keys():
+        prefix = next(
+            each
+            for each in sorted(SECTIONS, key=len, reverse=True)
+            if f"{key.path}.".startswith(f"{each}." if each else "")
+        )
+        prefix = prefix if key.path != prefix else ""
+        if prefix != section:
+            section = prefix
+            lines += ["", f"## {SECTIONS[prefix]}"]
+        meaning = MEANINGS[key.path]
+        recipe = meaning.get("recipe", "mwn")
+        default = "none: set it" if key.default is None else f"`{key.default}`"
+        lines += [
+            "",
+            f"### `{key.path}` {{: #{anchor(key.path)} }}",
+            "",
+            meaning["says"],
+            "",
+            f"Type: {key.kind}. Default: {default}.",
+            "",
+            "```bash",
+            f"mlotool run +recipe={recipe} {_quoted(meaning['example'])}",
+            "```",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def anchor(path: str) -> str:
+    """Return the anchor of a key's heading.
+
+    Example:
+        >>> anchor("problems.<name>.unroll_steps")
+        'problems-name-unroll_steps'
+    """
+    return path.replace("<", "").replace(">", "").replace(".", "-")
+
+
+def overrides(example: str) -> list[str]:
+    """Return an example's overrides: words, of which braces hold theirs together.
+
+    Example:
+        >>> overrides("sweep=optuna sweep.params={seed: '0,1'}")
+        ['sweep=optuna', "sweep.params={seed: '0,1'}"]
+    """
+    found: list[str] = []
+    for word in example.split(" "):
+        if found and found[-1].count("{") > found[-1].count("}"):
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
+
+
+def _quoted(example: str) -> str:
+    return " ".join(f'"{each}"' if set(each) & set("{}[]<>' ") else each for each in overrides(example))
+
+
+def _node(prefix: str) -> Any:
+    if prefix == "":
+        return Config
+    return ProblemConfig if prefix == f"problems.{NAME}" else new_node(prefix)
+
+
+def _default(value: Any) -> str | None:
+    if value is MISSING or value == MISSING or value is NOT_SET:
+        return None
+    if is_dataclass(value):
+        return "{..}"
+    text: str = yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+    return text

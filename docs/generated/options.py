@@ -1,0 +1,44 @@
+"""The page of every option of conf/: what its file says, and what it sets."""
+
+from pathlib import Path
+
+CONF = Path(__file__).parents[2] / "conf"
+HEADINGS = {
+    "data": "`data=`: data sets",
+    "model": "`model@problems.<name>.module=`: models",
+    "optimizer": "`optimizer@problems.<name>.optimizer=`: optimizers",
+    "hypergradient": "`hypergradient=`: how gradients pass through solutions",
+    "parallel": "`+parallel@problems.<name>.parallel=`: layer-parallel training",
+    "runner": "`runner=`: length and device",
+    "logger": "`logger=`: where numbers go",
+    "debug": "`debug=`: limits",
+    "sweep": "`sweep=`: many runs",
+}
+
+
+def options() -> dict[str, list[Path]]:
+    """Return the files of all options, by group."""
+    return {group: sorted((CONF / group).glob("*.yaml")) for group in HEADINGS}
+
+
+def page() -> str:
+    """Return the page, in Markdown."""
+    lines = [
+        "# Every option of conf/",
+        "",
+        "An option is a file that fills a part of the config. A recipe chooses options in its `defaults`, a command",
+        "line by `group=option`; each key of an option can be overridden: `hypergradient=cg",
+        "hypergradient.solver.max_iterations=10`.",
+    ]
+    for group, files in options().items():
+        lines += ["", f"## {HEADINGS[group]}"]
+        for file in files:
+            lines += [
+                "",
+                f"### `{group}={file.stem}` {{: #{group}-{file.stem} }}",
+                "",
+                "```yaml",
+                file.read_text().strip(),
+                "```",
+            ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,68 @@
+"""The reference has each key, each option and each public name exactly once."""
+
+import re
+from collections import Counter
+from importlib import import_module
+
+import pytest
+
+import mlotool
+from docs.generated import api, keys, options
+from mlotool.config.schema import OPTION_GROUPS, Config, keys_at, new_node
+
+KEYS = [each.path for each in keys.schema_keys()]
+
+
+def schema_paths(prefix: str = "") -> list[str]:
+    """Return every path of the schema, by the schema's own functions."""
+    found = []
+    for name in keys_at(prefix.replace(keys.NAME, "a")):
+        path = f"{prefix}.{name}".lstrip(".")
+        found.append(path)
+        deeper = f"{path}.{keys.NAME}" if path == "problems" else path
+        if new_node(deeper.replace(keys.NAME, "a")) is not None:
+            found += schema_paths(deeper)
+    return found
+
+
+def test_each_key_stands_once() -> None:
+    found = re.findall(r"^### `([^`]+)`", keys.page(), re.MULTILINE)
+    assert sorted(found) == sorted(schema_paths())
+    assert max(Counter(found).values()) == 1
+    assert set(KEYS) == set(keys.MEANINGS)
+    assert {"seed", "problems.<name>.stream.repeat", "sweep.pruner"} <= set(found)
+    assert Config().name == "unnamed"
+
+
+@pytest.mark.parametrize("path", KEYS)
+def test_its_example_is_composed(path: str) -> None:
+    meaning = keys.MEANINGS[path]
+    words = keys.overrides(meaning["example"])
+    mlotool.compose(meaning.get("recipe", "mwn"), words)
+
+
+@pytest.mark.parametrize("path", [path for path in KEYS if path.count(".") and "<" not in path])
+def test_its_example_sets_it(path: str) -> None:
+    words = keys.overrides(keys.MEANINGS[path]["example"])
+    assert any(word.lstrip("+").split("=")[0].startswith(path) for word in words)
+
+
+def test_each_option_stands_once() -> None:
+    found = re.findall(r"^### `([^`]+)`", options.page(), re.MULTILINE)
+    assert set(options.HEADINGS) == set(OPTION_GROUPS)
+    assert sorted(found) == sorted(
+        f"{group}={file.stem}" for group in OPTION_GROUPS for file in (options.CONF / group).glob("*.yaml")
+    )
+
+
+def test_each_public_name_stands_once() -> None:
+    pages = dict(api.pages())
+    named = re.findall(r"^::: (\S+)$", "\n".join(pages.values()), re.MULTILINE)
+    assert max(Counter(named).values()) == 1
+    documented = [getattr(import_module(home), name) for home, name in (each.rsplit(".", 1) for each in named)]
+    assert max(Counter(id(each) for each in documented if callable(each)).values()) == 1
+    for package in api.packages():
+        page = pages.get(f"reference/api/{package.replace('.', '_')}.md", "")
+        for name in import_module(package).__all__:
+            value = getattr(import_module(package), name)
+            assert f"::: {package}.{name}\n" in page or any(value is each for each in documented), f"{package}.{name}"
