@@ -1,6 +1,6 @@
 """Auxiliary variables that networks give: a chain of networks from interface to interface, or one from the inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -232,6 +232,6 @@ class RecursiveVariables(_AbstractNetworkVariables):
         self._distill(step, self.number, slope)
 
 
-def _slopes(found: Tensor, points: list[Tensor], weights: Tensor | None = None) -> list[Tensor]:
+def _slopes(found: Tensor, points: Sequence[Tensor], weights: Tensor | None = None) -> list[Tensor]:
     slopes = torch.autograd.grad(found, points, weights, allow_unused=True, materialize_grads=True)
     return [each.contiguous() for each in slopes]

@@ -49,7 +49,7 @@ class StepSchedule:
                 f"{key}: found {dict(value)}; expected a number, or {{start: .., factor: .., every: .., maximum: ..}}. "
                 f"Correct {key}."
             )
-        entries = dict(value) if isinstance(value, Mapping) else {"start": value}
+        entries: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"start": value}
         every = entries.pop("every", 1)
         if not all(map(_is_above_zero, entries.values())) or not is_whole(every, 1):
             wanted = "start, factor and maximum above 0, and a whole number of at least 1 for every"
