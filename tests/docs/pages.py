@@ -50,8 +50,8 @@ def run_page(path: Path, mlotool: Callable[..., tuple[int, str, str]]) -> int:
     `output` is compared with what the block before has printed; `...` stands for anything.
     """
     names: dict[str, Any] = {"__name__": "__page__"}
-    printed, count = "", 0
-    for count, block in enumerate(blocks(path.read_text(encoding="utf-8")), start=1):
+    printed, found = "", list(blocks(path.read_text(encoding="utf-8")))
+    for block in found:
         place = f"{path.name}, line {block.line}"
         if block.title == OUTPUT:
             same = doctest.OutputChecker().check_output(block.code, printed, doctest.ELLIPSIS)
@@ -68,7 +68,7 @@ def run_page(path: Path, mlotool: Callable[..., tuple[int, str, str]]) -> int:
             printed = "".join(_command(line, place, mlotool) for line in block.code.splitlines())
         else:
             assert block.language in ("text", "yaml"), f"{place}: {block.language}"
-    return count
+    return len(found)
 
 
 def _command(line: str, place: str, mlotool: Callable[..., tuple[int, str, str]]) -> str:
