@@ -10,7 +10,7 @@ from tests.cli.conftest import Result
 from tests.docs.pages import blocks, run_page
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+PAGES = [ROOT / "docs" / "concepts.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 
 
 @pytest.fixture(autouse=True)

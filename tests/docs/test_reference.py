@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 import mlotool
-from docs.generated import api, keys, options
+from docs.generated import api, hypergradients, keys, options
 from mlotool.config.schema import OPTION_GROUPS, Config, keys_at, new_node
 
 KEYS = [each.path for each in keys.schema_keys()]
@@ -66,3 +66,11 @@ def test_each_public_name_stands_once() -> None:
         for name in import_module(package).__all__:
             value = getattr(import_module(package), name)
             assert f"::: {package}.{name}\n" in page or any(value is each for each in documented), f"{package}.{name}"
+
+
+def test_the_table_of_hypergradients_is_the_measured_one() -> None:
+    found = hypergradients.PAGE.read_text(encoding="utf-8")
+    assert found == hypergradients.page(), "run: python -m docs.generated.hypergradients"
+    files = {path.stem for path in (options.CONF / "hypergradient").glob("*.yaml")}
+    named = set(re.findall(r"`(\w+)[ `]", hypergradients.table()))
+    assert named - {"stop_gradient", "hypergradient"} <= files
