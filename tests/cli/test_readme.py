@@ -84,6 +84,9 @@ def test_it_is_three_screens() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        # Made by `make docs`, which finds each broken link of the site.
+        if target.startswith("reference/"):
+            continue
         assert "://" in target or (page.parent / target).exists(), target
 
 

@@ -15,6 +15,8 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^ *```", re.M | re.S
 )
 OUTPUT = "output"
+ROOT = Path(__file__).parents[2]
+FAST = ("debug=fast", "logger=csv", "runner.progress_bar=false")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ def blocks(text: str) -> Iterator[Block]:
 def run_page(path: Path, mlotool: Callable[..., tuple[int, str, str]]) -> int:
     """Run every block of a page in the working folder, and return how many there were.
 
-    A block with a title is written to that file. Python blocks share their names. Lines of a bash block that begin with
+    A block with a title is written to that file; one of recipes/ has lines of that recipe, and is compared with it.
+    Runs of built-in recipes are rehearsals of seconds (`debug=fast`). Python blocks share their names. Lines of a bash block that begin with
     `mlotool` are given to the command line in this process, all others to a shell. A text block with the title
     `output` is compared with what the block before has printed; `...` stands for anything.
     """
@@ -56,6 +59,10 @@ def run_page(path: Path, mlotool: Callable[..., tuple[int, str, str]]) -> int:
         if block.title == OUTPUT:
             same = doctest.OutputChecker().check_output(block.code, printed, doctest.ELLIPSIS)
             assert same, f"{place}: printed {printed!r}, expected {block.code!r}"
+        elif block.title is not None and block.title.startswith("recipes/"):
+            lines = {line.strip() for line in (ROOT / block.title).read_text(encoding="utf-8").splitlines()}
+            missing = [line for line in block.code.splitlines() if line.strip() not in lines]
+            assert not missing, f"{place}: {block.title} has no lines {missing}"
         elif block.title is not None:
             Path(block.title).parent.mkdir(parents=True, exist_ok=True)
             Path(block.title).write_text(block.code, encoding="utf-8")
@@ -76,7 +83,8 @@ def _command(line: str, place: str, mlotool: Callable[..., tuple[int, str, str]]
     if not words:
         return ""
     if words[0] == "mlotool":
-        code, out, err = mlotool(*words[1:])
+        is_built_in = words[1] == "run" and any(word.startswith(("+recipe=", "mine.yaml")) for word in words)
+        code, out, err = mlotool(*words[1:], *(FAST if is_built_in else ()))
         assert code == 0, f"{place}: {line}: {err}"
         return out
     return subprocess.run(line, shell=True, check=True, capture_output=True, text=True).stdout

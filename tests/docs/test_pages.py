@@ -11,6 +11,7 @@ from tests.docs.pages import blocks, run_page
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "concepts.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+SLOW = ("architecture_search",)
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,11 @@ def forgotten_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+# A rehearsal of six ticks has much to warn of.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else []) for page in PAGES]
+)
 def test_its_code_runs(page: Path, call: Callable[..., Result]) -> None:
     assert run_page(page, call) > 1
 
