@@ -48,9 +48,9 @@ def run_page(path: Path, mlotool: Callable[..., tuple[int, str, str]]) -> int:
     """Run every block of a page in the working folder, and return how many there were.
 
     A block with a title is written to that file; one of recipes/ has lines of that recipe, and is compared with it.
-    Runs of built-in recipes are rehearsals of seconds (`debug=fast`). Python blocks share their names. Lines of a bash block that begin with
-    `mlotool` are given to the command line in this process, all others to a shell. A text block with the title
-    `output` is compared with what the block before has printed; `...` stands for anything.
+    Runs of built-in recipes are rehearsals of seconds (`debug=fast`). Python blocks share their names. Lines of a bash
+    block that begin with `mlotool` are given to the command line in this process, all others to a shell. A text block
+    with the title `output` is compared with what the block before has printed; `...` stands for anything.
     """
     names: dict[str, Any] = {"__name__": "__page__"}
     printed, found = "", list(blocks(path.read_text(encoding="utf-8")))
