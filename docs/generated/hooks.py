@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from docs.generated import api, keys, options  # noqa: E402
+from docs.generated import api, errors, gallery, keys, options  # noqa: E402
 
 TAKEN = {
     "benchmarks/README.md": "benchmarks/README.md",
@@ -24,9 +24,16 @@ PICTURE = re.compile(r"\]\((?:\.\./)?(?:benchmarks/)?(results/[\w/.-]+\.png)\)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made, and those from outside of docs/."""
-    made = {"reference/keys.md": keys.page(), "reference/options.md": options.page(), **dict(api.pages())}
+    made = {
+        "reference/keys.md": keys.page(),
+        "reference/options.md": options.page(),
+        "reference/errors.md": errors.page(),
+        **dict(api.pages()),
+        **dict(gallery.pages()),
+    }
     for address, text in made.items():
         files.append(File.generated(config, address, content=text))
+    files.append(File.generated(config, "assets/graphs.css", content=gallery.style()))
     for source, address in TAKEN.items():
         files.append(File.generated(config, address, abs_src_path=str(ROOT / source)))
     pages = [ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 
 import mlotool
-from docs.generated import api, hypergradients, keys, options
+from docs.generated import api, errors, gallery, hypergradients, keys, options
 from mlotool.config.schema import OPTION_GROUPS, Config, keys_at, new_node
 
 KEYS = [each.path for each in keys.schema_keys()]
@@ -74,3 +74,38 @@ def test_the_table_of_hypergradients_is_the_measured_one() -> None:
     files = {path.stem for path in (options.CONF / "hypergradient").glob("*.yaml")}
     named = set(re.findall(r"`(\w+)[ `]", hypergradients.table()))
     assert named - {"stop_gradient", "hypergradient"} <= files
+
+
+def test_each_recipe_has_a_page_and_a_place_in_the_index() -> None:
+    index = gallery.index()
+    for recipe in gallery.RECIPES:
+        assert index.count(f"**[{recipe.stem}]({recipe.stem}.md)**") == 1
+    text = gallery.page(gallery.ROOT / "recipes" / "mwn.yaml")
+    for part in (
+        "mlotool run +recipe=mwn",
+        "arxiv.org/abs/1902.07379",
+        "<svg",
+        "| Result | test accuracy",
+        "name: mwn",
+    ):
+        assert part in text, part
+
+
+def test_what_is_kept_of_runs_is_whole() -> None:
+    kept = sorted(gallery.RUNS.glob("*/run.json"))
+    assert len(kept) >= 20
+    for path in kept:
+        run = gallery.committed(path.parent.name)
+        assert run is not None
+        assert run["metrics"] and run["figures"] and all((path.parent / figure).is_file() for figure in run["figures"])
+        assert run["command"].startswith(f"mlotool run +recipe={path.parent.name}")
+        assert not [file for file in path.parent.iterdir() if file.stat().st_size > 100_000]
+
+
+def test_the_page_of_errors_has_those_of_all_parts() -> None:
+    found = list(errors.messages())
+    assert len(found) > 400
+    assert {part for part, _, _ in found} <= set(errors.PARTS)
+    page = errors.page()
+    assert page.count("\n- `") == len(set(found))
+    assert "the forward decides by …(..) at …" in page
