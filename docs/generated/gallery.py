@@ -63,8 +63,7 @@ def page(recipe: Path) -> str:
     if papers:
         links = ", ".join(f"[arXiv {paper}](https://arxiv.org/abs/{paper})" for paper in papers)
         lines += [f"{'Papers' if len(papers) > 1 else 'Paper'}: {links}", ""]
-    lines += ["| | |", "|---|---|"]
-    lines += [f"| {field} | {_cell(header[field])} |" for field in _FIELDS if header.get(field)]
+    lines += [f"**{field}.** {_cell(header[field])}\n" for field in _FIELDS if header.get(field)]
     picture = graph(name)
     if picture:
         lines += ["", "## Problems", "", f'<div class="graph">{picture}</div>', ""]

@@ -85,7 +85,7 @@ def test_each_recipe_has_a_page_and_a_place_in_the_index() -> None:
         "mlotool run +recipe=mwn",
         "arxiv.org/abs/1902.07379",
         "<svg",
-        "| Result | test accuracy",
+        "**Result.** test accuracy",
         "name: mwn",
     ):
         assert part in text, part
