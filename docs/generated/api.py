@@ -7,14 +7,11 @@ from typing import Any
 
 import mlotool
 
-FIRST = ("mlotool",)
-"""Packages whose names are documented there, in this order; then come the others."""
-
 
 def packages() -> list[str]:
     """Return the packages that say what is public (`__all__`), `mlotool` first."""
     names = [f"mlotool.{each.name}" for each in pkgutil.iter_modules(mlotool.__path__) if each.ispkg]
-    return [*FIRST, *(name for name in names if getattr(import_module(name), "__all__", ()))]
+    return ["mlotool", *(name for name in names if getattr(import_module(name), "__all__", ()))]
 
 
 def homes() -> dict[str, list[str]]:

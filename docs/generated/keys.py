@@ -43,16 +43,17 @@ class Key:
 def schema_keys() -> Iterator[Key]:
     """Yield every key of the schema, those of a problem once."""
     for prefix in SECTIONS:
-        node = _node(prefix)
-        for each in fields(node):
-            path = f"{prefix}.{each.name}".lstrip(".")
-            value = each.default if each.default_factory is NOT_SET else each.default_factory()
-            yield Key(path, describe_type(path.replace(NAME, "a")), _default(value))
-            if path.endswith(".stream"):
-                stream = new_node(path.replace(NAME, "a"))
-                for inner in fields(stream):
-                    deeper = f"{path}.{inner.name}"
-                    yield Key(deeper, describe_type(deeper.replace(NAME, "a")), _default(inner.default))
+        yield from section_keys(prefix)
+
+
+def section_keys(prefix: str) -> Iterator[Key]:
+    """Yield the keys below a prefix; a problem's stream has keys of its own."""
+    for each in fields(_node(prefix)):
+        path = f"{prefix}.{each.name}".lstrip(".")
+        value = each.default if each.default_factory is NOT_SET else each.default_factory()
+        yield Key(path, describe_type(path.replace(NAME, "a")), _default(value))
+        if path.endswith(".stream"):
+            yield from section_keys(path)
 
 
 def page() -> str:
@@ -65,33 +66,28 @@ def page() -> str:
         "the arguments of that class or function, which the [API reference](api/index.md) has. Each example is",
         "composed on the recipe `mwn`, or on the one that it names.",
     ]
-    section = None
-    for key in schema_keys():
-        prefix = next(
-            each
-            for each in sorted(SECTIONS, key=len, reverse=True)
-            if f"{key.path}.".startswith(f"{each}." if each else "")
-        )
-        prefix = prefix if key.path != prefix else ""
-        if prefix != section:
-            section = prefix
-            lines += ["", f"## {SECTIONS[prefix]}"]
-        meaning = MEANINGS[key.path]
-        recipe = meaning.get("recipe", "mwn")
-        default = "none: set it" if key.default is None else f"`{key.default}`"
-        lines += [
-            "",
-            f"### `{key.path}` {{: #{anchor(key.path)} }}",
-            "",
-            meaning["says"],
-            "",
-            f"Type: {key.kind}. Default: {default}.",
-            "",
-            "```bash",
-            f"mlotool run +recipe={recipe} {_quoted(meaning['example'])}",
-            "```",
-        ]
+    for prefix, title in SECTIONS.items():
+        lines += ["", f"## {title}"]
+        for key in section_keys(prefix):
+            lines += _entry(key)
     return "\n".join(lines) + "\n"
+
+
+def _entry(key: Key) -> list[str]:
+    meaning = MEANINGS[key.path]
+    default = "none: set it" if key.default is None else f"`{key.default}`"
+    return [
+        "",
+        f"### `{key.path}` {{: #{anchor(key.path)} }}",
+        "",
+        meaning["says"],
+        "",
+        f"Type: {key.kind}. Default: {default}.",
+        "",
+        "```bash",
+        f"mlotool run +recipe={meaning.get('recipe', 'mwn')} {_quoted(meaning['example'])}",
+        "```",
+    ]
 
 
 def anchor(path: str) -> str:
@@ -127,7 +123,7 @@ def _quoted(example: str) -> str:
 def _node(prefix: str) -> Any:
     if prefix == "":
         return Config
-    return ProblemConfig if prefix == f"problems.{NAME}" else new_node(prefix)
+    return ProblemConfig if prefix == f"problems.{NAME}" else new_node(prefix.replace(NAME, "a"))
 
 
 def _default(value: Any) -> str | None:

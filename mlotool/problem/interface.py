@@ -303,10 +303,10 @@ class AbstractHypergradient(ABC):
         """Return what the problem itself steps along in the place of its gradient on one batch.
 
         Args:
-            problem: its name.
-            theta: of the problem, detached.
+            theta: of the problem of this name, detached.
             gradient: on the batch, the mean over ranks, one tensor a parameter; None where it is unused.
             batch: as in `LowerView`, which has its number as well.
+            memory: of the problem.
         """
         return list(gradient)
 

@@ -51,7 +51,8 @@ class StepSchedule:
             )
         entries: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"start": value}
         every = entries.pop("every", 1)
-        if not all(map(_is_above_zero, entries.values())) or not is_whole(every, 1):
+        is_endless = entries.get("start") == math.inf or entries.get("factor") == math.inf
+        if is_endless or not all(map(_is_above_zero, entries.values())) or not is_whole(every, 1):
             wanted = "start, factor and maximum above 0, and a whole number of at least 1 for every"
             wanted = wanted if isinstance(value, Mapping) else "a number above 0"
             raise ConfigError(f"{key}: found {value!r}; expected {wanted}. Correct {key}.")
@@ -67,6 +68,6 @@ class StepSchedule:
 
 def _is_above_zero(value: Any) -> bool:
     try:
-        return is_number(value) and 0.0 < float(value) < math.inf
+        return is_number(value) and float(value) > 0.0
     except OverflowError:
         return False

@@ -140,6 +140,16 @@ def test_a_sample_begins_with_its_serial_values() -> None:
     assert_identical({name: ours[name] for name in last}, {name: serial[name] for name in last})
 
 
+def assert_moved_alike(program: Any, parallel: Auxiliary, net: nn.Module, aux: list[nn.Module]) -> None:
+    """The stages and the networks have the parameters that plain autograd gives."""
+    ours = dict(program.problems["net"].module.named_parameters())
+    torch.testing.assert_close(ours, dict(net.named_parameters()), rtol=1e-12, atol=1e-13)
+    for number, network in enumerate(aux):
+        kept = parallel.state_dict()["stages"][str(number)]["network"]
+        for found, expected in zip(kept.values(), network.parameters(), strict=True):
+            torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("num_blocks", [0, 1])
 def test_a_step_with_networks_by_plain_autograd(num_blocks: int) -> None:
     """lambda_{k+1} = AuxNet_k(lambda_k); one step of gradient descent on norm(lambda' - AuxNet)^2."""
@@ -172,13 +182,7 @@ def test_a_step_with_networks_by_plain_autograd(num_blocks: int) -> None:
         ):
             parameter.data -= network_rate * each
     follow(program, 1)
-    torch.testing.assert_close(
-        dict(program.problems["net"].module.named_parameters()), dict(net.named_parameters()), rtol=1e-12, atol=1e-13
-    )
-    for number, network in enumerate(aux):
-        found = parallel.state_dict()["stages"][str(number)]["network"]
-        for ours, expected in zip(found.values(), network.parameters(), strict=True):
-            torch.testing.assert_close(ours, expected.detach(), rtol=1e-12, atol=1e-13)
+    assert_moved_alike(program, parallel, net, aux)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -209,13 +213,7 @@ def test_a_chain_follows_the_gradient_of_one_objective(steps: int) -> None:
             for parameter, move in zip(network.parameters(), moves[number], strict=True):
                 parameter.data -= network_rate * (move if step else 2 * rate * move)
     follow(program, 1)
-    torch.testing.assert_close(
-        dict(program.problems["net"].module.named_parameters()), dict(net.named_parameters()), rtol=1e-12, atol=1e-13
-    )
-    for number, network in enumerate(aux):
-        kept = parallel.state_dict()["stages"][str(number)]["network"]
-        for ours, expected in zip(kept.values(), network.parameters(), strict=True):
-            torch.testing.assert_close(ours, expected.detach(), rtol=1e-12, atol=1e-13)
+    assert_moved_alike(program, parallel, net, aux)
 
 
 def test_one_distillation_step_is_equation_29() -> None:

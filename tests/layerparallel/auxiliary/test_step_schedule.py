@@ -13,7 +13,9 @@ def test_it_is_multiplied_until_it_is_as_large_as_it_may_be() -> None:
 def test_no_number_of_steps_is_too_large() -> None:
     """10^400 is no floating-point number."""
     assert StepSchedule.of({"start": 2, "factor": 10, "maximum": 150}, "beta").at(400) == 150.0
-    assert StepSchedule.of({"start": 2, "factor": 10}, "beta").at(400) == float("inf")
+    endless = StepSchedule.of({"start": 2, "factor": 10, "maximum": float("inf")}, "beta")
+    assert endless == StepSchedule.of({"start": 2, "factor": 10}, "beta")
+    assert endless.at(400) == float("inf")
     assert StepSchedule.of({"start": 2.0, "factor": 0.1}, "rate").at(400) == 0.0
 
 
