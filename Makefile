@@ -31,7 +31,7 @@ lint: $(VENV)/installed-dev  ## style, types, layers
 	$(BIN)/lint-imports
 
 docs: $(VENV)/installed-dev  ## the documentation, into build/site; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean
 	@echo "build/site/index.html"
 
 docs-serve: $(VENV)/installed-dev  ## the documentation on a local port, anew with each change

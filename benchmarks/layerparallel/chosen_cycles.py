@@ -7,6 +7,7 @@ batch: the cheapest plan whose gradient is within a relative error of the serial
 `MultigridResidual(cycles="auto")` chooses it; each with a start from the first state, and nested.
 """
 
+import argparse
 from typing import Any
 
 import torch
@@ -114,4 +115,5 @@ def _chosen(
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -15,6 +15,7 @@ their own, of which these ticks know nothing); so do data-parallel ranks where t
 recursive network is the one of the chain, and takes its ticks.
 """
 
+import argparse
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -179,4 +180,5 @@ def _results(name: str, key: str) -> Any:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -1,11 +1,15 @@
-"""Keep of a run what the gallery shows: `python -m docs.generated.committed_run RUN ..` writes docs/runs/<recipe>/.
+"""Keep of runs and searches what the gallery shows: `python -m docs.generated.committed_run RUN_OR_SWEEP ..`.
 
-Kept are the last metrics, how the run was made, and up to four of its figures: what was learned first, then the curves
+It writes docs/runs/<recipe>/ of a run, and docs/runs/<recipe>/search/ of a sweep. Kept are the last metrics, how the
+run was made, the model of a space with its decisions, and up to four figures: what was learned first, then the curves
 of evaluation, then those of training. Figures are reduced to a palette of 64 colours.
 """
 
+import csv
 import json
+import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +19,85 @@ RUNS = Path(__file__).parents[1] / "runs"
 NUM_FIGURES = 4
 WIDTH = 900
 _LAST = ("evaluation-", "training-", "loss-")
+_OF_A_SEARCH = ("objective.png", "parallel.png")
 
 
-def keep(run: Path) -> Path:
-    """Write what is kept of a run, and return its folder.
+def keep(folder: Path) -> Path:
+    """Write what is kept of a run or of a sweep, and return where.
 
     Args:
-        run: a run's folder.
+        folder: a run's or a sweep's.
     """
-    summary, origin = (json.loads((run / name).read_text()) for name in ("summary.json", "provenance.json"))
-    recipe = Path(origin["recipe_path"]).stem
-    folder = RUNS / recipe
-    folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*"):
-        old.unlink()
-    figures = chosen(sorted((run / "report").glob("*.png")))
-    for figure in figures:
-        _reduced(figure).save(folder / figure.name, optimize=True)
-    kept: dict[str, Any] = {
+    return keep_search(folder) if (folder / "sweep.csv").exists() else keep_run(folder)
+
+
+def keep_run(run: Path) -> Path:
+    """Write what is kept of a run, and return where."""
+    origin, summary = _json(run / "provenance.json"), _json(run / "summary.json")
+    folder = _emptied(RUNS / Path(origin["recipe_path"]).stem)
+    metrics = {name: value for name, value in summary["metrics"].items() if not name.endswith(("/step", "/lr"))}
+    made = {**_made(origin), "seconds": round(origin["duration_s"], 1), "metrics": metrics}
+    _write(folder, made, chosen(sorted((run / "report").glob("*.png"))), run)
+    return folder
+
+
+def keep_search(sweep: Path) -> Path:
+    """Write what is kept of a search, and return where."""
+    with (sweep / "sweep.csv").open(encoding="utf-8", newline="") as file:
+        jobs = list(csv.DictReader(file))
+    plan = _json(sweep / "plan.json")
+    finished = [job for job in jobs if job["status"] == "finished"]
+    best = (max if plan["mode"] == "max" else min)(finished, key=lambda job: float(job["value"]))
+    run = sweep / best["job"]
+    origin = _json(run / "provenance.json")
+    decisions = {key.removeprefix("decisions."): value for key, value in best.items() if key.startswith("decisions.")}
+    made = {
+        **_made(origin),
+        "seconds": round(sum(float(job["time_s"] or 0) for job in jobs), 1),
+        "jobs": dict(Counter(job["status"] for job in jobs)),
+        "sampler": plan["search"]["sampler"],
+        "objective": plan["objective"],
+        "best": {"job": int(best["job"]), "value": float(best["value"]), "decisions": decisions},
+        "test": {key: float(value) for key, value in best.items() if key.startswith("test/") and value},
+    }
+    folder = _emptied(RUNS / Path(origin["recipe_path"]).stem / "search")
+    figures = [sweep / "report" / name for name in _OF_A_SEARCH]
+    _write(folder, made, [figure for figure in figures if figure.exists()], run)
+    return folder
+
+
+def _made(origin: dict[str, Any]) -> dict[str, Any]:
+    return {
         "command": origin["command"].split("mlotool", 1)[-1].join(["mlotool", ""]),
         "commit": origin["git"].get("commit"),
         "versions": {name: origin["versions"][name] for name in ("mlotool", "torch", "pytorch-lightning")},
         "date": origin["finished"][:10],
-        "seconds": round(origin["duration_s"], 1),
         "seed": origin["seed"],
-        "metrics": {name: value for name, value in summary["metrics"].items() if not name.endswith(("/step", "/lr"))},
-        "figures": [figure.name for figure in figures],
     }
-    (folder / "run.json").write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def _write(folder: Path, made: dict[str, Any], figures: list[Path], run: Path) -> None:
+    """Write what is kept: how it was made, figures, and the model of a space."""
+    for figure in figures:
+        _reduced(figure).save(folder / figure.name, optimize=True)
+    (folder / "run.json").write_text(json.dumps({**made, "figures": [each.name for each in figures]}, indent=2) + "\n")
+    for name in ("nodes.json", "paths.json"):
+        if (run / name).exists():
+            shutil.copyfile(run / name, folder / name)
+
+
+def _emptied(folder: Path) -> Path:
+    """Return a folder without files; folders in it stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        if old.is_file():
+            old.unlink()
     return folder
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 def chosen(figures: list[Path]) -> list[Path]:

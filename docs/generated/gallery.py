@@ -13,7 +13,10 @@ import mlotool
 from benchmarks.recipe_table import read_header
 from mlotool.config.recipes import TASKS
 from mlotool.report.graph_picture import graph_picture
+from mlotool.report.model_nodes import read_models
+from mlotool.report.model_picture import model_section
 from mlotool.report.palette import THEME, problem_colours
+from mlotool.report.shared_paths import read_paths, shares
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -43,8 +46,8 @@ def index() -> str:
             continue
         lines += ["", f"## {task[0].upper()}{task[1:]}", "", '<div class="grid cards" markdown>', ""]
         for recipe in recipes:
-            run = committed(recipe.stem)
-            picture = f"    [![]({_picture(recipe.stem, run)})]({recipe.stem}.md)\n\n" if run and run["figures"] else ""
+            thumbnail = _thumbnail(recipe.stem)
+            picture = f"    [![]({thumbnail})]({recipe.stem}.md)\n\n" if thumbnail else ""
             lines += [
                 f"-   **[{recipe.stem}]({recipe.stem}.md)**",
                 "",
@@ -81,7 +84,7 @@ def graph(name: str) -> str | None:
 
 
 def committed(name: str) -> dict[str, Any] | None:
-    """Return what is kept of a recipe's run, if there is one."""
+    """Return what is kept of a recipe's run, or of its search (`explore_mnasnet/search`), if there is one."""
     path = RUNS / name / "run.json"
     return json.loads(path.read_text()) if path.exists() else None
 
@@ -89,33 +92,61 @@ def committed(name: str) -> dict[str, Any] | None:
 def style() -> str:
     """Return the colours and letters of the pictures, for light and dark pages, as CSS."""
     page = (Path(mlotool.__file__).parent / "report" / "page.css").read_text()
-    letters = "\n".join(line for line in page.splitlines() if line.startswith(".graph"))
+    letters = "\n".join(line for line in page.splitlines() if line.startswith((".graph", ".node", ".key")))
     light, dark = (" ".join(f"--{name}: {pair[mode]};" for name, pair in THEME.items()) for mode in (0, 1))
     return f".graph {{ {light} }}\n[data-md-color-scheme=slate] .graph {{ {dark} }}\n{letters}\n"
 
 
 def _run(name: str) -> list[str]:
-    run = committed(name)
-    if run is None:
+    run, search = committed(name), committed(f"{name}/search")
+    if run is None and search is None:
         return ["## A run", "", "None is kept here: it takes long, or data or a GPU that not everybody has."]
-    made = (
-        f"`{run['command']}`, seed {run['seed']}, {run['seconds']} s, torch {run['versions']['torch']}, {run['date']}."
-    )
-    problems = mlotool.compose(name).problems
-    metrics = {
-        key: value
-        for key, value in run["metrics"].items()
-        if isinstance(value, int | float) and key.partition("/")[0] not in problems
-    }
-    lines = ["## A run", "", made, "", "| last value of | |", "|---|---|"]
-    lines += [f"| `{key}` | {value:.4g} |" for key, value in metrics.items()]
-    for figure in run["figures"]:
-        lines += ["", f"![{Path(figure).stem.replace('-', ', ')}](../runs/{name}/{figure}){{ width=560 }}"]
+    lines = []
+    if search is not None:
+        best, statuses = search["best"], ", ".join(f"{count} {status}" for status, count in search["jobs"].items())
+        lines += ["## A search", "", _how(search), "", f"Jobs: {statuses}; sampler `{search['sampler']}`.", ""]
+        lines += ["| of the best job | |", "|---|---|", f"| `{search['objective']}` | {best['value']:.4g} |"]
+        lines += [f"| `{key}` | {value:.4g} |" for key, value in search["test"].items()]
+        lines += [*_figures(f"{name}/search", search), *_models(f"{name}/search", "The best model")]
+    if run is not None:
+        problems = mlotool.compose(name).problems
+        metrics = {
+            key: value
+            for key, value in run["metrics"].items()
+            if isinstance(value, int | float) and key.partition("/")[0] not in problems
+        }
+        lines += ["", "## A run" if search is None else "## A run with the first candidates", "", _how(run), ""]
+        lines += ["| last value of | |", "|---|---|", *(f"| `{key}` | {value:.4g} |" for key, value in metrics.items())]
+        lines += [*_figures(name, run), *_models(name, "Its model")]
     return lines
 
 
-def _picture(name: str, run: dict[str, Any]) -> str:
-    return f"../runs/{name}/{run['figures'][0]}"
+def _how(made: dict[str, Any]) -> str:
+    seconds, torch = f"{made['seconds']:.0f} s", made["versions"]["torch"]
+    return f"`{made['command']}`, seed {made['seed']}, {seconds} on one thread, torch {torch}, {made['date']}."
+
+
+def _figures(folder: str, made: dict[str, Any]) -> list[str]:
+    lines = []
+    for figure in made["figures"]:
+        lines += ["", f"![{Path(figure).stem.replace('-', ', ')}](../runs/{folder}/{figure}){{ width=560 }}"]
+    return lines
+
+
+def _models(folder: str, title: str) -> list[str]:
+    """Return the graphs of the models of spaces, with what was decided."""
+    records, _ = read_models(RUNS / folder)
+    paths, _ = read_paths(RUNS / folder)
+    cards = [card for each in records for card in model_section(each, shares(paths.get(each.problem, {})))]
+    return ["", f"### {title}", "", f'<div class="graph">{"".join(cards)}</div>'] if cards else []
+
+
+def _thumbnail(name: str) -> str | None:
+    for folder in (f"{name}/search", name):
+        made = committed(folder)
+        if made and made["figures"]:
+            return f"../runs/{folder}/{made['figures'][0]}"
+    return None
 
 
 def _cell(text: str) -> str:

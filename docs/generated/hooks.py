@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from docs.generated import api, errors, gallery, keys, options  # noqa: E402
+from docs.generated import api, errors, gallery, keys, notebook, options  # noqa: E402
 
 TAKEN = {
     "benchmarks/README.md": "benchmarks/README.md",
@@ -19,24 +19,28 @@ TAKEN = {
     "CHANGELOG.md": "CHANGELOG.md",
 }
 """Pages of the repository outside of docs/, with the place that the site gives them."""
-PICTURE = re.compile(r"\]\((?:\.\./)?(?:benchmarks/)?(results/[\w/.-]+\.png)\)")
+PICTURE = re.compile(r"\]\((?:\.\./)*(?:benchmarks/)?(results/[\w/.-]+\.png)\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made, and those from outside of docs/."""
+    of_notebook, drawn = notebook.page()
     made = {
         "reference/keys.md": keys.page(),
         "reference/options.md": options.page(),
         "reference/errors.md": errors.page(),
+        f"{notebook.ADDRESS}.md": of_notebook,
         **dict(api.pages()),
         **dict(gallery.pages()),
     }
     for address, text in made.items():
         files.append(File.generated(config, address, content=text))
+    for address, picture in drawn.items():
+        files.append(File.generated(config, address, content=picture))
     files.append(File.generated(config, "assets/graphs.css", content=gallery.style()))
     for source, address in TAKEN.items():
         files.append(File.generated(config, address, abs_src_path=str(ROOT / source)))
-    pages = [ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
     pictures = {found for page in pages for found in PICTURE.findall(page.read_text())}
     for picture in sorted(pictures):
         path = ROOT / "benchmarks" / picture
@@ -49,10 +53,9 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     address = page.file.src_uri
     if address in TAKEN.values():
         return _inside(markdown, address)
-    return (
-        re.sub(r"\]\(\.\./(benchmarks/|CONTRIBUTING\.md|CHANGELOG\.md)", r"](\1", markdown)
-        if "/" not in address
-        else markdown
+    depth = "../" * address.count("/")
+    return re.sub(
+        rf"\]\({re.escape(depth)}\.\./(benchmarks/|CONTRIBUTING\.md|CHANGELOG\.md)", rf"]({depth}\1", markdown
     )
 
 

@@ -22,6 +22,7 @@ def effect_warnings(values: Values) -> Iterator[str]:
     yield from _unused(values)
     yield from _broken_episodes(values)
     yield from _idle(values)
+    yield from _coarse_differences(values)
     logger = values["logger"]
     if logger["mode"] != "offline" and logger["wandb"] is False:
         yield (
@@ -47,6 +48,25 @@ def _unused(values: Values) -> Iterator[str]:
                 f"problems.{name}.scheduler_interval: found evaluation, while nothing is evaluated during training, so "
                 f"the scheduler never steps; expected evaluate.splits.val=100, or step. Set "
                 f"problems.{name}.scheduler_interval=step."
+            )
+
+
+def _coarse_differences(values: Values) -> Iterator[str]:
+    """Yield the hypergradients that compare nearby points, where TF32 rounds what they compare to three digits."""
+    if values["runner"]["tf32"] is not True:
+        return
+    for name, uppers in values["graph"]["lower_to_upper"].items():
+        own = values["problems"].get(name, {}).get("hypergradient")
+        key, node = (
+            ("hypergradient", values["hypergradient"]) if own is None else (f"problems.{name}.hypergradient", own)
+        )
+        target = str(node.get("_target_")).rpartition(".")[2]
+        if uppers and (node.get("product") == "finite_difference" or target in ("Penalty", "EvolutionStrategies")):
+            kind = "finite differences" if node.get("product") == "finite_difference" else target
+            yield (
+                f"runner.tf32: found true, while {key} compares nearby points ({kind}), which TF32 rounds to three "
+                f"digits on a GPU; expected float32 there. Set runner.tf32=false, or for {key} an option with second "
+                "derivatives, such as neumann."
             )
 
 

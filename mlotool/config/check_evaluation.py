@@ -1,11 +1,12 @@
 """What is evaluated, and what a run is judged by."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
 from mlotool.config.objective import direction_faults, objective_direction
 from mlotool.config.resolve import is_known
-from mlotool.config.schema import METRIC_NAMES
+from mlotool.config.schema import CLASSIFICATION_METRIC_NAMES, METRIC_NAMES
 from mlotool.core.suggest import did_you_mean
 
 Values = Mapping[str, Any]
@@ -82,6 +83,28 @@ def _metric_faults(metrics: Any) -> Iterator[str]:
                 f"evaluate.metrics: found '{metric}'; expected one of {', '.join(METRIC_NAMES)}."
                 f"{did_you_mean(str(metric).rpartition('.')[2], METRIC_NAMES)} Correct evaluate.metrics, or give a "
                 "function of yours: {_target_: mypackage.metrics.f}."
+            )
+
+
+def class_faults(metrics: Iterable[Any], num_classes: Any) -> Iterator[str]:
+    """Yield what is wrong with the number of classes, for metrics of classification.
+
+    Args:
+        metrics: names and nodes; only names of built-in metrics are looked at.
+        num_classes: what the data says, None where it says nothing.
+    """
+    for name in metrics:
+        if name not in CLASSIFICATION_METRIC_NAMES:
+            continue
+        if not num_classes:
+            yield (
+                f"evaluate.metrics: found '{name}', which needs classes; the data has num_classes={num_classes}. "
+                "Use one of mean_squared_error, mean_absolute_error, r2, or data with classes."
+            )
+        elif not isinstance(num_classes, Integral) or isinstance(num_classes, bool) or num_classes < 2:
+            yield (
+                f"data.num_classes: found {num_classes!r}, which '{name}' cannot count; expected a whole number of at "
+                "least 2. Correct it."
             )
 
 

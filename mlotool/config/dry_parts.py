@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from mlotool.config.check_evaluation import class_faults
 from mlotool.config.check_machine import PLACES
 from mlotool.config.dry_build import is_sound, module_optimizer, noted
 from mlotool.config.instantiate import instantiate, require_kind
@@ -64,6 +65,10 @@ def _data(values: Values, known: Sequence[str], faults: list[str]) -> Any:
         for key, split in _splits(values):
             if is_sound(key, {}, known):
                 noted(faults, partial(split_of, key, data, split))
+        evaluate = values["evaluate"]
+        if is_sound("evaluate.metrics", {}, known) and isinstance(evaluate, Mapping):
+            metrics = [each for each in evaluate["metrics"] if isinstance(each, str)]
+            faults += class_faults(metrics, getattr(data, "num_classes", None))
     return data
 
 

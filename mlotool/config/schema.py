@@ -72,6 +72,9 @@ METRIC_NAMES = tuple(METRIC_DIRECTIONS)
 """What `evaluate.metrics` may name, and whether the largest or the smallest value is the best; a test holds the names
 equal to what the runner evaluates, which knows torch."""
 
+CLASSIFICATION_METRIC_NAMES = METRIC_NAMES[: METRIC_NAMES.index("cross_entropy")]
+"""Those that need `num_classes` of the data."""
+
 
 @dataclass
 class StreamConfig:

@@ -190,10 +190,16 @@ def trust_fault(key: str, name: Any, kind: str | None = None) -> str | None:
             "Correct the name."
         )
     package = str(name).partition(".")[0]
-    advice = f" For code of yours: {_trusting(package)}." if is_identifier(package) and _is_foreign(package) else ""
+    if "." in str(name) and is_identifier(package) and _is_foreign(package):
+        misspelt = did_you_mean(package, ("mlotool", "torch", "torchvision"))
+        return (
+            f"{key}._target_: found '{name}', which is not trusted; expected one of mlotool's or torch's that fits "
+            f"here, or one of a package that you trust.{hint if misspelt else ''} For code of yours: "
+            f"{_trusting(package)}."
+        )
     return (
         f"{key}._target_: found '{name}', which is not trusted; expected one of {_examples(options)}.{hint} "
-        f"Correct the name.{advice}"
+        "Correct the name."
     )
 
 

@@ -41,7 +41,7 @@ def parallel_cards(book: Sketchbook, comparison: Comparison) -> list[Card]:
     scales = [*(_Scale.of(column, budget) for column in columns), _Scale.of_objective(comparison, values, seen, budget)]
     _draw_lines(axes, comparison, settings, np.stack([scale.heights for scale in scales], axis=1))
     _draw_scales(axes, scales)
-    figure.legend(*_legend(comparison, settings), loc="outside upper left", ncols=4 if is_wide else 2)
+    figure.legend(*_legend(comparison, settings), loc="outside lower left", ncols=4 if is_wide else 2)
     notes = [seen.note([each.jobs for each in settings], values, _whose(comparison))]
     left = len(differing) - len(columns)
     notes.append(f"{left} more hyperparameter{'s are' if left > 1 else ' is'} not drawn." if left else "")

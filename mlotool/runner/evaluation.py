@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 
+from mlotool.config.check_evaluation import class_faults
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
@@ -233,16 +233,8 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
             f"evaluate.metrics: found '{name}'; expected one of {', '.join(METRIC_NAMES)}."
             f"{did_you_mean(name, METRIC_NAMES)} Correct evaluate.metrics."
         )
-    if not num_classes:
-        raise ConfigError(
-            f"evaluate.metrics: found '{name}', which needs classes; the data has num_classes={num_classes}. "
-            f"Use one of {', '.join(REGRESSION_METRICS)}, or data with classes."
-        )
-    if not isinstance(num_classes, Integral) or isinstance(num_classes, bool) or num_classes < 2:
-        raise ConfigError(
-            f"data.num_classes: found {num_classes!r}, which '{name}' cannot count; expected a whole number of at "
-            "least 2. Correct it."
-        )
+    for fault in class_faults([name], num_classes):
+        raise ConfigError(fault)
     kind, settings = CLASSIFICATION_METRICS[name]
     # The checks of the arguments' values cost as much as the metric itself; with several ranks one evaluates alone.
     common = {"num_classes": num_classes, "validate_args": False, "sync_on_compute": False}

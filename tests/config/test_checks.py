@@ -160,6 +160,7 @@ def test_a_doubtful_choice_warns(name: str, changed: Change) -> None:
 
 def test_what_does_as_it_says_does_not_warn(changed: Change) -> None:
     assert check(changed({"logger.mode": "online"})) == []
+    assert check(changed({"runner.tf32": True, "hypergradient.product": "reverse"})) == []
     assert check(changed({"logger.wandb": False, "debug.limit_ticks": 5})) == []
 
 
@@ -205,6 +206,17 @@ def _paths(node: DictConfig, prefix: str = "") -> list[str]:
         child = node._get_node(key)
         found += [path, *(_paths(child, f"{path}.") if isinstance(child, DictConfig) and child else [])]
     return found
+
+
+@pytest.mark.parametrize(
+    ("hypergradient", "kind"),
+    [("finite_difference", "finite differences"), ("penalty", "Penalty"), ("evolution", "Evolution")],
+)
+def test_differences_of_rounded_numbers_are_warned_of(hypergradient: str, kind: str) -> None:
+    [warning] = check(compose("mwn", ["runner.tf32=true", f"hypergradient={hypergradient}"]))
+    assert warning.startswith("runner.tf32: found true, while hypergradient compares nearby points") and kind in warning
+    assert check(compose("mwn", [f"hypergradient={hypergradient}"])) == []
+    assert check(compose("mwn", ["runner.tf32=true", "hypergradient=neumann"])) == []
 
 
 def test_metric_names_are_those_of_the_runner() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
-from mlotool.config import check, compose
+from mlotool.config import check, compose, trusted
 from tests.config.conftest import message_of
 
 Change = Callable[[dict[str, Any]], DictConfig]
@@ -46,6 +46,20 @@ def test_what_a_part_refuses_is_found(name: str, changed: Change) -> None:
     changes, part = REFUSED[name]
     message = message_of(check, changed(changes), targets=True, parts=True)
     assert part in message
+    assert len(message.splitlines()) == 1
+
+
+def test_metrics_of_classification_want_classes(folder: Path, changed: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        "class Data:\n    splits = ('train', 'meta', 'val', 'test')\n    split = lambda self, name: [{'input': 1.0}]\n"
+    )
+    (folder / "without_classes.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    trusted.trust("without_classes")
+    module = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}
+    changes = {"data": {"_target_": "without_classes.Data"}, MODULE: module}
+    message = message_of(check, changed(changes), targets=True, parts=True)
+    assert message.startswith("evaluate.metrics: found 'accuracy', which needs classes; the data has num_classes=None.")
     assert len(message.splitlines()) == 1
 
 

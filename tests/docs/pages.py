@@ -4,19 +4,30 @@ import contextlib
 import doctest
 import io
 import re
+import runpy
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import yaml
+
+Call = Callable[..., tuple[int, str, str]]
 FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^ *```", re.M | re.S
+    r"^(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<code>.*?)^ *```$", re.M | re.S
 )
 OUTPUT = "output"
+NEEDS = "needs "
+DATE = "2026-01-31_12-00-00"
+"""In a path of outputs/: the date of whichever run or sweep is the newest there."""
 ROOT = Path(__file__).parents[2]
 FAST = ("debug=fast", "logger=csv", "runner.progress_bar=false")
+FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=2"), (r"range\(0,\d+\)", "range(0,3)"))
+MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,8 @@ class Block:
 
     Args:
         language: `python`, `bash`, `yaml` or `text`.
-        title: of a block that is a file, its path; `output` is what the block before prints.
+        title: of a block that is a file, its path; `output` is what the block before prints; one that begins with
+            `needs` says what a reader has and a test has not, such as a second GPU.
         code: the text.
         line: where it begins in its page, from 1.
     """
@@ -44,47 +56,110 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block(found["language"], found["title"], code, text[: found.start()].count("\n") + 1)
 
 
-def run_page(path: Path, mlotool: Callable[..., tuple[int, str, str]]) -> int:
+def run_page(path: Path, mlotool: Call) -> int:
     """Run every block of a page in the working folder, and return how many there were.
 
-    A block with a title is written to that file; one of recipes/ has lines of that recipe, and is compared with it.
-    Runs of built-in recipes are rehearsals of seconds (`debug=fast`). Python blocks share their names. Lines of a bash
-    block that begin with `mlotool` are given to the command line in this process, all others to a shell. A text block
-    with the title `output` is compared with what the block before has printed; `...` stands for anything.
+    - A block with a title is written to that file; one of recipes/ has lines of that recipe, and is compared with it.
+    - Python blocks share their names.
+    - Lines of a bash block that begin with `mlotool` are given to the command line in this process. Runs of built-in
+      recipes are rehearsals of seconds (`debug=fast`), and sweeps have few jobs. Of `python -m benchmarks...` and
+      `make` the options and targets are looked up; all other lines are given to a shell.
+    - Of a block whose title begins with `needs` the recipes and overrides are validated.
+    - A text block with the title `output` is compared with what the block before has printed; `...` stands for
+      anything. YAML without a title is part of a recipe, and has to be YAML.
     """
     names: dict[str, Any] = {"__name__": "__page__"}
     printed, found = "", list(blocks(path.read_text(encoding="utf-8")))
     for block in found:
         place = f"{path.name}, line {block.line}"
-        if block.title == OUTPUT:
+        title = block.title or ""
+        if title == OUTPUT:
             same = doctest.OutputChecker().check_output(block.code, printed, doctest.ELLIPSIS)
             assert same, f"{place}: printed {printed!r}, expected {block.code!r}"
-        elif block.title is not None and block.title.startswith("recipes/"):
-            lines = {line.strip() for line in (ROOT / block.title).read_text(encoding="utf-8").splitlines()}
+        elif title.startswith("recipes/"):
+            lines = {line.strip() for line in (ROOT / title).read_text(encoding="utf-8").splitlines()}
             missing = [line for line in block.code.splitlines() if line.strip() not in lines]
-            assert not missing, f"{place}: {block.title} has no lines {missing}"
-        elif block.title is not None:
-            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
-            Path(block.title).write_text(block.code, encoding="utf-8")
+            assert not missing, f"{place}: {title} has no lines {missing}"
+        elif title and not title.startswith(NEEDS):
+            Path(title).parent.mkdir(parents=True, exist_ok=True)
+            Path(title).write_text(block.code, encoding="utf-8")
         elif block.language == "python":
             stream = io.StringIO()
             with contextlib.redirect_stdout(stream):
                 exec(compile("\n" * block.line + block.code, str(path), "exec"), names)
             printed = stream.getvalue()
         elif block.language == "bash":
-            printed = "".join(_command(line, place, mlotool) for line in block.code.splitlines())
+            command = _validate if title.startswith(NEEDS) else _run
+            lines_of = block.code.replace("\\\n", " ").splitlines()
+            printed = "".join(command(line, f"{place}: {line}", mlotool) for line in lines_of)
+        elif block.language == "yaml":
+            yaml.safe_load(block.code)
         else:
-            assert block.language in ("text", "yaml"), f"{place}: {block.language}"
+            assert block.language == "text", f"{place}: {block.language}"
     return len(found)
 
 
-def _command(line: str, place: str, mlotool: Callable[..., tuple[int, str, str]]) -> str:
-    words = shlex.split(line, comments=True)
-    if not words:
+def _run(line: str, place: str, mlotool: Call) -> str:
+    words = shlex.split(_dated(line), comments=True)
+    if not words or words[0] in (".", "cd"):
         return ""
-    if words[0] == "mlotool":
-        is_built_in = words[1] == "run" and any(word.startswith(("+recipe=", "mine.yaml")) for word in words)
-        code, out, err = mlotool(*words[1:], *(FAST if is_built_in else ()))
-        assert code == 0, f"{place}: {line}: {err}"
-        return out
-    return subprocess.run(line, shell=True, check=True, capture_output=True, text=True).stdout
+    if words[0] == "make":
+        targets = MAKE_TARGET.findall((ROOT / "Makefile").read_text())
+        assert words[1] in targets, place
+        return ""
+    if words[:3] == ["git", "worktree", "add"] or words[0] == ".ci/run":
+        return ""
+    if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
+        help_text = _help(words[2])
+        unknown = [word for word in words if word.startswith("--") and word not in help_text]
+        assert not unknown, f"{place}: no options {unknown} in: {help_text}"
+        return ""
+    if words[0] != "mlotool":
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{place}: {done.stdout}{done.stderr}"
+        return done.stdout
+    code, out, err = mlotool(*_quick(words[1:]))
+    assert code == 0, f"{place}: {err}"
+    return out
+
+
+def _validate(line: str, place: str, mlotool: Call) -> str:
+    words = shlex.split(line, comments=True)
+    if "mlotool" in words and "run" in words:
+        options = [word for word in words[words.index("run") + 1 :] if word != "-m"]
+        code, _, err = mlotool("validate", *(word for word in options if not word.startswith("resume=")))
+        assert code == 0, f"{place}: {err}"
+    for extra in re.findall(r"mlotool\[(\w+)\]|PATH\[(\w+)\]", line):
+        assert any(f"\n{name} = [" in (ROOT / "pyproject.toml").read_text() for name in extra if name), place
+    return ""
+
+
+def _quick(words: Sequence[str]) -> list[str]:
+    """Return the words of a command, so that a built-in recipe takes seconds."""
+    is_built_in = words[0] == "run" and any(word.startswith(("+recipe=", "mine.yaml")) for word in words)
+    few = list(words)
+    for long, short in FEW:
+        few = [re.sub(long, short, word) for word in few]
+    return [*few, *(FAST if is_built_in else ())]
+
+
+def _dated(line: str) -> str:
+    """Return a line with the newest run, or sweep, in the place of a date that stands for it."""
+
+    def newest(found: re.Match[str]) -> str:
+        folders = sorted(Path(found[1]).glob("20*"), key=lambda folder: folder.stat().st_mtime)
+        assert folders, f"{found[0]}: there is no run in {found[1]}"
+        return str(folders[-1])
+
+    return re.sub(rf"(outputs/[\w/]+)/{DATE}", newest, line)
+
+
+def _help(module: str) -> str:
+    stream = io.StringIO()
+    with (
+        contextlib.redirect_stdout(stream),
+        mock.patch.object(sys, "argv", [module, "--help"]),
+        contextlib.suppress(SystemExit),
+    ):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return stream.getvalue()
