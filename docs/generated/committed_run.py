@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def keep_search(sweep: Path) -> Path:
     decisions = {key.removeprefix("decisions."): value for key, value in best.items() if key.startswith("decisions.")}
     made = {
         **_made(origin),
-        "seconds": round(sum(float(job["time_s"] or 0) for job in jobs), 1),
+        "seconds": _seconds(sweep, [job["job"] for job in jobs]),
         "jobs": dict(Counter(job["status"] for job in jobs)),
         "sampler": plan["search"]["sampler"],
         "objective": plan["objective"],
@@ -67,13 +68,21 @@ def keep_search(sweep: Path) -> Path:
 
 
 def _made(origin: dict[str, Any]) -> dict[str, Any]:
+    command = origin["command"].split("mlotool", 1)[-1].replace(" runner.progress_bar=false", "")
     return {
-        "command": origin["command"].split("mlotool", 1)[-1].join(["mlotool", ""]),
+        "command": f"mlotool{command}",
         "commit": origin["git"].get("commit"),
         "versions": {name: origin["versions"][name] for name in ("mlotool", "torch", "pytorch-lightning")},
         "date": origin["finished"][:10],
         "seed": origin["seed"],
     }
+
+
+def _seconds(sweep: Path, jobs: list[str]) -> float:
+    """Return the time from the first job's start to the last one's end."""
+    origins = [_json(sweep / job / "provenance.json") for job in jobs if (sweep / job / "provenance.json").exists()]
+    ends = [datetime.fromisoformat(origin["finished"]) for origin in origins if origin.get("finished")]
+    return (max(ends) - min(datetime.fromisoformat(origin["started"]) for origin in origins)).total_seconds()
 
 
 def _write(folder: Path, made: dict[str, Any], figures: list[Path], run: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from PIL import Image
 
 import mlotool
 from benchmarks.recipe_table import read_header
@@ -61,7 +62,10 @@ def index() -> str:
 def page(recipe: Path) -> str:
     """Return the page of a recipe."""
     header, text, name = read_header(recipe), recipe.read_text(encoding="utf-8"), recipe.stem
-    lines = [f"# {name}", "", header["what"], "", "```bash", f"mlotool run +recipe={name}", "```", ""]
+    lines = [f"# {name}", "", header["what"], "", "```bash", f"mlotool run +recipe={name}"]
+    if committed(f"{name}/search"):
+        lines += [f"mlotool run -m +recipe={name}      # searches"]
+    lines += ["```", ""]
     papers = list(dict.fromkeys(_ARXIV.findall(text)))
     if papers:
         links = ", ".join(f"[arXiv {paper}](https://arxiv.org/abs/{paper})" for paper in papers)
@@ -107,7 +111,10 @@ def _run(name: str) -> list[str]:
         lines += ["## A search", "", _how(search), "", f"Jobs: {statuses}; sampler `{search['sampler']}`.", ""]
         lines += ["| of the best job | |", "|---|---|", f"| `{search['objective']}` | {best['value']:.4g} |"]
         lines += [f"| `{key}` | {value:.4g} |" for key, value in search["test"].items()]
-        lines += [*_figures(f"{name}/search", search), *_models(f"{name}/search", "The best model")]
+        lines += [
+            *_figures(f"{name}/search", search),
+            *_models(f"{name}/search", "The best model: its graph and its decisions"),
+        ]
     if run is not None:
         problems = mlotool.compose(name).problems
         metrics = {
@@ -117,7 +124,7 @@ def _run(name: str) -> list[str]:
         }
         lines += ["", "## A run" if search is None else "## A run with the first candidates", "", _how(run), ""]
         lines += ["| last value of | |", "|---|---|", *(f"| `{key}` | {value:.4g} |" for key, value in metrics.items())]
-        lines += [*_figures(name, run), *_models(name, "Its model")]
+        lines += [*_figures(name, run), *_models(name, "The model: its graph and its decisions")]
     return lines
 
 
@@ -129,7 +136,10 @@ def _how(made: dict[str, Any]) -> str:
 def _figures(folder: str, made: dict[str, Any]) -> list[str]:
     lines = []
     for figure in made["figures"]:
-        lines += ["", f"![{Path(figure).stem.replace('-', ', ')}](../runs/{folder}/{figure}){{ width=560 }}"]
+        with Image.open(RUNS / folder / figure) as picture:
+            is_wide = picture.width > 2 * picture.height
+        text, width = Path(figure).stem.replace("-", ", "), 860 if is_wide else 560
+        lines += ["", f"![{text}](../runs/{folder}/{figure}){{ width={width} }}"]
     return lines
 
 
@@ -138,7 +148,8 @@ def _models(folder: str, title: str) -> list[str]:
     records, _ = read_models(RUNS / folder)
     paths, _ = read_paths(RUNS / folder)
     cards = [card for each in records for card in model_section(each, shares(paths.get(each.problem, {})))]
-    return ["", f"### {title}", "", f'<div class="graph">{"".join(cards)}</div>'] if cards else []
+    graph = f'<div class="graph">{"".join(cards)}</div>'
+    return ["", f"<details markdown><summary>{title}</summary>", "", graph, "", "</details>"] if cards else []
 
 
 def _thumbnail(name: str) -> str | None:

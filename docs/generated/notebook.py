@@ -50,7 +50,7 @@ def write() -> None:
             others = [output for output in cell.outputs if output.output_type != "stream"]
             text = "".join(part.text for part in parts)
             cell.outputs = [*([nbformat.v4.new_output("stream", name="stdout", text=text)] if text else []), *others]
-    notebook.metadata.pop("language_info", None)
+    notebook.metadata["language_info"] = {"name": "python"}
     nbformat.write(notebook, NOTEBOOK)
 
 
