@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import importlib.util
 import io
 import re
 import runpy
@@ -64,7 +65,8 @@ def run_page(path: Path, mlotool: Call) -> int:
     - Lines of a bash block that begin with `mlotool` are given to the command line in this process. Runs of built-in
       recipes are rehearsals of seconds (`debug=fast`), and sweeps have few jobs. Of `python -m benchmarks...` and
       `make` the options and targets are looked up; all other lines are given to a shell.
-    - Of a block whose title begins with `needs` the recipes and overrides are validated.
+    - Of a bash block whose title begins with `needs` the recipes and overrides are validated; a Python block runs where
+      the packages that it imports are installed.
     - A text block with the title `output` is compared with what the block before has printed; `...` stands for
       anything. YAML without a title is part of a recipe, and has to be YAML.
     """
@@ -83,6 +85,8 @@ def run_page(path: Path, mlotool: Call) -> int:
         elif title and not title.startswith(NEEDS):
             Path(title).parent.mkdir(parents=True, exist_ok=True)
             Path(title).write_text(block.code, encoding="utf-8")
+        elif block.language == "python" and title and not _is_installed(block.code):
+            compile(block.code, str(path), "exec")
         elif block.language == "python":
             stream = io.StringIO()
             with contextlib.redirect_stdout(stream):
@@ -97,6 +101,11 @@ def run_page(path: Path, mlotool: Call) -> int:
         else:
             assert block.language == "text", f"{place}: {block.language}"
     return len(found)
+
+
+def _is_installed(code: str) -> bool:
+    imported = re.findall(r"^(?:from|import) (\w+)", code, re.M)
+    return all(importlib.util.find_spec(name) is not None for name in imported)
 
 
 def _run(line: str, place: str, mlotool: Call) -> str:

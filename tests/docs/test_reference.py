@@ -102,6 +102,19 @@ def test_what_is_kept_of_runs_is_whole() -> None:
         assert not [file for file in path.parent.iterdir() if file.stat().st_size > 100_000]
 
 
+def test_what_is_kept_of_searches_is_whole() -> None:
+    kept = sorted(gallery.RUNS.glob("*/search/run.json"))
+    assert len(kept) >= 5
+    for path in kept:
+        name = path.parent.parent.name
+        search = gallery.committed(f"{name}/search")
+        assert search is not None
+        assert search["figures"] and all((path.parent / figure).is_file() for figure in search["figures"])
+        assert search["command"].startswith(f"mlotool run -m +recipe={name}")
+        page = gallery.page(gallery.ROOT / "recipes" / f"{name}.yaml")
+        assert "## A search" in page and f"{search['best']['value']:.4g}" in page and "<svg" in page
+
+
 def test_the_page_of_errors_has_those_of_all_parts() -> None:
     found = list(errors.messages())
     assert len(found) > 400
