@@ -19,6 +19,16 @@ TAKEN = {
     "CHANGELOG.md": "CHANGELOG.md",
 }
 """Pages of the repository outside of docs/, with the place that the site gives them."""
+FOR_MAINTAINERS = (
+    "internals/",
+    "decisions/",
+    "benchmarks/",
+    "plan.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "dependencies.md",
+)
+"""Addresses whose pages a search shows after all others."""
 PICTURE = re.compile(r"\]\((?:\.\./)*(?:benchmarks/)?(results/[\w/.-]+\.png)\)")
 
 
@@ -51,6 +61,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
     """Let links that leave docs/ end at the places of those pages in the site."""
     address = page.file.src_uri
+    # What users look for comes before what maintainers keep.
+    page.meta.setdefault("search", {"boost": 0.3 if address.startswith(FOR_MAINTAINERS) else 1})
     if address in TAKEN.values():
         return _inside(markdown, address)
     depth = "../" * address.count("/")
