@@ -9,6 +9,7 @@ from mlotool.config import trusted
 from mlotool.core import user_code
 
 LONG = (
+    "docs/test_pages",
     *("cli/test_sweep", "program/test_trace", "runner/test_launcher", "cli/test_mistakes", "runner/test_distributed"),
     *("test_recipes", "runner/test_resume", "runner/test_kills", "runner/test_shards", "program/test_chain"),
     *("hypergradient/test_matrix", "hypergradient/test_robustness_of_modules", "report/test_write_report"),

@@ -15,7 +15,7 @@ OPTIONS = {
     "SAMA (OptimizerPreconditioner)": "`sama`",
     "Neumann": "`neumann`",
     "FixedPoint": "`fixed_point`",
-    "ConjugateGradient": "`cg`",
+    "ConjugateGradient": "`cg_convex`",
     "NormalEquationConjugateGradient": "`normal_cg`",
     "Nystrom": "`nystrom`",
     "KFAC": "`kfac`",

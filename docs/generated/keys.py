@@ -75,17 +75,18 @@ def page() -> str:
 
 def _entry(key: Key) -> list[str]:
     meaning = MEANINGS[key.path]
-    default = "none: set it" if key.default is None else f"`{key.default}`"
+    default = meaning.get("default") or ("none: set it" if key.default is None else f"`{key.default}`")
+    mode = "-m " if key.path.startswith("sweep.") else ""
     return [
         "",
         f"### `{key.path}` {{: #{anchor(key.path)} }}",
         "",
         meaning["says"],
         "",
-        f"Type: {key.kind}. Default: {default}.",
+        f"Type: {meaning.get('type', key.kind)}. Default: {default}.",
         "",
         "```bash",
-        f"mlotool run +recipe={meaning.get('recipe', 'mwn')} {_quoted(meaning['example'])}",
+        f"mlotool run {mode}+recipe={meaning.get('recipe', 'mwn')} {_quoted(meaning['example'])}",
         "```",
     ]
 

@@ -27,6 +27,12 @@ def require_recipe(request: Request, verb: str) -> None:
     if request.recipe is not None:
         return
     names = [info.name for info in config.list_recipes()]
+    resumed = next((word for word in request.overrides if word.startswith("resume=")), None)
+    if resumed is not None:
+        raise ConfigError(
+            f"`mlotool {verb}` needs the recipe as well, but found {resumed} alone; expected the words that began the "
+            f"run. Write: mlotool {verb} RECIPE {resumed}, with its other overrides."
+        )
     raise ConfigError(
         f"`mlotool {verb}` needs a recipe, but none was given; expected one of {', '.join(names) or '(none found)'}, "
         f"or a path to a file. Write: mlotool {verb} {names[0] if names else 'path/to/recipe.yaml'}"

@@ -74,8 +74,11 @@ def main(words: Sequence[str]) -> int:
             return run_sweep(plan, plain, words, arguments.trust, resume)
     command = shlex.join(["mlotool", "run", *words])
     job = Job(command, request.file, tuple(arguments.trust), plan=plan)
+    listed = () if plan is None else plan.listed
     try:
-        call_hydra([*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun), *hydra_flags], job)
+        call_hydra(
+            [*request.hydra_words(), *listed, *_sweep_folder(request, is_sweep=arguments.multirun), *hydra_flags], job
+        )
     except KeyboardInterrupt:
         with suppress(ConfigError):  # no job had begun
             _show_sweep(job)

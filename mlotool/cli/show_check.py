@@ -28,11 +28,12 @@ def show_check(checks: "Iterable[Check]", recipe: str) -> None:
         )
         for name, algorithm in check.lowers.items():
             console.print(f"  through '{name}': {algorithm}")
+        console.print(f"  most exact: {check.reference}")
         table = Table(box=None, pad_edge=False)
         table.add_column("hypergradient=")
         for column in ("norm", "cosine", "relative error", "ms"):
             table.add_column(column, justify="right")
-        table.add_column("note", overflow="fold")
+        table.add_column("note", overflow="fold", max_width=80)
         for response in check.responses:
             table.add_row(*_cells(response))
         console.print(table)
@@ -85,7 +86,7 @@ def _cells(response: "Response") -> list[str]:
 
 
 def _slope_lines(slope: "Slope") -> Iterable[str]:
-    yield "solved (or unrolled) program, slope of the upper loss along the most exact hypergradient:"
+    yield "slope of the upper loss along the most exact hypergradient, each lower problem solved (or unrolled) anew:"
     if slope.difference is None or slope.exact is None or slope.own is None:
         yield f"  not measured: {slope.note}"
         return

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from mlotool.cli.fitted_table import FittedColumn, fitted_table
 from mlotool.cli.show_result import plain_console
+from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
 from mlotool.core.suggest import did_you_mean
@@ -104,7 +105,9 @@ def _by_hand(config: Any, decisions: "Decisions", words: Sequence[str]) -> str:
     free = [each for each in decisions.made.values() if each.name not in config.decisions and len(each.candidates) > 1]
     if not free:
         return ""
-    return f"; by hand: {shlex.join(['mlotool', 'run', *words, f'decisions.{free[0].name}={free[0].candidates[-1]}'])}"
+    trusting = [word for package in trusted_packages() for word in ("--trust", package)]
+    taken = f"decisions.{free[0].name}={free[0].candidates[-1]}"
+    return f"; by hand: {shlex.join(['mlotool', 'run', *words, *trusting, taken])}"
 
 
 def _title(module: "nn.Module") -> str:

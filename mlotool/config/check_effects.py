@@ -42,6 +42,15 @@ def _unused(values: Values) -> Iterator[str]:
                 "it at the lower problem, through whose solution it leads. "
                 + (f"Move it to problems.{lower}.hypergradient." if lower else "Remove it.")
             )
+        for key, least in (("unroll_steps", 1), ("warmup_steps", 0)):
+            steps = problem.get(key)
+            if isinstance(steps, int) and steps > least and not readers.get(name) and problem.get("reset_to") is None:
+                below = next((low for low, uppers in readers.items() if name in uppers), None)
+                yield (
+                    f"problems.{name}.{key}: found {steps}, while no problem reads the solution of '{name}'; expected "
+                    "it at the lower problem, whose steps are counted. Here it has no effect. "
+                    + (f"Move it to problems.{below}.{key}." if below else "Remove it.")
+                )
         is_idle = not any(isinstance(every, int) for every in splits.values())
         if problem.get("scheduler") is not None and problem.get("scheduler_interval") == "evaluation" and is_idle:
             yield (

@@ -138,6 +138,11 @@ def _written(place: Place) -> str:
     """Return what to write in the place of what is no node."""
     group = GROUP_OF.get(place.kind, place.kind)
     if isinstance(place.node, str) and group in OPTION_GROUPS and place.node in option_names(group):
+        if place.key == group:
+            return (
+                f"Write {group}={place.node} on the command line, or `- override /{group}: {place.node}` at the end of "
+                "the recipe's defaults list."
+            )
         return (
             f"Write +{group}@{place.key}={place.node} on the command line, without the + where the recipe has chosen "
             f"one, or `- /{group}@{place.key}: {place.node}` in its defaults list."

@@ -92,6 +92,7 @@ class SweepPlan:
         devices_per_job: `runner.devices`.
         seed: of the jobs.
         last_tick: of each job; None where it is a part of the sweep.
+        listed: `key=choices` of `sweep.params`, which Hydra's own sweeper does not know.
     """
 
     fixed: tuple[str, ...]
@@ -105,6 +106,7 @@ class SweepPlan:
     devices_per_job: int
     seed: int = 0
     last_tick: int | None = None
+    listed: tuple[str, ...] = ()
 
     @property
     def needs_processes(self) -> bool:
@@ -191,6 +193,7 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
             devices_per_job=config.runner.devices,
             seed=config.seed,
             last_tick=None if any(each.key in _LENGTH for each in dimensions) else max_ticks(config),
+            listed=tuple(line for line in lines if line.partition("=")[0] in (settings["params"] or {})),
         )
 
 

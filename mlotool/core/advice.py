@@ -70,7 +70,10 @@ def _batch_advice(error: BaseException, batch: Any) -> str:
     """Return what to do where code has taken a batch for one of another form."""
     text = str(error)
     if isinstance(batch, list | tuple) or (hasattr(batch, "shape") and isinstance(error, IndexError)):
-        return "Let the data set return dicts {input, target, ...}, or pairs (input, target), which become such."
+        return (
+            "Let the data set return dicts {input, target, ...}. (In a recipe pairs (input, target) become such; from "
+            "Python a batch is what the data set's samples are.)"
+        )
     is_unpacked = "values to unpack" in text or "'dict' object" in text or "'str' object" in text
     is_numbered = isinstance(error, KeyError) and error.args and isinstance(error.args[0], int)
     if isinstance(batch, Mapping) and batch and (is_unpacked or is_numbered):

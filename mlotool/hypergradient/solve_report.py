@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 
 from torch import Tensor
 
@@ -31,9 +31,13 @@ def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object]
     warned_of.add(status)
     failed = sum(each in failures for each in result.task_statuses)
     where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
+    known: list[str] = [each.name for each in fields(solver)] if is_dataclass(solver) else []
+    named = [name for name in known if name in failures[status]]
+    settings = ", ".join(f"hypergradient.solver.{name}={getattr(solver, name)}" for name in named)
+    now = f" Now: {settings}." if settings else ""
     warnings.warn(
         f"The {type(solver).__name__} solve at problem '{problem}' ended{where} with {status.value} after "
-        f"{result.num_products} products. {failures[status]}",
+        f"{result.num_products} products. {failures[status]}{now}",
         stacklevel=3,
     )
 

@@ -40,13 +40,11 @@ class LowerProblem:
 
     Args:
         name: the problem's name.
-        reader: the problem whose total gradient it is for: what an algorithm keeps of a pullback belongs to the
-            cotangents of one reader.
+        reader: the problem whose total gradient it is for; what is kept of a pullback belongs to one reader.
         num_tasks: length of the parameters' leading task axis; the loss is a sum over tasks that share none of their
             parameters. None without one.
         module: the problem's module.
-        rank_mean: the mean over ranks, by which views, products and recorded steps make theirs; an algorithm that keeps
-            to these needs none.
+        rank_mean: the mean over ranks, by which views, products and recorded steps make theirs.
         precision: in which the loss is evaluated, "fp32", "bf16" or "fp16".
         is_nested: whether solutions of still lower problems are eliminated inside the loss.
         has_blocks: whether blocks of its module are evaluated again in backward passes.
@@ -242,6 +240,7 @@ class AbstractHypergradient(ABC):
         can_push: whether it can tell how the solution moves with its inputs (`push`).
         needs_full_precision: whether it compares losses or gradients at nearby points, which autocast would blur.
         is_constant: whether it takes the solution for a constant, so that no gradient passes through.
+        is_zeroth_order: whether it takes no gradient of the problem's loss with respect to what shapes it.
         is_traceable: whether a pullback keeps nothing beside recorded steps, so that a trace of one holds for the next.
         differentiates_twice: whether it needs second derivatives of the problem's loss by automatic differentiation.
     """
@@ -254,6 +253,7 @@ class AbstractHypergradient(ABC):
     is_persistent: bool = False
     needs_full_precision: bool = False
     is_constant: bool = False
+    is_zeroth_order: bool = False
     is_traceable: bool = False
     differentiates_twice: bool = False
     horizon: int | None = None

@@ -177,10 +177,9 @@ class Program:
         """
         number = self._number(name)
         solved = {each.number for each in self._engine.solutions[number]}
-        algorithm = self.problems[name].hypergradient
-        is_repeated = name in self._solved and algorithm is not None and not algorithm.is_constant
+        shaping = {self._number(each) for each in self.graph.uppers(name)}
         with self.random:
-            return rehearsed_loss(self._engine, number, solved, batch, is_repeated=is_repeated)
+            return rehearsed_loss(self._engine, number, solved, shaping, batch, is_read=name in self._solved)
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.

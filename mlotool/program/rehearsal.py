@@ -26,7 +26,13 @@ _SETTERS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore
 
 
 def rehearsed_loss(
-    engine: Engine, number: int, solved: Set[int], batch: Any, *, is_repeated: bool = False
+    engine: Engine,
+    number: int,
+    solved: Set[int],
+    shaping: Set[int],
+    batch: Any,
+    *,
+    is_read: bool = False,
 ) -> LossOutput:
     """Return a loss in training mode, with a graph. Parameters and buffers are copies, solutions have no backwards.
 
@@ -34,18 +40,25 @@ def rehearsed_loss(
         engine: of the program.
         number: of the problem.
         solved: numbers of the problems whose solutions its total gradient passes through.
+        shaping: numbers of the problems that shape it.
         batch: the problem's batch.
-        is_repeated: whether a pullback will evaluate the loss again, and count on the same value.
+        is_read: whether another problem reads its solution, so that a pullback may evaluate the loss again, and
+            count on the same value.
 
     Raises:
         ConfigError: the loss has changed parameters, or its forward has made some.
         WrongResultError: its gradient cannot be taken, or another evaluation gives another loss.
     """
     problem, values = engine.problems[number], engine.nothing()
+    algorithm = problem.hypergradient
+    is_repeated = is_read and algorithm is not None and not algorithm.is_constant
+    if not is_repeated or algorithm is None or algorithm.is_zeroth_order:
+        # No pullback takes the loss's gradient with respect to their parameters.
+        shaping = frozenset()
     players = dict.fromkeys([number, *(engine.numbers[role.problem] for role in problem.roles.values())])
     names: list[tuple[Tensor, str, str]] = []
     for player in players:
-        other, is_leaf = engine.problems[player], player == number or player in solved
+        other, is_leaf = engine.problems[player], player == number or player in solved or player in shaping
         tensors = [each.clone().requires_grad_(is_leaf) for each in other.current()]
         names += [(tensor, other.name, key) for key, tensor in zip(other.theta, tensors, strict=True)]
         values[player] = tensors
@@ -89,7 +102,7 @@ def rehearsed_loss(
             if is_repeated:
                 _check_repeated(plan, values, batch, output.loss, random)
             if output.loss.requires_grad:
-                _check_backward(engine, plan, values, output.loss)
+                _check_backward(engine, plan, values, output.loss, shaping)
                 if _is_evaluated_elsewhere(problem):
                     _check_elsewhere(engine, plan, values, batch, random)
         except Exception as error:
@@ -142,14 +155,21 @@ def _check_repeated(plan: LossPlan, values: Values, batch: Any, loss: Tensor, ra
         )
 
 
-def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor) -> None:
+def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor, shaping: Set[int]) -> None:
     """Take the gradient of a loss in which code of the user's has a part: that it can be, and that there is one."""
     problem = plan.problem
-    leaves = [tensor for tensors in values for tensor in tensors or () if tensor.requires_grad]
+    taken = [
+        (tensor, number in shaping)
+        for number, tensors in enumerate(values)
+        for tensor in tensors or ()
+        if tensor.requires_grad
+    ]
     foreign = _foreign_parameter(loss)
     if foreign is not None:
         raise WrongResultError(*_told_foreign(engine, foreign))
-    gradient = torch.autograd.grad(loss, leaves, allow_unused=True)
+    slopes = torch.autograd.grad(loss, [leaf for leaf, _ in taken], allow_unused=True)
+    # Where nothing but what shapes it moves the loss, no step would.
+    gradient = [slope for slope, (_, is_shaping) in zip(slopes, taken, strict=True) if not is_shaping]
     found = [_values(each) for each in gradient if each is not None]
     if not found:
         raise WrongResultError(

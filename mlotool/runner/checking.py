@@ -14,6 +14,10 @@ from mlotool.hypergradient.diagnostics.solved_slope import Slope, solved_slope
 from mlotool.program import Program, Schedule
 from mlotool.runner.process_settings import torch_settings
 
+SOLUTION = "of the solution, by a converged solve"
+STEPS = "through the last unroll_steps steps"
+"""What the most exact hypergradient is the gradient of."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -26,6 +30,7 @@ class Check:
         ticks: of training before.
         responses: the most exact one first, then the recipe's, then the options.
         slope: against finite differences of the solved program.
+        reference: what the most exact one is the gradient of.
     """
 
     upper: str
@@ -34,6 +39,7 @@ class Check:
     ticks: int
     responses: tuple[Response, ...]
     slope: Slope
+    reference: str = ""
 
 
 def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
@@ -84,4 +90,7 @@ def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Calla
             )
     size = sum(tensor.numel() for tensor in program.problems[upper].theta.values())
     responses = tuple(compare(program, upper, batches, options))
-    return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches))
+    algorithms = [each.hypergradient for each in program.problems.values() if each.hypergradient is not None]
+    kinds = [STEPS] if any(each.sees_steps for each in algorithms) else []
+    kinds += [SOLUTION] if any(not each.sees_steps for each in algorithms) else []
+    return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches), "; ".join(kinds))

@@ -72,6 +72,21 @@ def test_a_sweep_that_cannot_start_leaves_nothing(
     assert not list(tmp_path.glob("outputs/*/multirun/*"))
 
 
+@pytest.mark.parametrize("words", [(), ("+sweep.params.seed='0,1'",), ("seed=3,4,5",)])
+def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(
+    words: tuple[str, ...], call: Callable[..., Result], tmp_path: Path
+) -> None:
+    params = "" if words[:1] == ("+sweep.params.seed='0,1'",) else 'sweep: {params: {seed: "0,1"}}\n'
+    (tmp_path / "swept.yaml").write_text(
+        f"# @package _global_\n# Mine.\ndefaults: [plain, _self_]\nname: swept\n{params}"
+    )
+    code, _, err = call("run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words)
+    assert code == 0, err
+    [sweep] = (tmp_path / "outputs" / "swept" / "multirun").iterdir()
+    seeds = [row["seed"] for row in csv.DictReader((sweep / "sweep.csv").read_text().splitlines())]
+    assert seeds == (["3", "4", "5"] if "seed=3,4,5" in words else ["0", "1"])
+
+
 def test_sweep_settings_without_a_sweep_warn(call: Callable[..., Result]) -> None:
     code, _, err = call("run", "+recipe=plain", "seed=-1", "sweep.workers=2")
     assert code == 2

@@ -147,6 +147,15 @@ WARNINGS: dict[str, tuple[dict[str, Any], str]] = {
         {f"{REWEIGHT}.stream.batch_size": 5000},
         f"{REWEIGHT}.stream.batch_size: found 5000, while data.sizes.meta=",
     ),
+    "steps of an upper problem": (
+        {"problems.reweight.unroll_steps": 20},
+        "problems.reweight.unroll_steps: found 20, while no problem reads the solution of 'reweight'; expected it at "
+        "the lower problem, whose steps are counted. Here it has no effect. Move it to problems.classifier.unroll",
+    ),
+    "warm-up of an upper problem": (
+        {"problems.reweight.warmup_steps": 20},
+        "problems.reweight.warmup_steps: found 20, while no problem reads",
+    ),
     "mode of no logger": ({"logger.mode": "online", "logger.wandb": False}, "logger.mode: found 'online'"),
 }
 
@@ -206,6 +215,15 @@ def _paths(node: DictConfig, prefix: str = "") -> list[str]:
         child = node._get_node(key)
         found += [path, *(_paths(child, f"{path}.") if isinstance(child, DictConfig) and child else [])]
     return found
+
+
+def test_an_option_of_the_root_is_told_as_such(changed: Change) -> None:
+    with pytest.raises(ConfigError) as error:
+        check(changed({"hypergradient": "cg"}))
+    assert str(error.value) == (
+        "hypergradient: found 'cg'; expected a node that says what to build. Write hypergradient=cg on the command "
+        "line, or `- override /hypergradient: cg` at the end of the recipe's defaults list."
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mlotool import Graph, Identity, Implicit, Problem, Program, Unrolled, remat
+from mlotool import (
+    EvolutionStrategies,
+    FirstOrder,
+    Graph,
+    Identity,
+    Implicit,
+    Penalty,
+    Problem,
+    Program,
+    Unrolled,
+    remat,
+)
 from mlotool.core.user_code import WrongResultError
 
 BATCH = torch.ones(3, 2)
@@ -43,6 +54,37 @@ def of_net(again: Any, hypergradient: Any) -> Program:
     )
     upper = Problem("x", nn.Linear(1, 1), lambda batch, *, w: w(batch).square().mean(), roles={"w": "w"})
     return Program([lower, upper], Graph({"x": ["w"]}, {"w": ["x"]}))
+
+
+def of_smoothed(hypergradient: Any) -> Program:
+    """A loss that torch takes as long as what shapes it has no gradient."""
+
+    def smoothed(batch: Tensor, *, w: Any, x: Any) -> Tensor:
+        target = torch.zeros(len(batch), dtype=torch.long)
+        return nn.functional.cross_entropy(w(batch), target, label_smoothing=x(torch.ones(1)).sigmoid().squeeze())
+
+    lower = Problem(
+        "w",
+        nn.Linear(2, 3),
+        smoothed,
+        roles={"w": "w", "x": "x"},
+        hypergradient=hypergradient,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+    upper = Problem("x", nn.Linear(1, 1), lambda batch, *, w: w(batch).square().mean(), roles={"w": "w"})
+    return Program([lower, upper], Graph({"x": ["w"]}, {"w": ["x"]}))
+
+
+@pytest.mark.filterwarnings("ignore:.*Converting a tensor with requires_grad=True to a scalar")
+@pytest.mark.parametrize("hypergradient", [*ELSEWHERE, Penalty(multiplier=1.0)])
+def test_a_loss_that_takes_no_gradient_of_what_shapes_it_is_refused(hypergradient: Any) -> None:
+    with pytest.raises(TypeError, match="label_smoothing"):
+        of_smoothed(hypergradient).rehearse("w", BATCH)
+
+
+@pytest.mark.parametrize("hypergradient", [FirstOrder(), EvolutionStrategies()])
+def test_it_does_where_no_gradient_of_it_is_taken(hypergradient: Any) -> None:
+    assert of_smoothed(hypergradient).rehearse("w", BATCH).loss.isfinite()
 
 
 def test_a_frozen_parameter_was_there_before() -> None:

@@ -4,9 +4,12 @@ With a radius that is right a quarter of it changes nothing: truncation falls by
 is wrong where the scale of the parameters is not that of the loss: all near zero, or one layer far from the others.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
+
+import torch
 
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import is_tracing
@@ -19,6 +22,10 @@ TOLERANCE = 0.1
 
 _POWERS = range(-7, 8)
 """Of ten: the radii, over the one in use, among which a better one is looked for; as long as the parameters at most."""
+
+
+_ROUNDINGS = 10
+"""Of the parameters' norm: the shortest radius that is proposed."""
 
 
 def warn_of_radius(
@@ -68,12 +75,17 @@ def warn_of_radius(
             return
         radii = [used * 10.0**power for power in _POWERS if power <= 0 or used * 10.0**power <= float(norm(theta))]
         found = [cross(each)[0] for each in radii]
-    shares = [apart(a, b) for a, b in pairwise(found)]
+    # Where the parameters do not move any more but for rounding, products agree on nothing.
+    floor = _ROUNDINGS * torch.finfo(theta[0].dtype).eps * float(norm(theta))
+    shares = [
+        apart(a, b) if radius >= floor and bool(norm(a) > 0) and bool(norm(b) > 0) else math.inf
+        for radius, (a, b) in zip(radii, pairwise(found), strict=False)
+    ]
     least, best = min(zip(shares, radii, strict=False))
-    better = f"set problems.{view.problem.name}.hypergradient.radius={best:.0e}, from where they differ by {least:.1%}"
+    better = f"set its hypergradient.radius={best:.0e}, from where they differ by {least:.1%}"
     advice = f"Choose product: reverse, or {better}." if least <= TOLERANCE else "Choose product: reverse."
     warnings.warn(
-        f"problems.{view.problem.name}.hypergradient.radius: finite differences at a radius of {used:.1e} and at a "
+        f"problems.{view.problem.name}: finite differences of its hypergradient at a radius of {used:.1e} and at a "
         f"quarter of it differ by {share:.0%}, with parameters of norm {float(norm(theta)):.1e}; expected less than "
         f"{TOLERANCE:.0%}. {advice}",
         stacklevel=2,

@@ -37,8 +37,8 @@ class Neumann(AbstractSolver):
         [tensor([0.5000])]
     """
 
-    num_terms: int
-    step_size: float
+    num_terms: int = 5
+    step_size: float = 0.1
     is_traceable: ClassVar[bool] = True
     is_polynomial: ClassVar[bool] = True
     failures: ClassVar[Mapping[Status, str]] = {
