@@ -17,7 +17,7 @@ from tests.small_recipes import RECIPES, small
 # Both have the radius of the DARTS paper, meant for its images; of a few that are noise, eight pixels wide, the cells'
 # batch statistics bend at every radius, and the warning knows no better one.
 BENDS = pytest.mark.filterwarnings(
-    "ignore:problems.classifier.hypergradient.radius. finite differences at a radius of 1.0e-02 "
+    "ignore:problems.classifier. finite differences of its hypergradient at a radius of 1.0e-02 "
     ".*Choose product. reverse.$"
 )
 
