@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlotool.config import compose
-    from mlotool.core import BoundModule, LossOutput, remat, stop_gradient
+    from mlotool.core import BoundModule, ConfigError, LossOutput, MlotoolError, RunError, remat, stop_gradient
     from mlotool.hypergradient import (
         KFAC,
         SABA,
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
         Penalty,
         Unrolled,
     )
-    from mlotool.program import Graph, Problem, Program, Schedule, Stream
+    from mlotool.program import Graph, Problem, Program, SameBatch, Schedule, Stream
     from mlotool.runner import RunResult, load, run
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "mlotool.config": ("compose",),
-    "mlotool.core": ("BoundModule", "LossOutput", "remat", "stop_gradient"),
+    "mlotool.core": ("BoundModule", "ConfigError", "LossOutput", "MlotoolError", "RunError", "remat", "stop_gradient"),
     "mlotool.hypergradient": (
         "KFAC",
         "ConjugateGradient",
@@ -48,7 +48,7 @@ _HOMES = {
         "SABA",
         "Unrolled",
     ),
-    "mlotool.program": ("Graph", "Problem", "Program", "Schedule", "Stream"),
+    "mlotool.program": ("Graph", "Problem", "Program", "SameBatch", "Schedule", "Stream"),
     "mlotool.runner": ("RunResult", "load", "run"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -56,6 +56,7 @@ __all__ = [
     "KFAC",
     "SABA",
     "BoundModule",
+    "ConfigError",
     "ConjugateGradient",
     "EvolutionStrategies",
     "Exact",
@@ -65,6 +66,7 @@ __all__ = [
     "Identity",
     "Implicit",
     "LossOutput",
+    "MlotoolError",
     "Neumann",
     "NormalEquationConjugateGradient",
     "Nystrom",
@@ -72,7 +74,9 @@ __all__ = [
     "Penalty",
     "Problem",
     "Program",
+    "RunError",
     "RunResult",
+    "SameBatch",
     "Schedule",
     "Stream",
     "Unrolled",

@@ -22,8 +22,7 @@ def homes() -> dict[str, list[str]]:
         module = import_module(package)
         found[package] = []
         for name in sorted(module.__all__, key=str.lower):
-            value = getattr(module, name)
-            key = id(value) if _is_defined(value) else (package, name)
+            key = _key(package, name)
             if key not in seen:
                 seen.add(key)
                 found[package].append(name)
@@ -32,18 +31,31 @@ def homes() -> dict[str, list[str]]:
 
 def pages() -> Iterator[tuple[str, str]]:
     """Yield the address of each page, and the page in Markdown."""
-    lines = ["# Names of the API", "", "| import | what |", "|---|---|"]
-    for package, names in homes().items():
+    documented = homes()
+    home_of = {_key(package, name): package for package, names in documented.items() for name in names}
+    lines = ["# Names of the API", ""]
+    for package, names in documented.items():
         summary = (import_module(package).__doc__ or "").strip().splitlines()[0]
-        lines.append(f"| [`{package}`]({_file(package)}) | {summary} |")
+        lines += [f"## [`{package}`]({_file(package)})", "", summary, "", ", ".join(_links(package, names)), ""]
         body = [f"# `{package}`", "", summary, ""]
         for name in names:
             body += [f"::: {package}.{name}", ""]
         again = sorted(set(import_module(package).__all__) - set(names), key=str.lower)
         if again:
-            body += ["The package also offers, documented elsewhere: " + ", ".join(f"`{name}`" for name in again) + "."]
+            links = [link for name in again for link in _links(home_of[_key(package, name)], [name])]
+            body += ["The package also offers, documented elsewhere: " + ", ".join(links) + "."]
         yield f"reference/api/{_file(package)}", "\n".join(body) + "\n"
     yield "reference/api/index.md", "\n".join(lines) + "\n"
+
+
+def _links(package: str, names: list[str]) -> list[str]:
+    return [f"[`{name}`]({_file(package)}#{package}.{name})" for name in names]
+
+
+def _key(package: str, name: str) -> Any:
+    """Return what tells one object from others, under whatever names."""
+    value = getattr(import_module(package), name)
+    return id(value) if _is_defined(value) else (package, name)
 
 
 def _file(package: str) -> str:

@@ -48,7 +48,9 @@ def index() -> str:
         lines += ["", f"## {task[0].upper()}{task[1:]}", "", '<div class="grid cards" markdown>', ""]
         for recipe in recipes:
             thumbnail = _thumbnail(recipe.stem)
-            picture = f"    [![]({thumbnail})]({recipe.stem}.md)\n\n" if thumbnail else ""
+            picture = (
+                f"    [![A picture of a run of {recipe.stem}]({thumbnail})]({recipe.stem}.md)\n\n" if thumbnail else ""
+            )
             lines += [
                 f"-   **[{recipe.stem}]({recipe.stem}.md)**",
                 "",

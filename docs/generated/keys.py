@@ -63,8 +63,8 @@ def page() -> str:
         "",
         "A key is set in a recipe's YAML or on the command line, `mlotool run +recipe=mwn KEY=VALUE`.",
         "`<name>` is the name of a problem. Keys of a node with a `_target_` (a model, a loss, data, an optimizer) are",
-        "the arguments of that class or function, which the [API reference](api/index.md) has. Each example is",
-        "composed on the recipe `mwn`, or on the one that it names.",
+        "the arguments of that class or function, which the [API reference](api/index.md) has. Each example sets",
+        "another value than the recipe has, `mwn` or the one that it names; keys of sweeps are shown with `-m`.",
     ]
     for prefix, title in SECTIONS.items():
         lines += ["", f"## {title}"]
@@ -76,14 +76,15 @@ def page() -> str:
 def _entry(key: Key) -> list[str]:
     meaning = MEANINGS[key.path]
     default = meaning.get("default") or ("none: set it" if key.default is None else f"`{key.default}`")
-    mode = "-m " if key.path.startswith("sweep.") else ""
+    needs = f" The example needs {meaning['needs']}." if "needs" in meaning else ""
+    mode = "-m " if key.path.split(".")[0] == "sweep" else ""
     return [
         "",
         f"### `{key.path}` {{: #{anchor(key.path)} }}",
         "",
         meaning["says"],
         "",
-        f"Type: {meaning.get('type', key.kind)}. Default: {default}.",
+        f"Type: {meaning.get('type', key.kind)}. Default: {default}.{needs}",
         "",
         "```bash",
         f"mlotool run {mode}+recipe={meaning.get('recipe', 'mwn')} {_quoted(meaning['example'])}",
@@ -118,7 +119,7 @@ def overrides(example: str) -> list[str]:
 
 
 def _quoted(example: str) -> str:
-    return " ".join(f'"{each}"' if set(each) & set("{}[]<>' ") else each for each in overrides(example))
+    return " ".join(f'"{each}"' if set(each) & set("{}[]<>~*' ") else each for each in overrides(example))
 
 
 def _node(prefix: str) -> Any:

@@ -16,6 +16,14 @@ HEADINGS = {
 }
 
 
+PLACES = {
+    "model": "problems.<name>.module",
+    "optimizer": "problems.<name>.optimizer",
+    "parallel": "problems.<name>.parallel",
+}
+"""Groups that fill a key of a problem, each with that key; all others fill the root's key of their name."""
+
+
 def options() -> dict[str, list[Path]]:
     """Return the files of all options, by group."""
     return {group: sorted((CONF / group).glob("*.yaml")) for group in HEADINGS}
@@ -31,7 +39,7 @@ def page() -> str:
         "hypergradient.solver.max_iterations=10`.",
     ]
     for group, files in options().items():
-        lines += ["", f"## {HEADINGS[group]}"]
+        lines += ["", f"## {HEADINGS[group]}", "", _usage(group, files[0].stem)]
         for file in files:
             lines += [
                 "",
@@ -42,3 +50,14 @@ def page() -> str:
                 "```",
             ]
     return "\n".join(lines) + "\n"
+
+
+def _usage(group: str, option: str) -> str:
+    """Return how an option of a group is chosen."""
+    if group not in PLACES:
+        return f"In a recipe's `defaults`: `- override /{group}: {option}`."
+    place = PLACES[group]
+    return (
+        f"On the command line `{group}@{place}={option}`, with a `+` before it where the recipe has chosen none for "
+        f"this problem. In a recipe's `defaults`: `- /{group}@{place}: {option}`."
+    )

@@ -5,17 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlotool.core.bound_module import BoundModule
+    from mlotool.core.errors import ConfigError, MlotoolError, RunError
     from mlotool.core.loss_output import LossOutput
     from mlotool.core.rematerialization import remat
     from mlotool.core.replay import stop_gradient
 
 _HOME_OF = {
     "BoundModule": "bound_module",
+    "ConfigError": "errors",
+    "MlotoolError": "errors",
+    "RunError": "errors",
     "LossOutput": "loss_output",
     "remat": "rematerialization",
     "stop_gradient": "replay",
 }
-__all__ = ["BoundModule", "LossOutput", "remat", "stop_gradient"]
+__all__ = ["BoundModule", "ConfigError", "LossOutput", "MlotoolError", "RunError", "remat", "stop_gradient"]
 
 
 def __getattr__(name: str) -> Any:

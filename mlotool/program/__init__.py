@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView
     from mlotool.problem.node import ProblemNode
     from mlotool.problem.problem import Problem
+    from mlotool.problem.same_batch import SameBatch
     from mlotool.problem.stream import Stream
     from mlotool.program.graph import Graph
     from mlotool.program.program import Program
@@ -21,6 +22,7 @@ _HOME_OF = {
     "Problem": "problem.problem",
     "ProblemNode": "problem.node",
     "Program": "program.program",
+    "SameBatch": "problem.same_batch",
     "Schedule": "program.schedule",
     "StepResult": "program.step_result",
     "Stream": "problem.stream",
@@ -33,6 +35,7 @@ __all__ = [
     "Problem",
     "ProblemNode",
     "Program",
+    "SameBatch",
     "Schedule",
     "StepResult",
     "Stream",

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from omegaconf import OmegaConf
 
 import mlotool
@@ -32,10 +31,3 @@ def test_it_has_every_verb() -> None:
 
 def test_it_is_three_screens() -> None:
     assert len(README.splitlines()) <= 150
-
-
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_links_lead_to_files(page: str) -> None:
-    """Those of docs/ are looked at by `make docs`."""
-    for target in re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text()):
-        assert "://" in target or (ROOT / target).exists(), target

@@ -14,11 +14,15 @@ from typing import Any
 
 import yaml
 
+from mlotool.cli.main import VERBS
+from mlotool.config.trusted import trusted_names
+
 Call = Callable[..., tuple[int, str, str]]
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<code>.*?)^ *```$", re.M | re.S
 )
 OUTPUT = "output"
+EXAMPLE = "example"
 NEEDS = "needs "
 DATE = "2026-01-31_12-00-00"
 """In a path of outputs/: the date of whichever run or sweep is the newest there."""
@@ -62,10 +66,12 @@ def run_page(path: Path, mlotool: Call) -> int:
     - Lines of a bash block that begin with `mlotool` are given to the command line in this process. Runs of built-in
       recipes are rehearsals of seconds (`debug=fast`), and sweeps have few jobs. Of `python -m benchmarks...` and
       `make` the options and targets are looked up; all other lines are given to a shell.
+    - At the end the modules that were written are imported, and the recipes validated.
     - Of a bash block whose title begins with `needs` the recipes and overrides are validated; a Python block runs where
       the packages that it imports are installed.
     - A text block with the title `output` is compared with what the block before has printed; `...` stands for
-      anything. YAML without a title is part of a recipe, and has to be YAML.
+      anything; one with the title `example` is only shown. YAML without a title is part of a recipe: its targets
+      have to be there.
     """
     names: dict[str, Any] = {"__name__": "__page__"}
     printed, found = "", list(blocks(path.read_text(encoding="utf-8")))
@@ -76,9 +82,10 @@ def run_page(path: Path, mlotool: Call) -> int:
             same = doctest.OutputChecker().check_output(block.code, printed, doctest.ELLIPSIS)
             assert same, f"{place}: printed {printed!r}, expected {block.code!r}"
         elif title.startswith("recipes/"):
-            lines = {line.strip() for line in (ROOT / title).read_text(encoding="utf-8").splitlines()}
-            missing = [line for line in block.code.splitlines() if line.strip() not in lines]
-            assert not missing, f"{place}: {title} has no lines {missing}"
+            lines = iter((ROOT / title).read_text(encoding="utf-8").splitlines())
+            # Each search goes on behind the line that was found: lines are in the order of the recipe.
+            missing = [line for line in block.code.splitlines() if line not in lines]
+            assert not missing, f"{place}: {title} has no lines {missing}, or not in this order"
         elif title and not title.startswith(NEEDS):
             Path(title).parent.mkdir(parents=True, exist_ok=True)
             Path(title).write_text(block.code, encoding="utf-8")
@@ -94,10 +101,34 @@ def run_page(path: Path, mlotool: Call) -> int:
             lines_of = block.code.replace("\\\n", " ").splitlines()
             printed = "".join(command(line, f"{place}: {line}", mlotool) for line in lines_of)
         elif block.language == "yaml":
-            yaml.safe_load(block.code)
+            unknown = _targets(yaml.safe_load(block.code)) - set(trusted_names())
+            assert not [name for name in unknown if name.startswith(("mlotool.", "torch."))], f"{place}: {unknown}"
         else:
-            assert block.language == "text", f"{place}: {block.language}"
+            assert block.language == "text" and title == EXAMPLE, f"{place}: {block.language} without a title"
+    _check_files([Path(block.title) for block in found if block.title and Path(block.title).is_file()], mlotool)
     return len(found)
+
+
+def _check_files(files: Sequence[Path], mlotool: Call) -> None:
+    """Import the modules that a page has written, and validate its recipes."""
+    packages = sorted(path.parent.name for path in Path().glob("*/__init__.py"))
+    trusting = [word for package in packages for word in ("--trust", package)]
+    for file in dict.fromkeys(files):
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".py" and (len(file.parts) == 1 or file.parts[0] in packages):
+            importlib.import_module(".".join(file.with_suffix("").parts))
+        elif file.suffix == ".yaml" and text.startswith("# @package _global_"):
+            code, _, err = mlotool("validate", str(file), *trusting)
+            assert code == 0, f"{file}: {err}"
+
+
+def _targets(node: Any) -> set[str]:
+    if isinstance(node, list):
+        return {name for each in node for name in _targets(each)}
+    if not isinstance(node, dict):
+        return set()
+    own = {node["_target_"]} if isinstance(node.get("_target_"), str) else set()
+    return own | {name for each in node.values() for name in _targets(each)}
 
 
 def _is_installed(code: str) -> bool:
@@ -134,6 +165,8 @@ def _validate(line: str, place: str, mlotool: Call) -> str:
         options = [word for word in words[words.index("run") + 1 :] if word != "-m"]
         code, _, err = mlotool("validate", *(word for word in options if not word.startswith("resume=")))
         assert code == 0, f"{place}: {err}"
+    elif "mlotool" in words:
+        assert words[words.index("mlotool") + 1] in VERBS or "pip" in words, place
     for extra in re.findall(r"mlotool\[(\w+)\]|PATH\[(\w+)\]", line):
         assert any(f"\n{name} = [" in (ROOT / "pyproject.toml").read_text() for name in extra if name), place
     return ""

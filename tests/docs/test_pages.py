@@ -44,7 +44,7 @@ def test_its_code_runs(page: Path, call: Callable[..., Result]) -> None:
 def test_no_code_stands_outside_of_a_fenced_block(page: Path) -> None:
     """Code that is only indented would be shown, and not run. A block in a list or a tab is fenced as well."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    assert "```" not in text
+    assert "```" not in text and "~~~" not in text
     for found in INDENTED.finditer(text):
         before = text[: found.start()].rstrip("\n").splitlines()
         assert before and before[-1].startswith(("- ", "===", "    ", "1. ")), found[0]
@@ -60,11 +60,16 @@ def test_no_code_stands_outside_of_a_fenced_block(page: Path) -> None:
         ("```bash\nmake nothing\n```\n", "make nothing"),
         ("```bash\nmlotool evaluate outputs/mwn/2026-01-31_12-00-00\n```\n", "there is no run in outputs/mwn"),
         ("```python\n1 / 0\n```\n", "division by zero"),
+        ('```yaml title="recipes/mwn.yaml"\nname: mwn\n# @package _global_\n```\n', "or not in this order"),
+        ("```yaml\nmodule: {_target_: mlotool.models.Nothing}\n```\n", "mlotool.models.Nothing"),
+        ('```yaml title="a.yaml"\n# @package _global_\n# A.\nnothing: 1\n```\n', "unknown key 'nothing'"),
+        ('```python title="imports_nothing.py"\nimport nothing_at_all\n```\n', "nothing_at_all"),
+        ("```text\nmlotool run\n```\n", "text without a title"),
     ],
 )
 def test_what_does_not_run_is_found(text: str, message: str, tmp_path: Path, call: Callable[..., Result]) -> None:
     (tmp_path / "page.md").write_text(text)
-    with pytest.raises((AssertionError, ZeroDivisionError), match=message):
+    with pytest.raises((AssertionError, ZeroDivisionError, ImportError), match=message):
         run_page(tmp_path / "page.md", call)
 
 

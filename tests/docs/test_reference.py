@@ -2,12 +2,17 @@
 
 import re
 from collections import Counter
+from functools import cache
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import mlotool
 from docs.generated import api, errors, gallery, hypergradients, keys, options
+from mlotool.config import check
 from mlotool.config.schema import OPTION_GROUPS, Config, keys_at, new_node
 
 KEYS = [each.path for each in keys.schema_keys()]
@@ -34,17 +39,50 @@ def test_each_key_stands_once() -> None:
     assert Config().name == "unnamed"
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the finished run that the example of `decisions_from` names."""
+    place = tmp_path_factory.mktemp("keys")
+    [word] = keys.overrides(keys.MEANINGS["decisions_from"]["example"])
+    run = place / word.partition("=")[2]
+    run.mkdir(parents=True)
+    found = mlotool.compose(keys.MEANINGS["decisions_from"]["recipe"], ["decisions.depth_0=2"])
+    OmegaConf.save(found, run / "config.yaml", resolve=True)
+    (run / "summary.json").write_text('{"status": "finished"}')
+    return place
+
+
+@cache
+def recipe_values(recipe: str) -> dict[str, Any]:
+    """Return a recipe's config without overrides, as plain values."""
+    return OmegaConf.to_container(mlotool.compose(recipe))  # type: ignore[return-value]
+
+
+def value_at(values: Any, key: str) -> Any:
+    """Return a config's value at a dotted key; None below a node that is null."""
+    for part in key.split("."):
+        values = values[part] if values is not None else None
+    return values
+
+
+def named_key(word: str) -> str:
+    """Return the key that an override sets, removes or chooses an option for."""
+    return word.lstrip("+~").split("=")[0].rpartition("@")[2]
+
+
 @pytest.mark.parametrize("path", KEYS)
-def test_its_example_is_composed(path: str) -> None:
-    meaning = keys.MEANINGS[path]
-    words = keys.overrides(meaning["example"])
-    mlotool.compose(meaning.get("recipe", "mwn"), words)
-
-
-@pytest.mark.parametrize("path", [path for path in KEYS if path.count(".") and "<" not in path])
-def test_its_example_sets_it(path: str) -> None:
-    words = keys.overrides(keys.MEANINGS[path]["example"])
-    assert any(word.lstrip("+").split("=")[0].startswith(path) for word in words)
+def test_its_example_is_valid_and_sets_it_to_another_value(
+    path: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    recipe, words = keys.MEANINGS[path].get("recipe", "mwn"), keys.overrides(keys.MEANINGS[path]["example"])
+    before, composed = recipe_values(recipe), mlotool.compose(recipe, words)
+    own = {path.replace(keys.NAME, name) for name in before["problems"]}
+    named = {each for each in own if any(f"{named_key(word)}.".startswith(f"{each}.") for word in words)}
+    assert len(named) == 1, f"{words} names {len(named)} of {sorted(own)}"
+    [key] = named
+    assert value_at(OmegaConf.to_container(composed), key) != value_at(before, key)
+    check(composed)
 
 
 def test_each_option_stands_once() -> None:
@@ -122,3 +160,27 @@ def test_the_page_of_errors_has_those_of_all_parts() -> None:
     page = errors.page()
     assert page.count("\n- `") == len(set(found))
     assert "the forward decides by …(..) at …" in page
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("mnw", []),
+        ("mwn", ["runner.max_tick=3"]),
+        ("mwn", ["problems.classifir.unroll_steps=2"]),
+        ("mwn", ["data=digit"]),
+        ("mwn", ["runner.max_ticks=many"]),
+        ("mwn", ["problems.classifier.optimizer.lr=-1"]),
+        ("mwn", ["problems.classifier.module._target_=mypackage.Net"]),
+        ("mwn", ["graph.upper_to_lower.reweight=[clasifier]"]),
+        ("mwn", ["problems.classifier.stream.split=trian"]),
+        ("mwn", ["evaluate.metrics=[acuracy]"]),
+        ("mwn", ["problems.classifier.precision=fp61"]),
+    ],
+)
+def test_the_page_of_errors_has_the_usual_ones(recipe: str, words: list[str]) -> None:
+    with pytest.raises(mlotool.MlotoolError) as caught:
+        check(mlotool.compose(recipe, words))
+    patterns = [re.escape(text).replace(re.escape(errors.ANYTHING), ".*") for _, _, text in errors.messages()]
+    for line in str(caught.value).splitlines():
+        assert any(re.fullmatch(each, line, re.DOTALL) for each in patterns), line

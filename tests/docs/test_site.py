@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.docs.pages import FENCE
+
 ROOT = Path(__file__).parents[2]
+MADE = re.compile(r"(reference|gallery|runs)/|notebook\.md$")
+"""Pages that are made by `make docs`."""
 OPTIONS = re.findall(r"mkdocs build(.*)", (ROOT / "Makefile").read_text())[0].split()
 
 
@@ -30,3 +34,19 @@ def test_a_broken_link_fails(text: str, tmp_path: Path) -> None:
         results.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False))
     assert results[0].returncode == 0, results[0].stderr
     assert results[1].returncode != 0 and "nothing" in results[1].stderr
+
+
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+    *(ROOT / "docs").rglob("*.md"),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_in_the_repository(page: Path) -> None:
+    """As whoever reads the files themselves follows them; `make docs` looks at those of the site."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" in target or MADE.search(target):
+            continue
+        assert (page.parent / target).exists(), target
