@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[2] / "mlotool"
 KINDS = tuple(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception))
 SHOWN = ("MlotoolError", "ConfigError", "RunError")
 """Those that a user catches; all others are of these classes."""
-
 ANYTHING = "…"
 PARTS = {
     "cli": "The command line",
@@ -30,8 +29,6 @@ PARTS = {
     "sweep": "Sweeps",
     "fusion": "Fused sweeps",
 }
-
-
 WARNING = "warning"
 FAULT = "fault"
 """What messages are that are no errors of their own: warnings, and faults that are collected into one error."""
@@ -104,8 +101,7 @@ def _kind_of(call: ast.Call) -> str | None:
     function = call.func
     if isinstance(function, ast.Name) and function.id in KINDS:
         return function.id
-    is_warning = isinstance(function, ast.Attribute) and function.attr == "warn" and _text(function.value) == ANYTHING
-    return WARNING if is_warning and isinstance(function.value, ast.Name) and function.value.id == "warnings" else None
+    return WARNING if ast.unparse(function) == "warnings.warn" else None
 
 
 def _is_text(node: ast.AST) -> bool:

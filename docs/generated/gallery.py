@@ -39,7 +39,8 @@ def index() -> str:
         "# Recipes",
         "",
         "Each recipe is one file, which trains by one command. A table with all results side by side is in",
-        "[all results](../recipes.md).",
+        "[all results](../recipes.md). The runs that are shown were made on a CPU that had other work as well: their",
+        "times are upper bounds.",
     ]
     for task in TASKS:
         recipes = [recipe for recipe in RECIPES if read_header(recipe)["Task"].strip() == task]
@@ -132,7 +133,7 @@ def _run(name: str) -> list[str]:
 
 def _how(made: dict[str, Any]) -> str:
     seconds, torch = f"{made['seconds']:.0f} s", made["versions"]["torch"]
-    return f"`{made['command']}`, seed {made['seed']}, {seconds} on one thread, torch {torch}, {made['date']}."
+    return f"`{made['command']}`, seed {made['seed']}, {seconds}, torch {torch}, {made['date']}."
 
 
 def _figures(folder: str, made: dict[str, Any]) -> list[str]:

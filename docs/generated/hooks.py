@@ -59,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Let links that leave docs/ end at the places of those pages in the site."""
+    """Let links that leave docs/ end at the places of those pages in the site, and say what a search shows first."""
     address = page.file.src_uri
     # What users look for comes before what maintainers keep.
     page.meta.setdefault("search", {"boost": 0.3 if address.startswith(FOR_MAINTAINERS) else 1})

@@ -8,8 +8,13 @@ from mlotool.config.resolve import value_at
 Values = Mapping[str, Any]
 
 
-def effect_warnings(values: Values) -> Iterator[str]:
-    """Yield the settings that have no effect."""
+def effect_warnings(values: Values, hypergradients: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings that have no effect, or another one than they seem to have.
+
+    Args:
+        values: the config.
+        hypergradients: those that are used, by key.
+    """
     for name, problem in values["problems"].items():
         stream, key = problem["stream"] or {}, f"problems.{name}.stream.batch_size"
         split, batch_size = f"data.sizes.{stream.get('split')}", stream.get("batch_size")
@@ -22,7 +27,7 @@ def effect_warnings(values: Values) -> Iterator[str]:
     yield from _unused(values)
     yield from _broken_episodes(values)
     yield from _idle(values)
-    yield from _coarse_differences(values)
+    yield from _coarse_differences(values, hypergradients)
     logger = values["logger"]
     if logger["mode"] != "offline" and logger["wandb"] is False:
         yield (
@@ -35,8 +40,8 @@ def _unused(values: Values) -> Iterator[str]:
     """Yield hypergradients and schedulers that nothing asks for."""
     readers, splits = values["graph"]["lower_to_upper"], (values["evaluate"] or {}).get("splits", {})
     for name, problem in values["problems"].items():
+        lower = next((low for low, uppers in readers.items() if name in uppers), None)
         if problem.get("hypergradient") is not None and not readers.get(name):
-            lower = next((low for low, uppers in readers.items() if name in uppers), None)
             yield (
                 f"problems.{name}.hypergradient: found one, while no problem reads the solution of '{name}'; expected "
                 "it at the lower problem, through whose solution it leads. "
@@ -45,11 +50,10 @@ def _unused(values: Values) -> Iterator[str]:
         for key, least in (("unroll_steps", 1), ("warmup_steps", 0)):
             steps = problem.get(key)
             if isinstance(steps, int) and steps > least and not readers.get(name) and problem.get("reset_to") is None:
-                below = next((low for low, uppers in readers.items() if name in uppers), None)
                 yield (
                     f"problems.{name}.{key}: found {steps}, while no problem reads the solution of '{name}'; expected "
                     "it at the lower problem, whose steps are counted. Here it has no effect. "
-                    + (f"Move it to problems.{below}.{key}." if below else "Remove it.")
+                    + (f"Move it to problems.{lower}.{key}." if lower else "Remove it.")
                 )
         is_idle = not any(isinstance(every, int) for every in splits.values())
         if problem.get("scheduler") is not None and problem.get("scheduler_interval") == "evaluation" and is_idle:
@@ -60,18 +64,15 @@ def _unused(values: Values) -> Iterator[str]:
             )
 
 
-def _coarse_differences(values: Values) -> Iterator[str]:
+def _coarse_differences(values: Values, hypergradients: Mapping[str, Any]) -> Iterator[str]:
     """Yield the hypergradients that compare nearby points, where TF32 rounds what they compare to three digits."""
     if values["runner"]["tf32"] is not True:
         return
-    for name, uppers in values["graph"]["lower_to_upper"].items():
-        own = values["problems"].get(name, {}).get("hypergradient")
-        key, node = (
-            ("hypergradient", values["hypergradient"]) if own is None else (f"problems.{name}.hypergradient", own)
-        )
+    for key, node in hypergradients.items():
         target = str(node.get("_target_")).rpartition(".")[2]
-        if uppers and (node.get("product") == "finite_difference" or target in ("Penalty", "EvolutionStrategies")):
-            kind = "finite differences" if node.get("product") == "finite_difference" else target
+        is_difference = node.get("product") == "finite_difference"
+        if is_difference or target in ("Penalty", "EvolutionStrategies"):
+            kind = "finite differences" if is_difference else target
             yield (
                 f"runner.tf32: found true, while {key} compares nearby points ({kind}), which TF32 rounds to three "
                 f"digits on a GPU; expected float32 there. Set runner.tf32=false, or for {key} an option with second "

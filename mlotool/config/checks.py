@@ -86,7 +86,7 @@ def _warnings(values: Values) -> Iterator[str]:
     data = values["data"]
     if data.get("download") is True:
         yield f"data.download: files that are missing will be downloaded to '{data.get('root')}'."
-    yield from effect_warnings(values)
+    yield from effect_warnings(values, dict(_hypergradients(values)))
 
 
 def _hypergradients(values: Values) -> Iterator[tuple[str, Any]]:

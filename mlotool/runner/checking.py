@@ -39,7 +39,7 @@ class Check:
     ticks: int
     responses: tuple[Response, ...]
     slope: Slope
-    reference: str = ""
+    reference: str
 
 
 def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
@@ -76,6 +76,7 @@ def check_hypergradients(config: Any, *, ticks: int = 0) -> Iterator[Check]:
 
 def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Callable[[], Any]]) -> Check:
     batches, lowers = {}, {}
+    algorithms = [each.hypergradient for each in program.problems.values() if each.hypergradient is not None]
     for name, problem in program.problems.items():
         batch = None if problem.stream is None else problem.stream.last()
         algorithm = problem.hypergradient
@@ -90,7 +91,5 @@ def _check(program: Program, upper: str, ticks: int, options: Mapping[str, Calla
             )
     size = sum(tensor.numel() for tensor in program.problems[upper].theta.values())
     responses = tuple(compare(program, upper, batches, options))
-    algorithms = [each.hypergradient for each in program.problems.values() if each.hypergradient is not None]
-    kinds = [STEPS] if any(each.sees_steps for each in algorithms) else []
-    kinds += [SOLUTION] if any(not each.sees_steps for each in algorithms) else []
-    return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches), "; ".join(kinds))
+    kinds = {STEPS if each.sees_steps else SOLUTION for each in algorithms}
+    return Check(upper, size, lowers, ticks, responses, solved_slope(program, upper, batches), "; ".join(sorted(kinds)))

@@ -233,7 +233,8 @@ def build_metric(name: str, num_classes: int | None) -> "Metric":
             f"evaluate.metrics: found '{name}'; expected one of {', '.join(METRIC_NAMES)}."
             f"{did_you_mean(name, METRIC_NAMES)} Correct evaluate.metrics."
         )
-    for fault in class_faults([name], num_classes):
+    fault = next(class_faults([name], num_classes), None)
+    if fault is not None:
         raise ConfigError(fault)
     kind, settings = CLASSIFICATION_METRICS[name]
     # The checks of the arguments' values cost as much as the metric itself; with several ranks one evaluates alone.

@@ -106,6 +106,7 @@ def test_a_module_that_chooses(call: Call, package: str) -> None:
     assert "layers.1" in out
     assert any(line.split() == ["width_0", "..", "width_1", "(2)", "16", "16,", "32"] for line in out.splitlines())
     assert "size: 6 models" in out
+    assert f"--trust {package} decisions.width_0=" in out, "what is typed by hand has to be trusted too"
 
 
 @pytest.mark.parametrize("name", ["Needy", "NeedyAtOnce"])

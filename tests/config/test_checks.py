@@ -13,8 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 import mlotool
 from mlotool.config import check, compose
-from mlotool.config.schema import METRIC_NAMES, ProblemConfig
+from mlotool.config.schema import CLASSIFICATION_METRIC_NAMES, METRIC_NAMES, ProblemConfig
 from mlotool.core.errors import ConfigError
+from mlotool.runner.evaluation import CLASSIFICATION_METRICS
 from mlotool.runner.evaluation import METRIC_NAMES as EVALUATED
 from tests.config.conftest import message_of
 
@@ -239,6 +240,7 @@ def test_differences_of_rounded_numbers_are_warned_of(hypergradient: str, kind: 
 
 def test_metric_names_are_those_of_the_runner() -> None:
     assert tuple(EVALUATED) == METRIC_NAMES
+    assert tuple(CLASSIFICATION_METRICS) == CLASSIFICATION_METRIC_NAMES
 
 
 def test_composing_and_checking_need_no_torch() -> None:

@@ -28,6 +28,10 @@ NEEDS = "needs "
 DATE = "2026-01-31_12-00-00"
 """In a path of outputs/: the date of whichever run or sweep is the newest there."""
 ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 FAST = ("debug=fast", "logger=csv", "runner.progress_bar=false")
 FEW = ((r"sweep\.num_trials=\d+", "sweep.num_trials=2"), (r"range\(0,\d+\)", "range(0,3)"))
 MAKE_TARGET = re.compile(r"^([a-z-]+):", re.M)
@@ -39,8 +43,8 @@ class Block:
 
     Args:
         language: `python`, `bash`, `yaml` or `text`.
-        title: of a block that is a file, its path; `output` is what the block before prints; one that begins with
-            `needs` says what a reader has and a test has not, such as a second GPU.
+        title: of a block that is a file, its path; `output` is what the block before prints, `example` is only shown;
+            one that begins with `needs` says what a reader has and a test has not, such as a second GPU.
         code: the text.
         line: where it begins in its page, from 1.
     """
@@ -90,7 +94,10 @@ def run_page(path: Path, mlotool: Call) -> int:
             # Each search goes on behind the line that was found: lines are in the order of the recipe.
             missing = [line for line in block.code.splitlines() if line not in lines]
             assert not missing, f"{place}: {title} has no lines {missing}, or not in this order"
+        elif title == EXAMPLE:
+            assert block.language == "text", f"{place}: {block.language} that is only shown"
         elif title and not title.startswith(NEEDS):
+            assert block.language != "bash", f"{place}: commands with the title of a file, which nothing runs"
             Path(title).parent.mkdir(parents=True, exist_ok=True)
             Path(title).write_text(block.code, encoding="utf-8")
         elif block.language == "python" and title and not _is_installed(block.code):
@@ -108,7 +115,7 @@ def run_page(path: Path, mlotool: Call) -> int:
             unknown = _targets(yaml.safe_load(block.code)) - set(trusted_names())
             assert not [name for name in unknown if name.startswith(("mlotool.", "torch."))], f"{place}: {unknown}"
         else:
-            assert block.language == "text" and title == EXAMPLE, f"{place}: {block.language} without a title"
+            raise AssertionError(f"{place}: {block.language} without a title")
     _check_files([Path(block.title) for block in found if block.title and Path(block.title).is_file()], mlotool)
     return len(found)
 

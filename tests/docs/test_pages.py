@@ -8,13 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Result
-from tests.docs.pages import FENCE, blocks, run_page
+from tests.docs.pages import FENCE, PAGES, ROOT, blocks, run_page
 
-ROOT = Path(__file__).parents[2]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
 OWN_TEST = ("first_change",)
 """Pages whose blocks another test runs."""
 
@@ -65,6 +60,8 @@ def test_no_code_stands_outside_of_a_fenced_block(page: Path) -> None:
         ('```yaml title="a.yaml"\n# @package _global_\n# A.\nnothing: 1\n```\n', "unknown key 'nothing'"),
         ('```python title="imports_nothing.py"\nimport nothing_at_all\n```\n', "nothing_at_all"),
         ("```text\nmlotool run\n```\n", "text without a title"),
+        ('```bash title="example"\nmlotool run nothing.yaml\n```\n', "bash that is only shown"),
+        ('```bash title="on two machines"\nmlotool run nothing.yaml\n```\n', "which nothing runs"),
     ],
 )
 def test_what_does_not_run_is_found(text: str, message: str, tmp_path: Path, call: Callable[..., Result]) -> None:

@@ -153,8 +153,14 @@ def test_what_is_kept_of_searches_is_whole() -> None:
         assert "## A search" in page and f"{search['best']['value']:.4g}" in page and "<svg" in page
 
 
+@cache
+def messages() -> list[tuple[str, str, str]]:
+    """Return the messages in the code, which takes a second to read."""
+    return list(errors.messages())
+
+
 def test_the_page_of_errors_has_those_of_all_parts() -> None:
-    found = list(errors.messages())
+    found = messages()
     assert len(found) > 400
     assert {part for part, _, _ in found} <= set(errors.PARTS)
     page = errors.page()
@@ -181,6 +187,6 @@ def test_the_page_of_errors_has_those_of_all_parts() -> None:
 def test_the_page_of_errors_has_the_usual_ones(recipe: str, words: list[str]) -> None:
     with pytest.raises(mlotool.MlotoolError) as caught:
         check(mlotool.compose(recipe, words))
-    patterns = [re.escape(text).replace(re.escape(errors.ANYTHING), ".*") for _, _, text in errors.messages()]
+    patterns = [re.escape(text).replace(re.escape(errors.ANYTHING), ".*") for _, _, text in messages()]
     for line in str(caught.value).splitlines():
         assert any(re.fullmatch(each, line, re.DOTALL) for each in patterns), line

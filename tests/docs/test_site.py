@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.docs.pages import FENCE
+from tests.docs.pages import FENCE, PAGES, ROOT
 
-ROOT = Path(__file__).parents[2]
 MADE = re.compile(r"(reference|gallery|runs)/|notebook\.md$")
 """Pages that are made by `make docs`."""
 OPTIONS = re.findall(r"mkdocs build(.*)", (ROOT / "Makefile").read_text())[0].split()
@@ -34,12 +33,6 @@ def test_a_broken_link_fails(text: str, tmp_path: Path) -> None:
         results.append(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False))
     assert results[0].returncode == 0, results[0].stderr
     assert results[1].returncode != 0 and "nothing" in results[1].stderr
-
-
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-    *(ROOT / "docs").rglob("*.md"),
-]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

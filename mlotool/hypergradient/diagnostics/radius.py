@@ -23,9 +23,8 @@ TOLERANCE = 0.1
 _POWERS = range(-7, 8)
 """Of ten: the radii, over the one in use, among which a better one is looked for; as long as the parameters at most."""
 
-
 _ROUNDINGS = 10
-"""Of the parameters' norm: the shortest radius that is proposed."""
+"""The shortest radius that is proposed, over the rounding of the parameters' norm (their norm times the type's eps)."""
 
 
 def warn_of_radius(
