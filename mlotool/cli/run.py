@@ -72,13 +72,12 @@ def main(words: Sequence[str]) -> int:
         check_sweep(plan, request.overrides, is_resumed=resume not in (None, "null"))
         if plan.needs_processes:
             return run_sweep(plan, plain, words, arguments.trust, resume)
+        # What a recipe sweeps is swept as if it were typed, also where the sweep goes on later.
+        request = replace(request, overrides=(*request.overrides, *plan.listed))
     command = shlex.join(["mlotool", "run", *words])
     job = Job(command, request.file, tuple(arguments.trust), plan=plan)
-    listed = () if plan is None else plan.listed
     try:
-        call_hydra(
-            [*request.hydra_words(), *listed, *_sweep_folder(request, is_sweep=arguments.multirun), *hydra_flags], job
-        )
+        call_hydra([*request.hydra_words(), *_sweep_folder(request, is_sweep=arguments.multirun), *hydra_flags], job)
     except KeyboardInterrupt:
         with suppress(ConfigError):  # no job had begun
             _show_sweep(job)

@@ -85,6 +85,12 @@ def test_what_a_recipe_sweeps_is_swept_by_a_grid_too(
     [sweep] = (tmp_path / "outputs" / "swept" / "multirun").iterdir()
     seeds = [row["seed"] for row in csv.DictReader((sweep / "sweep.csv").read_text().splitlines())]
     assert seeds == (["3", "4", "5"] if "seed=3,4,5" in words else ["0", "1"])
+    code, _, err = call(
+        "run", "-m", "swept.yaml", "debug=fast", "logger=csv", "runner.report=false", *words, "resume=auto"
+    )
+    assert code == 0, err
+    assert f"going on with the sweep in {sweep.relative_to(tmp_path)}" in err
+    assert list(sweep.parent.iterdir()) == [sweep]
 
 
 def test_sweep_settings_without_a_sweep_warn(call: Callable[..., Result]) -> None:
