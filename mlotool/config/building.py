@@ -15,7 +15,6 @@ from mlotool.config.optimizer_roles import optimizer_roles
 from mlotool.config.paths import package_dir
 from mlotool.config.sample_limit import LimitedData
 from mlotool.config.user_data import checked_data, split_of
-from mlotool.core.user_code import is_of_user
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -144,7 +143,8 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
             problems.append(_problem(name, values, streams[name], is_read=bool(graph.readers(name))))
             decisions[name] = list(asked.made.values())[before:]
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
-    program = Program(problems, graph, reduce, **_tracing(values["runner"]["trace"], problems))
+    tracing = _tracing(values["runner"]["trace"], problems)
+    program = Program(problems, graph, reduce, run_length=values["runner"]["max_ticks"], **tracing)
     own = {name: made for name, made in decisions.items() if made}
     return Built(program, data, analyses, _metrics(values["evaluate"] or {}), own)
 
@@ -166,9 +166,12 @@ def _tracing(trace: Any, problems: Iterable["Problem"]) -> dict[str, Any]:
         return {}
     if trace != "auto":
         return {"trace": "eager" if trace is True else trace}
-    code = [part for each in problems for part in (each.loss, *each.module.modules())]
+    from mlotool.program.guard import why_foreign
+
     # What a user's code keeps in Python would be fixed by a trace: that is for the user to allow.
-    return {} if is_of_user(*code) else {"trace": "eager", "trace_from": TRACE_FROM}
+    if any(map(why_foreign, problems)):
+        return {}
+    return {"trace": "eager", "trace_from": TRACE_FROM, "traces_users_code": False}
 
 
 def derived_seed(seed: int, *purpose: str) -> int:

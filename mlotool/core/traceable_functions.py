@@ -9,11 +9,24 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 
+class ValuesLeaveError(Exception):
+    """A function that is traced hands the values of a tensor to code that a trace does not see.
+
+    Args:
+        name: of the method of the tensor that does.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a loss or a module takes values out of torch (Tensor.{name}), which a trace does not see")
+
+
 class TraceableFunctions(TorchFunctionMode):
     """A context in which some functions of torch are others of equal values.
 
     - `one_hot` does not check its targets.
     - `cross_entropy` takes a `label_smoothing` that is a tensor, as a number that differs by run is.
+    - What hands values to other code than torch's (`numpy`, `tolist`, `str`) raises a ValuesLeaveError: a trace would
+      fix what that code makes of them.
 
     Example:
         >>> with TraceableFunctions():
@@ -27,6 +40,8 @@ class TraceableFunctions(TorchFunctionMode):
     ) -> Any:
         """Call the function, or what stands for it."""
         keywords = kwargs or {}
+        if function in _EXITS:
+            raise ValuesLeaveError(function.__name__)
         other = _OTHERS.get(function)
         found = NotImplemented if other is None else other(*args, **keywords)
         return function(*args, **keywords) if found is NotImplemented else found
@@ -68,3 +83,19 @@ _OTHERS: Mapping[Any, Callable[..., Tensor]] = {
     functional.one_hot: _one_hot,
     functional.cross_entropy: _smoothed,
 }
+
+_EXITS = frozenset(
+    {
+        Tensor.numpy,
+        Tensor.tolist,
+        Tensor.data_ptr,
+        Tensor.storage,
+        Tensor.untyped_storage,
+        Tensor.__array__,
+        Tensor.__dlpack__,
+        Tensor.__repr__,
+        Tensor.__format__,
+        Tensor.__deepcopy__,
+        Tensor.__reduce_ex__,
+    }
+)

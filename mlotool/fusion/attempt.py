@@ -6,15 +6,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mlotool.fusion.comparison import Comparison, Difference, Moving
 from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.own_values import OwnValue
-from mlotool.fusion.python_state import PythonState
 from mlotool.fusion.round_members import Drawings, RoundMembers, numbers
 from mlotool.fusion.stacked_gradients import Found, StackedGradients
 from mlotool.fusion.verdict import UNLIKE, UNTRUE, Verdict
+from mlotool.program.agreement import ROUNDING, SAME, distances
+from mlotool.program.guard import why_unseen
 from mlotool.program.prepared_step import PreparedStep
+from mlotool.program.python_state import PythonState
 from mlotool.program.traced_function import UntraceableError
 
 REPEATS = 3
@@ -38,10 +41,13 @@ class Attempt:
     def check_pure(self, live: Sequence[bool], batches: Drawings) -> None:
         """Raise a NotFusedError if evaluating the losses of the first live member changes something in Python."""
         first = numbers(live)[0]
-        moving, state = self._members.moving(first), PythonState(self._members.schedule(first).program)
+        if reason := why_unseen(self._members.schedule(first).program.engine.problems):
+            raise NotFusedError(reason)
+        moving, state = self._members.moving(first), PythonState(self._members.schedule(first).program.engine.problems)
         try:
             self._members.prepared(first, batches)
-            state.check()
+            if change := state.change():
+                raise NotFusedError(change)
         finally:
             state.restore()
             moving.restore()
@@ -77,8 +83,9 @@ class Attempt:
             try:
                 seconds, prepared = _fastest(partial(self._members.prepared, number, batches), state.restore)
                 alone_s += seconds
+                difference = self._moved_otherwise(number, state, found)
                 state.restore()
-                difference = self._difference(number, prepared, batches, found)
+                difference = difference or self._difference(number, prepared, batches, found)
             finally:
                 state.restore()
             if difference is not None and not reason:
@@ -98,10 +105,35 @@ class Attempt:
         state: Moving = self._members.moving(number)
         try:
             prepared = self._members.prepared(number, batches)
+            difference = self._moved_otherwise(number, state, found)
             state.restore()
-            return self._difference(number, prepared, batches, found)
+            return difference or self._difference(number, prepared, batches, found)
         finally:
             state.restore()
+
+    def _moved_otherwise(self, number: int, before: Moving, found: Found) -> Difference | None:
+        """Return a problem whose buffers a member's plan has moved otherwise than the program, and by how much."""
+        if not before.buffers or (found.holds is not None and not found.holds[number]):
+            return None
+        places = [
+            (problem.name, "buffers")
+            for problem in self._members.schedule(number).program.engine.problems
+            for _ in problem.slots.buffers()
+        ]
+        ends = list(before.buffers)
+        for position, value in zip(found.flat.moved, found.moved, strict=True):
+            ends[position] = value[number]
+
+        def by_problem(tensors: Sequence[Tensor]) -> dict[tuple[str, str], list[Tensor]]:
+            kinds: dict[tuple[str, str], list[Tensor]] = {}
+            for place, tensor in zip(places, tensors, strict=True):
+                kinds.setdefault(place, []).append(tensor)
+            return kinds
+
+        planned = self._members.stack.buffers(number)
+        unit = found.flat.unit
+        apart = distances(by_problem(planned), by_problem(ends), by_problem(before.buffers), unit)
+        return next(((name, each) for (name, _), each in apart.items() if not each <= ROUNDING * unit**SAME), None)
 
     def _difference(
         self, number: int, steps: Sequence[PreparedStep], batches: Drawings, found: Found

@@ -9,6 +9,7 @@ from mlotool.fusion.own_values import OwnValue
 from mlotool.fusion.round_function import RoundFunction
 from mlotool.fusion.stack import Stack
 from mlotool.program import Schedule
+from mlotool.program.agreement import NUM_MOVES, ROUNDING, SAME, moved
 from mlotool.program.gradient_plan import Gradient
 from mlotool.program.prepared_step import PreparedStep
 from mlotool.program.traced_function import copied, kinds_of
@@ -19,15 +20,6 @@ Gradients = Mapping[str, Gradient]
 
 Difference = tuple[str, float]
 """A problem, and how far apart its gradients are, relative to the first one."""
-
-ROUNDING = 32.0
-"""Of what moving the parameters by one rounding error does to a gradient, how much another order of sums may do."""
-
-NUM_MOVES = 3
-"""By chance a move may change little."""
-
-SAME = 0.75
-"""Power of a rounding error up to which two gradients count as the same."""
 
 RACES = 1e-2
 """Relative difference of two gradients by the same operations on a GPU, whose sums may have any order."""
@@ -140,11 +132,9 @@ class Comparison:
         try:
             for _ in range(NUM_MOVES):
                 for row, kept in zip(rows, before, strict=True):
-                    signs = torch.randint(2, row.shape, generator=generator).to(row) * 2 - 1
-                    size = kept.abs().clamp_min(kept.square().mean().sqrt())
-                    torch.addcmul(kept, signs, size, value=unit, out=row)
-                moved = {step.problem.name: step.gradient for step in again()}
-                found = {name: max(found[name], _relative(expected[name], moved[name])) for name in self._names}
+                    row.copy_(moved(kept, unit, generator))
+                others = {step.problem.name: step.gradient for step in again()}
+                found = {name: max(found[name], _relative(expected[name], others[name])) for name in self._names}
         finally:
             for row, kept in zip(rows, before, strict=True):
                 row.copy_(kept)
@@ -163,11 +153,14 @@ class Moving:
         schedule: the member's.
         stack: its tensors.
         number: of the member.
+
+    Attributes:
+        buffers: copies of its buffers.
     """
 
     def __init__(self, schedule: Schedule, stack: Stack, number: int) -> None:
         self._stack, self._number, self._random = stack, number, schedule.program.random
-        self._buffers = [each.clone() for each in stack.buffers(number)]
+        self.buffers = [each.clone() for each in stack.buffers(number)]
         self._state = self._random.state_dict()
         self._memories = [(memory, memory.value) for memory in schedule.program.engine.memories]
         norms = [problem.trajectory.largest_norm for problem in schedule.program.engine.problems]
@@ -175,7 +168,7 @@ class Moving:
 
     def restore(self) -> None:
         """Put it back."""
-        self._stack.put_buffers(self._number, self._buffers)
+        self._stack.put_buffers(self._number, self.buffers)
         self._random.load_state_dict(self._state)
         for memory, value in self._memories:
             memory.value = value

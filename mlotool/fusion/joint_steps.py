@@ -247,7 +247,7 @@ def step_together(
                 with nullcontext() if contexts is None else contexts[place]:
                     found.append(stepped(problem, gradient, given))
                 continue
-            clipped, norm = step.clip(gradient)
+            clipped, norm = step.clip(step.hooked(gradient))
             calls += step.begin(clipped)
         except Exception as error:
             found.append(error)

@@ -31,7 +31,7 @@ from mlotool.program.backends import BACKENDS, Run
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS, STACKABLE_BATCH_NORMS
 from mlotool.program.flat_graph import simplified
 from mlotool.program.fusible import FOREACH
-from mlotool.program.trace import MOST_TRACES, reason_of
+from mlotool.program.trace import MOST_TRACES, reason_of, refuse_shapes_by_values, rounding_unit
 from mlotool.program.traced_function import (
     Batches,
     UntraceableError,
@@ -60,6 +60,7 @@ class StackedGradients:
     Attributes:
         at_once: how many members are taken at once: all, until they do not fit into memory.
         courses: the same, of which there is one more with each trace.
+        num_traces: how many were made.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class StackedGradients:
         self.courses = courses
         self._modules = [module for problem in first.engine.problems for module in problem.submodules]
         self._known: dict[Any, Flat] = {}
+        self.num_traces = 0
         self._num_members = len(schedules)
         self.at_once = self._num_members
 
@@ -138,6 +140,7 @@ class StackedGradients:
             # Of those that stand at this tick: what the others hold in Python may be that of another one.
             leader, part = live.index(True), _part(arguments, in_dims, 0, self.at_once)
             flat = self._known[key] = self._traced(leader, batches, part, in_dims, len(dims), self.courses.get(kind))
+            self.num_traces += 1
             self.courses[kind] = tuple(flat.function.course.outcomes)
         with torch._C._AutoDispatchBelowAutograd():
             if self.at_once == self._num_members:
@@ -233,13 +236,14 @@ class StackedGradients:
         try:
             with guards.tracing(guards.TracingContext(FakeTensorMode())), engine.random:
                 first = make_fx(function, HONEST_BATCH_NORMS)(*member)
+                refuse_shapes_by_values(first)
                 # Nothing in place, which vmap refuses where a value of one member goes into one of all.
                 pure = simplified(make_fx(functionalize(first), FOREACH | STACKABLE_BATCH_NORMS)(*member))
                 stacked = torch.vmap(pure, in_dims=tuple(in_dims), randomness="error")
                 flat = make_fx(functionalize(stacked), {**self._backend.decompositions})(*whole)
             graph = simplified(flat)
             moved = _moved(graph, function, num_fixed - len(self._own))
-            unit = _rounding_unit(graph)
+            unit = rounding_unit(graph)
             run = self._backend.finish(graph, whole, num_fixed)
             single = self._single(first, member, num_fixed) if self._has_traces else None
         except Exception as error:
@@ -270,17 +274,6 @@ def _moved(graph: GraphModule, function: RoundFunction, num_places: int) -> tupl
     begin = sum(sum(used) + 1 + len(names) for used, names in zip(function.used, function.names, strict=True))
     own = places[num_places - function.num_buffers :]
     return tuple(position for position, place in enumerate(own) if outputs[begin + position] is not place)
-
-
-def _rounding_unit(graph: GraphModule) -> float:
-    """Return the relative error of one rounding, in the lowest precision in which a graph computes."""
-    kinds = [
-        (each.dtype, each.is_cuda) for node in graph.graph.nodes if isinstance(each := node.meta.get("val"), Tensor)
-    ]
-    # TF32 has the ten bits of fp16.
-    has_tf32 = (torch.float32, True) in kinds and torch.backends.cuda.matmul.allow_tf32
-    dtypes = {dtype for dtype, _ in kinds if dtype.is_floating_point} | ({torch.float16} if has_tf32 else set())
-    return float(max(torch.finfo(dtype).eps for dtype in dtypes))
 
 
 def _part(arguments: Sequence[Tensor], in_dims: Sequence[int | None], start: int, count: int) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """A round of steps of all members: their gradients by one program, held to the members' own plans, or one by one."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -14,7 +14,6 @@ from mlotool.fusion.feed import JointStream, NotJointError
 from mlotool.fusion.joint_draw import JointDraw
 from mlotool.fusion.joint_steps import JointSteps
 from mlotool.fusion.own_values import OwnValue
-from mlotool.fusion.python_state import PythonWatch
 from mlotool.fusion.round_members import (
     Drawings,
     Outcome,
@@ -28,17 +27,15 @@ from mlotool.fusion.round_members import (
 from mlotool.fusion.stacked_gradients import Found, StackedGradients
 from mlotool.fusion.verdict import CHANGED, CHANGED_LATER, DIFFERENT, Verdict
 from mlotool.program.step_result import StepResult
-
-_FIRST_LOOKS = (2, 3, 5, 10, 20, 50, 100, 200, 500)
-_STEPS_BETWEEN_LOOKS = 1000
-"""One member's plan once in so many steps of all: less than a thousandth of their time."""
+from mlotool.program.traced_rounds import next_look
 
 
 class StackedRound:
     """Takes a round of steps of all members of a stack.
 
     The first time, each member's gradient is also taken by its own plan, which shows whether the members are what they
-    seem to be, and which way is the faster one. Later one member in turn is looked at again, at first often.
+    seem to be, and which way is the faster one. Later one member in turn is looked at again, at first often, then a
+    hundred times in a run.
 
     Args:
         members: of the round.
@@ -46,6 +43,8 @@ class StackedRound:
         streams: by name of the problem.
         courses: by kind of the batches, how solvers decided when it was traced; more come.
         verdict: what was found out before, where a sweep is gone on with.
+        why_apart: returns why members are to take their steps one by one in this tick; "" where nothing is known.
+        renew: called after losses and modules were evaluated by the plans, or traced.
     """
 
     def __init__(
@@ -55,6 +54,9 @@ class StackedRound:
         streams: Mapping[str, JointStream],
         courses: dict[str, tuple[bool, ...]],
         verdict: Verdict | None = None,
+        *,
+        why_apart: Callable[[], str],
+        renew: Callable[[], None],
     ) -> None:
         self._members, self._names, self._stack = members, members.names, members.stack
         leader = next(each for each in members.schedules if each is not None)
@@ -68,9 +70,11 @@ class StackedRound:
             for place, name in enumerate(members.names)
         ]
         self._attempt = Attempt(members, self._gradients, own)
-        self._watch: PythonWatch | None = None
+        self._why_apart, self._renew = why_apart, renew
+        self._is_pure = False
         # Steps as one program, and the tick of the last one that was compared with a plan.
         self._count = self._compared_at = 0
+        self._next_look, self._num_looks, self._run_length = 2, 0, leader.program.run_length
         # torch's own optimizers and schedulers draw no random numbers, and leave tensors where they are.
         problems = [problem for each in members.problems for problem in each]
         self._is_foreign = any(is_of_user(problem.optimizer, problem.scheduler) for problem in problems)
@@ -112,8 +116,6 @@ class StackedRound:
         self._members.drop(number)
         for step in self._steps:
             step.drop(number)
-        if self._watch is not None:
-            self._watch.drop(number)
 
     def _without(
         self, errors: Mapping[int, Exception], live: Sequence[bool], batches: Drawings
@@ -151,8 +153,10 @@ class StackedRound:
         self._count += 1
         # A sweep that goes on looks at once: the record of its first process may be anybody's.
         is_known = self._compared_at > 0
-        if not is_known or self._count in _FIRST_LOOKS or self._count % _STEPS_BETWEEN_LOOKS == 0:
+        if not is_known or self._count >= self._next_look:
+            self._next_look = next_look(self._count, self._run_length)
             wrong = self._look(live, batches, found)
+            self._renew()
             if wrong:
                 errors |= wrong
                 rest = [is_live and number not in wrong for number, is_live in enumerate(live)]
@@ -165,22 +169,24 @@ class StackedRound:
         Raises:
             NotFusedError: they are not to be taken as one program.
         """
-        if self._watch is None:
+        if reason := self._why_apart():
+            raise NotFusedError(reason)
+        if not self._is_pure:
             self._attempt.check_pure(live, batches)
+            self._is_pure = True
         if self.verdict is not None:
             self._gradients.limit(self.verdict.at(self._tick(live)).at_once)
-        if self._watch is None:
-            schedules = self._members.schedules
-            self._watch = PythonWatch([None if each is None else each.program for each in schedules])
-        elif (change := self._watch.change()) is not None:
-            raise NotFusedError(change)
         # Of a sweep that goes on, those that have caught up.
         self._attempt.check_alike(live, batches)
+        num_traces = self._gradients.num_traces
         found = self._gradients(live, batches)
+        if self._gradients.num_traces > num_traces:
+            self._renew()
         at_once = self._gradients.at_once
         if self.verdict is None:
             tick = self._tick(live)
             self.verdict = replace(self._attempt(live, batches, found), since_tick=tick)
+            self._renew()
             self._compared_at = tick + 1
             return found if self.verdict.is_fused else None
         if at_once < (self.verdict.at(self._tick(live)).at_once or len(live)):
@@ -199,9 +205,8 @@ class StackedRound:
     def _look(self, live: Sequence[bool], batches: Drawings, found: Found) -> dict[int, Exception]:
         """Return by member an error, where the gradients of a member are not those of its plan any more."""
         there, tick = numbers(live), self._tick(live) + 1
-        turn = (
-            there[len(str(self._count)) % len(there)] if self._count < 1000 else there[self._count // 1000 % len(there)]
-        )
+        turn = there[self._num_looks % len(there)]
+        self._num_looks += 1
         if not (wrong := self._compared([turn], tick, batches, found)):
             self._compared_at = tick
             return {}

@@ -11,8 +11,9 @@ from mlotool.fusion.planned_rounds import PlannedRound, why_planned
 from mlotool.fusion.round_members import Outcome, RoundMembers, add_outcome
 from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_rounds import StackedRound
-from mlotool.fusion.verdict import Verdict
+from mlotool.fusion.verdict import CHANGED_PLACE, Verdict
 from mlotool.program import Schedule
+from mlotool.program.guard import Guard
 from mlotool.program.step_result import StepResult
 
 
@@ -59,6 +60,8 @@ class StackedSchedule:
             self._courses.setdefault(problems, {})[kind] = course
         self._verdicts = dict(verdicts or {})
         self._rounds: dict[tuple[str, ...], StackedRound | PlannedRound] = {}
+        self._held = ""
+        self._guard = Guard([[] if each is None else each.engine.problems for each in programs], with_modes=True)
 
     @property
     def layout(self) -> Layout:
@@ -90,6 +93,7 @@ class StackedSchedule:
             if each is schedule and each is not None:
                 self.schedules[number] = None
                 self._stack.drop(number)
+                self._guard.drop(number)
                 for found in self._rounds.values():
                     found.drop(number)
 
@@ -103,12 +107,14 @@ class StackedSchedule:
             By member the results of the problems that have stepped, by name; or its error, after which it takes part
             no more; None of one that took no part.
         """
+        self._look()
         outcomes: list[Outcome] = [{} if is_live else None for is_live in live]
         there = {number: each for number, each in enumerate(self.schedules) if live[number] and each is not None}
         order = next(iter(there.values())).order()
         for names in order.rounds:
             for number, schedule in there.items():
                 _try(outcomes, number, partial(schedule.begin_round, names))
+            self._stack.refresh()
             round_of = self._round(names)
             live = [isinstance(each, dict) for each in outcomes]
             for number, found in enumerate(round_of(live) if any(live) else ()):
@@ -129,6 +135,18 @@ class StackedSchedule:
             schedule.end_tick(order)
         return outcomes
 
+    def _look(self) -> None:
+        """Look whether there are hooks, or losses and modules are others than they were; once is for good."""
+        if self._held:
+            return
+        if hook := self._guard.hook():
+            self._held = f"{hook}, which one program of several runs does not call"
+        elif change := self._guard.change():
+            self._held = CHANGED_PLACE.format(place=change)
+
+    def _why_apart(self) -> str:
+        return self._held
+
     def _round(self, names: tuple[str, ...]) -> StackedRound | PlannedRound:
         if names not in self._rounds:
             members = RoundMembers(names, self.schedules, self._stack)
@@ -138,7 +156,15 @@ class StackedSchedule:
             else:
                 name = "+".join(names)
                 courses, verdict = self._courses.setdefault(name, {}), self._verdicts.get(name)
-                self._rounds[names] = StackedRound(members, self._own, self._streams, courses, verdict)
+                self._rounds[names] = StackedRound(
+                    members,
+                    self._own,
+                    self._streams,
+                    courses,
+                    verdict,
+                    why_apart=self._why_apart,
+                    renew=self._guard.renew,
+                )
         return self._rounds[names]
 
 

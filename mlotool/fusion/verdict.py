@@ -18,6 +18,8 @@ CHANGED_LATER = (
 
 CHANGED = "what a gradient depends on has changed by what is no tensor (a counter, a file, a clock)"
 
+CHANGED_PLACE = "{place} has changed, which a trace has fixed"
+
 UNLIKE = (
     "the gradient of problems.{problem} is another function in other runs ({difference:.1e} apart, relative): what a "
     "loss or a module holds that is no tensor differs by run, or changes"

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from mlotool.core.gradient import Recording
+from mlotool.core.same_objects import SameObjects
 
 _DEVICES = ("cpu", "cuda")
 
@@ -34,7 +36,6 @@ class KernelGroup:
         param_group: the optimizer's own; a scheduler changes its values in place.
         positions: of its parameters' gradients.
         parameters: its parameters.
-        state: the first parameter's state, by which a state that was loaded or cleared is noticed.
         vectors: by name of a state, one tensor a parameter.
         names: of the states.
         counts: the tensors that count steps, which a step adds one to.
@@ -45,7 +46,6 @@ class KernelGroup:
     param_group: dict[str, Any]
     positions: list[int]
     parameters: list[Tensor]
-    state: dict[str, Any]
     vectors: dict[str, list[Tensor]]
     names: tuple[str, ...]
     counts: list[Tensor]
@@ -103,7 +103,8 @@ class FusedStep:
         self.optimizer: Any = optimizer
         self._parameters = parameters
         self._step = {SGD: _sgd, Adam: _adam, AdamW: _adam}.get(type(optimizer))
-        self._groups: list[tuple[Kernel, KernelGroup]] = []
+        self._groups: list[tuple[Kernel, KernelGroup]] | None = None
+        self._same: SameObjects | None = None
         self._is_first = True
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
@@ -138,20 +139,16 @@ class FusedStep:
     def groups(self) -> "list[tuple[Kernel, KernelGroup]] | None":
         """Return what a step consists of, the same list as long as nothing changes but values.
 
-        None where the optimizer has to take the next step itself.
+        None where the optimizer has to take the next step itself. Every step looks whether the optimizer still has the
+        objects that the list was made of: a user may regroup parameters, replace what is kept of them, add hooks.
         """
-        if self._is_first or not (self._is_current() or self._find()):
+        if self._is_first or self._step is None or has_step_hooks(self.optimizer):
             return None
+        if self._same is None or not self._same():
+            self._groups = self._find()
+            # Finding may put what is kept into its parameter's layout.
+            self._same = SameObjects(partial(parts_of_step, self.optimizer))
         return self._groups
-
-    def _is_current(self) -> bool:
-        optimizer, state = self.optimizer, self.optimizer.state
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-            return False
-        for _, each in self._groups:
-            if state.get(each.parameters[0]) is not each.state or _names(optimizer, each.param_group) != each.names:
-                return False
-        return bool(self._groups)
 
     def _mend(self) -> None:
         """Let SGD take groups by a loop where some parameters had no gradient yet: torch's fused SGD fails at them."""
@@ -164,43 +161,95 @@ class FusedStep:
             if group["momentum"] and group.get("fused") and any(has_state) and not all(has_state):
                 group["fused"] = False
 
-    def _find(self) -> bool:
-        """Look up the state of all groups; return whether every one has a kernel and a state."""
-        optimizer, self._groups = self.optimizer, []
+    def _find(self) -> "list[tuple[Kernel, KernelGroup]] | None":
+        """Look up the state of all groups; None unless every one has a kernel and a state."""
+        optimizer = self.optimizer
         self._mend()
-        has_hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        if self._step is None or has_hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
-            return False
         positions = {id(parameter): position for position, parameter in enumerate(self._parameters)}
         found: list[tuple[Kernel, KernelGroup]] = []
         for param_group in optimizer.param_groups:
-            if not param_group.get("fused"):
-                return False
-            parameters = param_group["params"]
+            names, parameters = _names(optimizer, param_group), param_group["params"]
+            if names is None or not parameters:
+                return None
             states = [optimizer.state.get(parameter, {}) for parameter in parameters]
-            names = _names(optimizer, param_group)
-            is_whole = all(state.get(name) is not None for state in states for name in names)
+            is_whole = all(isinstance(state.get(name), Tensor) for state in states for name in names)
             has_places = all(id(parameter) in positions for parameter in parameters)
             if not (is_whole and has_places and _are_alike(parameters)):
-                return False
+                return None
+            for parameter, state in zip(parameters, states, strict=True):
+                if not _fit(state, names, parameter):
+                    return None
             vectors = {name: [state[name] for state in states] for name in names}
             counts = vectors.get("step", [])
             ones = [torch.ones_like(count) for count in counts]
             places = [positions[id(parameter)] for parameter in parameters]
-            # SGD without momentum keeps no state; a fresh dictionary would never be found again.
-            state = states[0] if names else optimizer.state.get(parameters[0])
             has_all = places == list(range(len(self._parameters)))
-            group = KernelGroup(param_group, places, parameters, state, vectors, names, counts, ones, has_all)
+            group = KernelGroup(param_group, places, [*parameters], vectors, names, counts, ones, has_all)
+            assert self._step is not None
             found.append((self._step, group))
-        self._groups = found
-        return bool(found)
+        # What no group holds the optimizer does not step.
+        is_each_once = sum(len(group.positions) for _, group in found) == len(positions)
+        return found if found and is_each_once else None
 
 
-def _names(optimizer: Optimizer, param_group: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of what the optimizer keeps of each parameter."""
+def parts_of_step(optimizer: Any) -> list[Any]:
+    """Return the objects that an optimizer's step consists of: groups, parameters, what is kept of each."""
+    groups, state = optimizer.param_groups, optimizer.state
+    parameters = [*chain(*[group["params"] for group in groups])]
+    kept = [each.values() for each in map(state.get, parameters) if each]
+    names = [_names(optimizer, group) for group in groups]
+    return [*groups, *names, *parameters, *[each.dtype for each in parameters], *chain(*kept)]
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """Return whether somebody wants to see an optimizer's steps: by hooks, or a method in the place of torch's."""
+    own = optimizer.__dict__.get("step")
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or (own is not None and not _only_counts(own, type(optimizer).step))
+    )
+
+
+def _only_counts(step: Any, wrapped: Any) -> bool:
+    """Return whether a method is the one that a scheduler of torch's puts there, to count calls of the class's own."""
+    is_torchs = getattr(getattr(step, "__code__", None), "co_filename", "") == lr_scheduler.__file__
+    return is_torchs and getattr(step, "__wrapped__", None) is wrapped
+
+
+def _fit(state: dict[str, Any], names: Sequence[str], parameter: Tensor) -> bool:
+    """Return whether a kernel may read what is kept of a parameter, which it goes through in the parameter's order."""
+    for name in names:
+        value = state[name]
+        if name == "step":
+            if value.numel() != 1:
+                return False
+        elif value.shape != parameter.shape or value.dtype != parameter.dtype or value.device != parameter.device:
+            return False
+        elif value.stride() != parameter.stride():
+            state[name] = aligned(value, parameter)
+    return True
+
+
+_OF_SGD: dict[bool, tuple[str, ...]] = {False: (), True: ("momentum_buffer",)}
+_OF_ADAM: dict[bool, tuple[str, ...]] = {
+    False: ("exp_avg", "exp_avg_sq", "step"),
+    True: ("exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq"),
+}
+
+
+def _names(optimizer: Optimizer, param_group: dict[str, Any]) -> tuple[str, ...] | None:
+    """Return the names of what the optimizer keeps of each parameter; None where it takes its steps without a kernel.
+
+    Equal ones are the same object.
+    """
+    if not param_group.get("fused") or param_group.get("capturable") or param_group.get("differentiable"):
+        return None
     if type(optimizer) is SGD:
-        return ("momentum_buffer",) if param_group["momentum"] else ()
-    return ("exp_avg", "exp_avg_sq", "step") + (("max_exp_avg_sq",) if param_group["amsgrad"] else ())
+        return _OF_SGD[bool(param_group["momentum"])]
+    return _OF_ADAM[bool(param_group["amsgrad"])]
 
 
 def _has_kernel(parameter: Tensor) -> bool:

@@ -80,7 +80,7 @@ class OptimizerStep:
         if self.loss_scale is not None and not self.loss_scale.accepts(gradient):
             # An overflow: the factor is smaller from now on.
             return None
-        gradient, norm = self.clip(gradient)
+        gradient, norm = self.clip(self.hooked(gradient))
         if hyperparameters is not None:
             self._step_with(gradient, hyperparameters)
         elif self.evaluates_again:
@@ -100,12 +100,26 @@ class OptimizerStep:
     def kernel_groups(self) -> list[tuple[Kernel, KernelGroup]] | None:
         """Return what a step is that is nothing but calls of a kernel; None where it is more."""
         is_bare = self.is_plain and self._settings.gradient_clip_norm is None
-        return self._fused.groups() if is_bare else None
+        has_hooks = any(each._post_accumulate_grad_hooks for each in self._parameters)
+        return self._fused.groups() if is_bare and not has_hooks else None
 
     @property
     def has_schedule(self) -> bool:
         """Whether a step changes the settings of the next."""
         return self.scheduler is not None and self._settings.scheduler_interval == "step"
+
+    def hooked(self, gradient: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Return what hooks that a user has put after the accumulation of gradients (`Tensor.grad`) make of them."""
+        if not any(each._post_accumulate_grad_hooks for each in self._parameters):
+            return gradient
+        self._set_gradient(gradient)
+        for parameter in self._parameters:
+            for hook in [*(parameter._post_accumulate_grad_hooks or {}).values()]:
+                if parameter.grad is not None:
+                    hook(parameter)
+        found = [parameter.grad for parameter in self._parameters]
+        self._clear_gradient()
+        return found
 
     def begin(self, gradient: Sequence[Tensor | None]) -> list[KernelStep]:
         """Take a plain step along a clipped gradient, but for what is left to `take_steps`, and then to `advance`."""

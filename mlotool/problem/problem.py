@@ -30,6 +30,7 @@ from mlotool.problem.settings import ProblemSettings, SettingsKeywords
 from mlotool.problem.shards import Shards
 from mlotool.problem.stream import Stream
 from mlotool.problem.tasks import stack_parameters
+from mlotool.problem.trained import Trained
 from mlotool.problem.trajectory import Streams, Trajectory
 from mlotool.problem.update import Hyperparameters, State
 from mlotool.problem.usable import check_module
@@ -222,6 +223,15 @@ class Problem:
         self.num_steps += 1
         return norm
 
+    def look_at_module(self) -> None:
+        """Take over submodules that a user has exchanged.
+
+        Raises:
+            RunError: the parameters that are trained are others now.
+        """
+        if self._trained.have_moved():
+            self._bind()
+
     def advance(self) -> None:
         """Count a step that was taken elsewhere, as a trace of it, and advance the scheduler."""
         self.optimizer_step.advance()
@@ -289,6 +299,7 @@ class Problem:
         self.own = tuple(self.theta.values())
         self.slots = Slots(self.module, tuple(self.theta))
         self.submodules = tuple(self.module.modules())
+        self._trained = Trained(self.name, self.module, self.theta)
         self.optimizer_step.bind(self.module, self.own, self.shards)
         self.player: Player
         if self.shards is None:

@@ -46,10 +46,10 @@ class Program:
         graph: the edges between them.
         reduce: a mean over ranks of a list of tensors (`Ranks.reduce`); None in one process.
         trace: run the steps of a tick as one flat program, traced once, without autograd: "eager", operation by
-            operation, "inductor", compiled, or "cuda_graph", recorded and launched at once. A trace fixes what losses
-            and modules keep in Python (counters, rates that change); it is compared with the plans from time to time.
-            None leaves steps to their plans.
+            operation, "inductor", compiled, or "cuda_graph", one launch on a GPU; None leaves steps to their plans.
         trace_from: the step of a problem from which on its steps are traced.
+        traces_users_code: whether losses and modules of a user's are traced: as pure functions of tensors.
+        run_length: ticks of its run, where it is known; traced steps are compared with the plans' 100 times in it.
 
     Attributes:
         recorder: keeps the steps that problems take, for hypergradients that differentiate them.
@@ -81,6 +81,8 @@ class Program:
         *,
         trace: str | None = None,
         trace_from: int = 0,
+        traces_users_code: bool = True,
+        run_length: int | None = None,
     ) -> None:
         self.problems: dict[str, Problem] = check_program(problems, graph, reduce, trace)
         self.graph = graph
@@ -106,7 +108,8 @@ class Program:
         for problem in self.problems.values():
             if problem.hypergradient is not None:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
-        self.trace, self.trace_from = trace, trace_from
+        self.trace, self.trace_from, self.run_length = trace, trace_from, run_length
+        self.traces_users_code = traces_users_code
         memories = list(self._memories.by_name.values())
         self._engine = engine = Engine(list(self.problems.values()), reduce, memories, self.random)
         self.recorder = StepRecorder(self.problems, self._order, engine)

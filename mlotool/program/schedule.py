@@ -130,7 +130,13 @@ class Schedule:
         return {step.problem.name: step.take() for step in self.prepared_round(names, drawn)}
 
     def prepared_round(self, names: Sequence[str], drawn: Drawn | None = None) -> list[PreparedStep]:
-        """Return the steps of a round with their gradients; they are yet to be taken. Arguments as for `step_round`."""
+        """Return the steps of a round with their gradients; they are yet to be taken. Arguments as for `step_round`.
+
+        Raises:
+            RunError: a module has not the parameters any more that are trained.
+        """
+        for problem in self.program.engine.problems:
+            problem.look_at_module()
         problems = [self.program.problems[name] for name in names]
         # All gradients, and all hyperparameters that other problems give, are those before any of these steps.
         if drawn is None:

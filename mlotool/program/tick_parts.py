@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mlotool.program.guard import why_foreign
 from mlotool.program.program import Program
 from mlotool.program.step_result import StepResult
 from mlotool.program.traced_function import UntraceableError
@@ -94,7 +95,7 @@ class TickParts:
             if self._is_split or any(problems[name].trajectory.is_kept for name in names):
                 close()
             is_traced = self._program.trace is not None and not any(name in self._reasons for name in names)
-            if is_traced and all(has_begun[numbers[name]] for name in names):
+            if is_traced and all(has_begun[numbers[name]] for name in names) and self._may_trace():
                 together.append(names)
             else:
                 close()
@@ -104,6 +105,14 @@ class TickParts:
                 close()
         close()
         return parts
+
+    def _may_trace(self) -> bool:
+        """Return whether no code but torch's and mlotool's takes part, where a user's is not to be traced."""
+        if self._program.traces_users_code or self._traced:
+            return True
+        reasons = {each.name: why_foreign(each) for each in self._engine.problems}
+        self._reasons |= {name: reason for name, reason in reasons.items() if reason is not None}
+        return not any(reasons.values())
 
     def _trace_of(self, rounds: Rounds) -> TracedRounds:
         if rounds not in self._traced:

@@ -10,19 +10,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import _guards as guards
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from mlotool.core.replay import RandomState
+from mlotool.core.traceable_functions import ValuesLeaveError
+from mlotool.problem.fused_step import has_step_hooks
+from mlotool.problem.problem import Problem
 from mlotool.program.backends import BACKENDS, Backend, Run
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS
 from mlotool.program.engine import Engine
+from mlotool.program.guard import Guard, why_unseen
+from mlotool.program.python_state import PythonState
 from mlotool.program.step_result import StepResult
 from mlotool.program.traced_function import Batches, Traced, TracedFunction, UntraceableError, copied, kinds_of
-from mlotool.program.traced_step import TracedStep
+from mlotool.program.traced_step import TracedStep, has_traced_step
 
 MOST_TRACES = 8
 """Of the same steps: one for each kind of batches, and for each course of their solvers' decisions."""
@@ -34,6 +40,7 @@ class Trace:
 
     Args:
         run: runs them.
+        unit: the relative error of one rounding, in the lowest precision in which it computes.
         names: by problem, of its metrics.
         writes: positions of the arguments that the steps change, where that is left to the caller.
         reporters: those who want to hear of their numbers after each run.
@@ -41,6 +48,7 @@ class Trace:
     """
 
     run: Run
+    unit: float
     names: tuple[tuple[str, ...], ...]
     writes: tuple[int, ...]
     reporters: tuple[Any, ...]
@@ -53,14 +61,14 @@ class Place:
 
     Args:
         tensor: without autograd.
-        part: whose it is, and whether it belongs to the optimizer or is a statistic, which may be larger by far.
-        decay: the factor f for which `after - f before` is a gradient or a statistic, up to another one; None where it
-            is not, and the tensor is not compared.
+        problem: whose it is.
+        kind: "parameters", "buffers", or the name of what an optimizer keeps: those of one kind are compared as one
+            vector, since a part of it may be nothing but rounding (a bias before a BatchNorm).
     """
 
     tensor: Tensor
-    part: tuple[str, str]
-    decay: float | None
+    problem: str
+    kind: str
 
 
 class Tracer:
@@ -80,13 +88,15 @@ class Tracer:
         self._rounds = rounds
         self._engine = engine
         self._backend: Backend = BACKENDS[backend]
-        self._modules = [module for problem in engine.problems for module in problem.submodules]
+        self._modules: list[nn.Module] = []
         self._stepping: list[TracedStep] = []
         self._fixed: list[Tensor] = []
-        self._buffered = [problem for problem in engine.problems if problem.slots.has_buffers]
+        self._buffered: list[Problem] = []
+        self._layouts: Any = None
         self._traces: dict[Any, list[Trace]] = {}
         self._num_traces = 0
         self._bind()
+        self._guard = Guard([engine.problems], with_modes=False)
 
     def __call__(self, batches: Sequence[Sequence[Batches]]) -> list[StepResult]:
         """Take the steps; parameters, buffers and optimizers move, but for schedulers and counts of steps.
@@ -116,22 +126,56 @@ class Tracer:
         if not traces:
             self._add(traces, batches, arguments)
 
+    def again(self, batches: Sequence[Sequence[Batches]]) -> list[StepResult] | None:
+        """Take the steps along a trace that is there; None, with nothing moved, where none holds."""
+        arguments, traces = self._found(batches)
+        return next((found for trace in traces if (found := self._run(trace, arguments)) is not None), None)
+
+    def renew_guard(self) -> None:
+        """Take what Python holds now for what traces hold fixed, after an evaluation that may have kept results."""
+        self._guard.renew()
+
     def _found(self, batches: Sequence[Sequence[Batches]]) -> tuple[list[Tensor], list[Trace]]:
         """Return what a trace takes, and the traces for arguments of that kind."""
-        for each in self._stepping:
-            if not each.is_current():
-                self._bind()
-                break
+        self._look()
         tensors: list[Tensor] = []
         # What a trace holds for: kinds of tensors, other values in the batches, modes of modules, optimizers' settings.
         kinds = self._kinds(batches, tensors)
         key = kinds, tuple([module.training for module in self._modules]), *[each.refresh() for each in self._stepping]
-        return self._arguments() + tensors, self._traces.setdefault(key, [])
+        arguments = self._arguments()
+        layouts = _layouts(arguments)
+        if layouts != self._layouts:
+            # Kernels go through parameters in their order in memory.
+            self._layouts = layouts
+            self._traces.clear()
+        return arguments + tensors, self._traces.setdefault(key, [])
+
+    def _look(self) -> None:
+        """Drop traces of what is no more; raise an UntraceableError where there are hooks, which no trace calls."""
+        if hook := self._guard.hook():
+            raise UntraceableError(hook)
+        for each in self.steps:
+            if has_step_hooks(each.problem.optimizer):
+                raise UntraceableError("its optimizer has hooks", each.problem.name)
+            if not has_traced_step(each.problem):
+                raise UntraceableError("its optimizer is another one", each.problem.name)
+        is_changed = self._guard.change() is not None
+        if is_changed:
+            for problem in self._engine.problems:
+                problem.look_at_module()
+            self._traces.clear()
+            self._guard.renew()
+        if is_changed or not all(step.is_current() for step in self._stepping):
+            before = [each.structure for each in self._stepping]
+            self._bind()
+            if [each.structure for each in self._stepping] != before:
+                self._traces.clear()
 
     def _add(self, traces: list[Trace], batches: Sequence[Sequence[Batches]], arguments: Sequence[Tensor]) -> None:
         if self._num_traces == MOST_TRACES:
             raise UntraceableError(f"batches, settings of optimizers or ends of solves are of over {MOST_TRACES} kinds")
         traces.append(self._traced(batches, arguments))
+        self._guard.renew()
         self._num_traces += 1
 
     def places(self) -> list[Place]:
@@ -139,12 +183,15 @@ class Tracer:
         self._bind()
         found = []
         for each, step in zip(self.steps, self._stepping, strict=True):
-            name, own = each.problem.name, [tensor.detach() for tensor in each.problem.own]
-            found += [Place(tensor, (name, "optimizer"), decay) for tensor, decay in step.places(own)]
+            own = [tensor.detach() for tensor in each.problem.own]
+            found += [Place(tensor, each.problem.name, kind) for kind, tensor in step.places(own)]
         for problem in self._buffered:
-            for tensor in problem.slots.buffers():
-                found.append(Place(tensor, (problem.name, "statistic"), 0.0 if tensor.is_floating_point() else None))
+            found += [Place(tensor, problem.name, "buffers") for tensor in problem.slots.buffers()]
         return found
+
+    def unit(self) -> float:
+        """Return the relative error of one rounding, in the lowest precision in which a trace computes."""
+        return max(trace.unit for traces in self._traces.values() for trace in traces)
 
     def _kinds(self, batches: Sequence[Sequence[Batches]], tensors: list[Tensor]) -> tuple[Any, ...]:
         found, seen = [], dict[int, int]()
@@ -157,7 +204,9 @@ class Tracer:
         return tuple(found)
 
     def _bind(self) -> None:
-        """Look up parameters and the state of the optimizers."""
+        """Look up modules, parameters and the state of the optimizers."""
+        self._modules = [module for problem in self._engine.problems for module in problem.submodules]
+        self._buffered = [problem for problem in self._engine.problems if problem.slots.has_buffers]
         self._stepping = [TracedStep(each.problem) for each in self.steps]
         self._fixed = [tensor for problem in self._engine.problems for tensor in problem.own]
         for each in self._stepping:
@@ -190,8 +239,10 @@ class Tracer:
         num_fixed = len(self._fixed)
         arguments = [tensor.detach() for tensor in arguments]
         arguments[num_fixed:] = [copied(tensor) for tensor in arguments[num_fixed:]]
+        if reason := why_unseen(self._engine.problems):
+            raise UntraceableError(reason)
         devices = tuple({device for each in self._engine.problems for device in each.devices})
-        before = RandomState(devices)
+        before, state = RandomState(devices), PythonState(self._engine.problems)
         kept = [memory.value for memory in self._engine.memories]
         traced = TracedFunction(
             self._rounds,
@@ -206,16 +257,20 @@ class Tracer:
             # the context torch makes a new mode for each operation whose shape it notes: half the time of tracing.
             with guards.tracing(guards.TracingContext(FakeTensorMode())):
                 first = make_fx(traced, HONEST_BATCH_NORMS)(*arguments)
+                if change := state.change():
+                    raise UntraceableError(change, traced.problem)
+                refuse_shapes_by_values(first)
                 flat = make_fx(functionalize(first), {**self._backend.decompositions})(*arguments)
             run, writes = self._backend.made(flat, arguments, traced.num_moved, in_place=not traced.course.conditions)
         except Exception as error:
             before.restore()
+            state.restore()
             raise UntraceableError(reason_of(error), traced.problem) from error
         finally:
             for memory, value in zip(self._engine.memories, kept, strict=True):
                 memory.value = value
         reporters = tuple(who for who, _ in traced.course.reports)
-        return Trace(run, tuple(traced.names), writes, reporters, bool(traced.course.conditions))
+        return Trace(run, rounding_unit(flat), tuple(traced.names), writes, reporters, bool(traced.course.conditions))
 
 
 def reason_of(error: Exception) -> str:
@@ -224,8 +279,39 @@ def reason_of(error: Exception) -> str:
     Args:
         error: that tracing has raised.
     """
-    if isinstance(error, UntraceableError | LookupError):
+    if isinstance(error, UntraceableError | ValuesLeaveError | LookupError):
         return str(error.args[0])
     if "_local_scalar_dense" in str(error):
         return "a loss or a module takes the value of a tensor (item, float, if), which a trace does not know"
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def refuse_shapes_by_values(graph: GraphModule) -> None:
+    """Raise an UntraceableError where the shape of a result depends on values: a trace would keep that of one time.
+
+    Args:
+        graph: of operations, each with an example of its result.
+    """
+    for node in graph.graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or torch.Tag.dynamic_output_shape not in target.tags:
+            continue
+        indices = [each for each in node.args[1] if each is not None] if target is torch.ops.aten.index.Tensor else []
+        if indices and not any(each.meta["val"].dtype in (torch.bool, torch.uint8) for each in indices):
+            continue
+        raise UntraceableError(f"the shape of a result depends on values ({target.name().partition('.')[0]})")
+
+
+def rounding_unit(graph: GraphModule) -> float:
+    """Return the relative error of one rounding, in the lowest precision in which a graph computes."""
+    kinds = [
+        (each.dtype, each.is_cuda) for node in graph.graph.nodes if isinstance(each := node.meta.get("val"), Tensor)
+    ]
+    # TF32 has the ten bits of fp16.
+    has_tf32 = (torch.float32, True) in kinds and torch.backends.cuda.matmul.allow_tf32
+    dtypes = {dtype for dtype, _ in kinds if dtype.is_floating_point} | ({torch.float16} if has_tf32 else set())
+    return float(max(torch.finfo(dtype).eps for dtype in dtypes))
+
+
+def _layouts(tensors: Sequence[Tensor]) -> Any:
+    return [*map(Tensor.size, tensors)], [*map(Tensor.stride, tensors)], [each.dtype for each in tensors]

@@ -1,40 +1,43 @@
 """Rounds of a tick along a trace, held to their plans."""
 
-import math
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import RunError
 from mlotool.problem.problem import Problem
+from mlotool.program.agreement import ROUNDING, SAME, Kind, Values, distances, sensitivity
 from mlotool.program.moment import NOW
 from mlotool.program.program import Program
 from mlotool.program.solution_plan import SolutionPlan, all_plans
 from mlotool.program.step_result import StepResult
-from mlotool.program.trace import Tracer
+from mlotool.program.trace import Place, Tracer
 from mlotool.program.traced_function import Batches, Traced, UntraceableError
 
 Drawn = dict[str, list[Batches]]
 """By problem, for each batch that its gradient is averaged over: that batch and those of its pullbacks."""
 
-_Move = tuple[Tensor, Tensor, Tensor]
-"""Where a plan and a trace have moved a tensor, and from where."""
+STEPS_BETWEEN_LOOKS = 100
+"""Where the length of a run is not known: a comparison takes about as long as two traced steps."""
+
+_EARLY_LOOKS = (2, 3, 5, 10, 20, 50, 100)
 
 _DIFFERENT = (
-    "problems.{problem}: after {count} steps its traced steps differ from those of its plan by {difference:.1e} "
-    "(relative); expected rounding. What a loss or a module keeps in Python (a counter, a rate that changes) is fixed "
-    "by a trace. Keep it in a buffer, or write runner.trace=false."
+    "after {count} steps its traced steps differ from those of its plan by {difference:.1e} ({kind}, relative); "
+    "expected rounding, of {rounding:.1e} at most. What a loss or a module keeps in Python (a counter, a rate that "
+    "changes) is fixed by a trace. Keep it in a buffer, or write runner.trace=false."
 )
 
 
 class TracedRounds:
     """Takes rounds of a tick as one flat program; where that cannot be, by their plans.
 
-    The first time, the tenth, hundredth and so on the plans take the steps as well, and both are compared. What the
-    trace gives counts at all times, so that a resumed run, which begins with a comparison, goes on bit by bit; but not
-    one that has given its trace up after some steps, which a resumed one tries anew.
+    At its first steps, and then once in a hundredth of the run, the plans take the steps as well, and all that steps
+    move is compared: parameters, buffers, what optimizers keep. What the trace gives counts at all times, so that a
+    resumed run, which begins with a comparison, goes on bit by bit; but not one that has given its trace up after some
+    steps, which a resumed one tries anew.
 
     Args:
         rounds: names of problems, round after round; only those of the first one may have steps that are recorded.
@@ -65,8 +68,9 @@ class TracedRounds:
         self._planned = planned
         self._give_up = give_up
         self._recorded = [name for name in rounds[0] if program.problems[name].trajectory.is_kept]
-        self._num_steps = 0
-        self._next_comparison = 1
+        self._num_steps = self._last_look = 0
+        self._next_look = 1
+        self._rounding: dict[Kind, float] = {}
 
     def __call__(self) -> dict[str, StepResult]:
         """Take the steps; return their results by problem."""
@@ -79,7 +83,7 @@ class TracedRounds:
             self._program.recorder.record(name, [entry[name] for entry in drawn[name]], states)
         self._num_steps += 1
         try:
-            if self._num_steps == self._next_comparison or self._program.is_watched(drawn):
+            if self._num_steps == self._next_look or self._program.is_watched(drawn):
                 return self._compared(drawn)
             results = self._tracer([*drawn.values()])
         except UntraceableError as error:
@@ -90,37 +94,133 @@ class TracedRounds:
         return dict(zip(drawn, results, strict=True))
 
     def _compared(self, drawn: Drawn) -> dict[str, StepResult]:
-        if self._num_steps == self._next_comparison:
-            self._next_comparison *= 10
+        """Take the steps in both ways.
+
+        Raises:
+            RunError: they differ, and so may those have since the last comparison.
+        """
+        batches = [*drawn.values()]
         # First, so that tracing has no copies of all that moves beside it.
-        self._tracer.prepare([*drawn.values()])
-        places = self._tracer.places()
-        state = [place.tensor for place in places]
-        # In the memory of the CPU: that of a GPU may be full.
-        before = [tensor.to("cpu", copy=True) for tensor in state]
-        results = self._tracer([*drawn.values()])
-        after = [tensor.to("cpu", copy=True) for tensor in state]
-        torch._foreach_copy_(state, before)
+        self._tracer.prepare(batches)
+        before = _State(self._tracer.places())
+        results = dict(zip(drawn, self._tracer(batches), strict=True))
+        after = _State(before.places, results)
+        before.restore()
         # The plans' steps count, and whoever watches sees them; then all is as the trace has it.
         planned = self._planned(self._rounds, drawn)
-        for name, result in zip(drawn, results, strict=True):
-            self._check(name, [(planned[name].loss, result.loss, torch.zeros_like(result.loss))])
-        moves = zip(places, state, after, before, strict=True)
-        # A gradient as a whole: a part of it may be nothing but rounding (a bias before a BatchNorm).
-        for (owner, _), group in groupby(moves, lambda move: move[0].part):
-            compared = [(x.cpu(), y, z * place.decay) for place, x, y, z in group if place.decay is not None]
-            self._check(owner, compared)
-        torch._foreach_copy_(state, after)
-        return dict(zip(drawn, results, strict=True))
+        expected = _State(self._tracer.places(), planned)
+        problem, difference = self._difference(expected, after, before, batches)
+        was_compared, self._last_look = self._last_look == self._num_steps - 1, self._num_steps
+        self._next_look = next_look(self._num_steps, self._program.run_length)
+        if difference and not was_compared:
+            raise RunError(f"problems.{problem}: {difference}")
+        if difference:
+            # Nothing is lost: all steps until now were compared, and this one is the plan's.
+            expected.restore()
+            self._give_up(self._rounds, UntraceableError(difference, problem))
+            return planned
+        _State(expected.places, results, after.tensors).restore()
+        self._tracer.renew_guard()
+        return results
 
-    def _check(self, problem: str, moves: Sequence[_Move]) -> None:
-        """Raise a RunError if the ends of planned and traced steps are further apart than rounding takes them."""
-        if not moves:
-            return
-        difference = _difference(moves)
-        # A finite difference magnifies rounding, all the more where what it measures is small.
-        if not difference < 8 * torch.finfo(moves[0][0].dtype).eps ** (1 / 3):
-            raise RunError(_DIFFERENT.format(problem=problem, count=self._num_steps, difference=difference))
+    def _difference(
+        self, expected: "_State", found: "_State", before: "_State", batches: Sequence[Sequence[Batches]]
+    ) -> tuple[str, str]:
+        """Return the problem whose planned and traced steps are further apart than rounding takes them, and a text."""
+        unit, ends = self._tracer.unit(), expected.by_kind()
+        apart = distances(ends, found.by_kind(), before.by_kind(), unit)
+
+        def limit(kind: Kind) -> float:
+            return max(unit**SAME, ROUNDING * self._rounding.get(kind, 0.0))
+
+        if all(each <= limit(kind) for kind, each in apart.items()):
+            return "", ""
+
+        def take(parameters: Sequence[Tensor]) -> Values | None:
+            start = before.at(parameters)
+            start.restore()
+            kept = [memory.value for memory in self._program.engine.memories]
+            results = self._tracer.again(batches)
+            for memory, value in zip(self._program.engine.memories, kept, strict=True):
+                memory.value = value
+            if results is None:
+                return None
+            end = _State(before.places, dict(zip(expected.results, results, strict=True)))
+            # Without what the parameters were moved by.
+            own = [x - (y - z) for x, y, z in zip(end.parameters, start.parameters, before.parameters, strict=True)]
+            return end.at(own).by_kind()
+
+        # Of the trace, which is a function of tensors: a plan's step is one of modules, optimizers and schedulers.
+        for kind, each in sensitivity(take, before.parameters, before.by_kind(), unit).items():
+            self._rounding[kind] = max(each, self._rounding.get(kind, 0.0))
+        for kind, each in apart.items():
+            if not each <= limit(kind):
+                numbers = {"difference": each, "rounding": limit(kind), "count": self._num_steps}
+                return kind[0], _DIFFERENT.format(kind=kind[1], **numbers)
+        return "", ""
+
+
+class _State:
+    """Copies of all that steps move, in the memory of the CPU (that of a GPU may be full), and the losses of steps.
+
+    Args:
+        places: where it is.
+        results: by problem those of the steps that have led there; none at the beginning.
+        tensors: others than those that are there now.
+
+    Attributes:
+        places: the same.
+        results: the same.
+        tensors: one a place.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        results: Mapping[str, StepResult] = MappingProxyType({}),
+        tensors: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.places, self.results = places, results
+        self.tensors = [each.tensor.to("cpu", copy=True) for each in places] if tensors is None else [*tensors]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Those of the parameters."""
+        return [each for place, each in zip(self.places, self.tensors, strict=True) if place.kind == "parameters"]
+
+    def at(self, parameters: Sequence[Tensor]) -> "_State":
+        """Return the same with other parameters."""
+        given = iter(parameters)
+        pairs = zip(self.places, self.tensors, strict=True)
+        tensors = [next(given) if place.kind == "parameters" else each for place, each in pairs]
+        return _State(self.places, self.results, tensors)
+
+    def restore(self) -> None:
+        """Put the copies back."""
+        torch._foreach_copy_([each.tensor for each in self.places], self.tensors)
+
+    def by_kind(self) -> dict[Kind, list[Tensor]]:
+        """Return the tensors by problem and kind, and the losses."""
+        found: dict[Kind, list[Tensor]] = {}
+        for place, tensor in zip(self.places, self.tensors, strict=True):
+            found.setdefault((place.problem, place.kind), []).append(tensor)
+        return found | {(name, "loss"): [each.loss.detach().cpu()] for name, each in self.results.items()}
+
+
+def next_look(num_steps: int, run_length: int | None) -> int:
+    """Return at which step traced steps are compared next.
+
+    Args:
+        num_steps: taken so far.
+        run_length: ticks of the whole run; None where that is not known.
+
+    Example:
+        >>> [next_look(1, None), next_look(20, None), next_look(20_000, None), next_look(20, 2_500)]
+        [2, 50, 20200, 45]
+    """
+    between = STEPS_BETWEEN_LOOKS if run_length is None else max(1, run_length // 100)
+    early = next((each for each in _EARLY_LOOKS if each > num_steps), num_steps + between)
+    return min(early, num_steps + max(between, num_steps // 100))
 
 
 def _traced(name: str, program: Program, with_norms: bool) -> Traced:
@@ -134,15 +234,3 @@ def _drawn(problem: Problem, solutions: Sequence[SolutionPlan]) -> Batches:
         if each.problem.name not in batches:
             batches[each.problem.name] = each.pullback_batch(NOW)
     return batches
-
-
-def _difference(moves: Sequence[_Move]) -> float:
-    """Return how far the ends are apart, over how far the plan's are from the start; 0 if no more than by rounding."""
-    distance = _norm([plan - trace for plan, trace, _ in moves])
-    moved = _norm([plan - before for plan, _, before in moves])
-    rounding = 4 * torch.finfo(moves[0][0].dtype).eps * _norm([plan for plan, _, _ in moves])
-    return distance / (moved + rounding) if not distance <= rounding else 0.0
-
-
-def _norm(tensors: Sequence[Tensor]) -> float:
-    return math.sqrt(sum(float(each.detach().double().square().sum()) for each in tensors))

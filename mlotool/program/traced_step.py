@@ -1,6 +1,7 @@
 """An optimizer's step inside a trace: a pure function of parameters, gradient, the optimizer's state and its rates."""
 
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
+from mlotool.core.same_objects import SameObjects
+from mlotool.problem.fused_step import parts_of_step
 from mlotool.problem.problem import Problem
 from mlotool.problem.update import UPDATES, Hyperparameters, find_update
 
@@ -49,37 +52,22 @@ class TracedStep:
         self._rates = [torch.zeros((), dtype=torch.float64, device=device) for _ in self._groups]
         self._numbers: list[Any] = [None] * len(self._groups)
         self.tensors = [*found, *self._rates]
+        self._same = SameObjects(partial(parts_of_step, optimizer))
 
     def is_current(self) -> bool:
-        """Return whether the optimizer still has the state whose tensors these are."""
-        optimizer: Any = self._optimizer
-        is_same = optimizer is self._problem.optimizer
-        if not is_same or optimizer.param_groups is not self._groups:
-            return False
-        first = optimizer.state.get(self._problem.own[0])
-        # SGD without momentum keeps none.
-        return first is self._states[0] or not (first or self._states[0])
+        """Return whether the optimizer still has the groups, the parameters and the state whose tensors these are."""
+        return self._optimizer is self._problem.optimizer and self._same()
 
-    def places(self, theta: Sequence[Tensor]) -> list[tuple[Tensor, float | None]]:
-        """Return the parameters and the state, each with the factor f for which `after - f before` is its gradient.
+    @property
+    def structure(self) -> Any:
+        """Where the tensors belong, which a trace holds fixed: parameters by group, and by parameter names of state."""
+        return self._positions, self._names
 
-        Up to another factor; None where it is not: Adam divides by the size of a gradient, which magnifies rounding
-        where nothing but rounding is left.
-        """
-        factors: dict[int, tuple[float | None, float]] = {}
-        for group, positions in zip(self._groups, self._positions, strict=True):
-            if type(self._optimizer) is SGD:
-                own = None if group["momentum"] else 1.0, group["momentum"]
-            else:
-                own = None, group["betas"][0]
-            factors.update(dict.fromkeys(positions, own))
-        found = [(tensor, factors[position][0]) for position, tensor in enumerate(theta)]
-        given = iter(self.tensors)
-        for position, names in enumerate(self._names):
-            for name in names:
-                is_mean = name in ("momentum_buffer", "exp_avg")
-                found.append((next(given), factors[position][1] if is_mean else None))
-        return found
+    def places(self, theta: Sequence[Tensor]) -> list[tuple[str, Tensor]]:
+        """Return the parameters and the state, each with what it is."""
+        names = [name for names in self._names for name in names]
+        kept = self.tensors[: self.num_states]
+        return [*[("parameters", each) for each in theta], *zip(names, kept, strict=True)]
 
     def refresh(self) -> tuple[Any, ...]:
         """Take the current learning rates over; return the other hyperparameters, for which a trace holds."""

@@ -1,12 +1,16 @@
 """Traced gradients: the plan's numbers, buffers and resumption; and what cannot be traced says so and goes on."""
 
+import itertools
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -238,15 +242,78 @@ def test_a_loss_that_decides_by_a_value_goes_on_by_its_plan() -> None:
     assert_identical(found, ticked(network(lower=deciding)))
 
 
-def test_what_a_loss_keeps_in_python_stops_the_run() -> None:
+class Count:
+    """A count in an attribute."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self) -> int:
+        self.number += 1
+        return self.number
+
+
+def in_a_closure() -> Callable[[], int]:
     count = [0]
 
-    def counting(batch: Tensor, *, model: Any, weights: Any) -> Tensor:
+    def number() -> int:
         count[0] += 1
-        return square(batch, model=model, weights=weights) * count[0] ** 0.5
+        return count[0]
 
-    with pytest.raises(RunError, match=r"problems\.(model|weights): after \d+ steps its traced steps differ"):
-        ticked(network(lower=counting, trace="eager"), 11)
+    return number
+
+
+def of_numpy() -> Callable[[], int]:
+    random = numpy.random.RandomState(0)
+    return lambda: random.randint(1, 9)
+
+
+COUNTS: dict[str, tuple[Callable[[], Callable[[], float]], str]] = {
+    "a list in a closure": (in_a_closure, "evaluating its loss changes count, which a trace would fix"),
+    "an attribute": (Count, r"evaluating its loss changes Count\.number, which a trace would fix"),
+    "an iterator": (lambda: partial(next, itertools.count(1)), "gives other values each time"),
+    "a clock": (
+        lambda: lambda: time.perf_counter() % 1 + 1,
+        "after 1 steps its traced steps differ from those of its plan",
+    ),
+    "numpy's generator": (of_numpy, r"gives other values each time \(RandomState\)"),
+    "numpy's global generator": (lambda: lambda: numpy.random.randint(1, 9), "draws from numpy's or Python's global"),
+}
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_what_a_loss_changes_in_python_is_left_to_the_plan(kind: str) -> None:
+    make, reason = COUNTS[kind]
+
+    def counting() -> Any:
+        number = make()
+        return lambda batch, *, model, weights: square(batch, model=model, weights=weights) * number() ** 0.5
+
+    def found(trace: str | None) -> dict[str, Tensor]:
+        numpy.random.seed(0)
+        return ticked(network(lower=counting(), trace=trace), 11)
+
+    with pytest.warns(UserWarning, match=reason), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="problems.weights")
+        traced = found("eager")
+    if kind != "a clock":
+        assert_close(traced, found(None))
+
+
+def test_a_later_change_out_of_sight_stops_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "rate"
+    file.write_text("1.0")
+
+    def reading(batch: Tensor, *, model: Any, weights: Any) -> Tensor:
+        return square(batch, model=model, weights=weights) * float(file.read_text())
+
+    schedule = Schedule(network(lower=reading, trace="eager"))
+    for _ in range(12):
+        schedule.tick()
+    file.write_text("1.01")
+    with pytest.raises(RunError, match=r"problems\.model: after 20 steps its traced steps differ"):
+        for _ in range(10):
+            schedule.tick()
 
 
 class Flipping(nn.Module):

@@ -10,11 +10,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from mlotool.fusion.errors import NotFusedError
-from mlotool.fusion.python_places import Place, is_plain, is_watched, namespaces, places
-from mlotool.program import Program
-
-CHANGED = "{place} has changed, which a trace has fixed"
+from mlotool.problem.problem import Problem
+from mlotool.program.python_places import Place, is_plain, is_watched, namespaces, places
 
 
 class PythonState:
@@ -24,13 +21,13 @@ class PythonState:
     user's, and in the globals and closures that their functions read.
 
     Args:
-        program: the member.
+        problems: of one program.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._spaces = [(holder, set(holder)) for _, _, holder, names in namespaces(program) if names is None]
-        self._kept = [(place, place.value, _copy(place.value)) for place in places(program)]
-        modules = [(f"problems.{each.name}", module) for each in program.engine.problems for module in each.submodules]
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self._spaces = [(holder, set(holder)) for _, _, holder, names in namespaces(problems) if names is None]
+        self._kept = [(place, place.value, _copy(place.value)) for place in places(problems)]
+        modules = [(f"problems.{each.name}", module) for each in problems for module in each.submodules]
         self._frozen = [
             (name, parameter, parameter.detach().clone())
             for name, module in modules
@@ -38,13 +35,7 @@ class PythonState:
             if parameter is not None and not parameter.requires_grad
         ]
         self._numpy, self._python = numpy.random.get_state(), random.getstate()
-        self._program = program
-
-    def check(self) -> None:
-        """Raise a NotFusedError if something has changed."""
-        change = self._change()
-        if change is not None:
-            raise NotFusedError(change)
+        self._problems = problems
 
     def restore(self) -> None:
         """Put all of it back."""
@@ -58,9 +49,10 @@ class PythonState:
         numpy.random.set_state(self._numpy)
         random.setstate(self._python)
 
-    def _change(self) -> str | None:
+    def change(self) -> str | None:
+        """Return what has changed, as a sentence."""
         known = {(id(place.holder), place.key) for place, _, _ in self._kept}
-        now = [each for each in places(self._program) if not isinstance(each.value, Tensor)]
+        now = [each for each in places(self._problems) if not isinstance(each.value, Tensor)]
         new = [each for each in now if (id(each.holder), each.key) not in known]
         changed = [place for place, value, kept in self._kept if _has_changed(place.value, value, kept)]
         for place in (*changed, *new):
@@ -83,30 +75,26 @@ class PythonWatch:
     each of them; there are none but in code of the user's.
 
     Args:
-        programs: the members; None has left.
+        members: by member the problems of its program.
     """
 
-    def __init__(self, programs: Sequence[Program | None]) -> None:
+    def __init__(self, members: Sequence[Sequence[Problem]]) -> None:
         self._kept: list[list[tuple[Any, str, Any, Place]]] = []
         seen: set[tuple[int, str]] = set()
-        for program in programs:
+        for problems in members:
             # A global that several read is looked at once, while the first of them is there.
-            found = [] if program is None else [each for each in places(program) if is_watched(each.value)]
+            found = [each for each in places(problems) if is_watched(each.value)]
             new = [each for each in found if (id(each.holder), each.key) not in seen]
             seen |= {(id(each.holder), each.key) for each in new}
             self._kept.append([(each.holder, each.key, _copy(each.value), each) for each in new])
 
-    def drop(self, number: int) -> None:
-        """Forget a member that has left."""
-        self._kept[number] = []
-
     def change(self) -> str | None:
-        """Return what has changed, as the end of a sentence."""
+        """Return the place of what has changed."""
         for member in self._kept:
             for holder, key, value, place in member:
                 now = holder.get(key)
                 if now is not value and not _is_same(now, value):
-                    return CHANGED.format(place=place.owner)
+                    return place.owner
         return None
 
 

@@ -1,0 +1,233 @@
+"""What a trace, or one program of several runs, may take, and what it holds fixed: looked at before every step.
+
+Both run the operations that one evaluation has taken. What else takes part in a step is lost to them, and what Python
+holds is fixed by them. So nothing is traced that has hooks. Unasked (`runner.trace=auto`) nothing is traced but code of
+torch's and mlotool's. Where attributes, modes or parts of modules are others than they were, no trace counts any more.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from operator import is_, itemgetter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as registration
+
+from mlotool.core.user_code import is_of_user
+from mlotool.problem.fused_step import has_step_hooks
+from mlotool.problem.problem import Problem
+from mlotool.program.python_places import hidden_state
+from mlotool.program.python_state import PythonWatch
+
+_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_ALL_MODULES: tuple[dict[int, Any], ...] = (
+    registration._global_forward_hooks,
+    registration._global_forward_pre_hooks,
+    registration._global_backward_hooks,
+    registration._global_backward_pre_hooks,
+)
+_PACKAGES = frozenset(
+    {"torch", "torchvision", "mlotool", "builtins", "collections", "functools", "operator", "_operator"}
+)
+# What torch keeps in a module, but for its mode; hooks, parameters and submodules are looked at by themselves.
+_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), Tensor)
+_SEQUENCES = (list, tuple, set, frozenset)
+
+
+def why_hooked(problem: Problem) -> str | None:
+    """Return where hooks of a user's see steps or evaluations of a problem; None where there are none."""
+    if any(_OF_ALL_MODULES):
+        return "all modules of torch have a hook"
+    for path, module in problem.module.named_modules():
+        hooks = chain.from_iterable([vars(module)[name].values() for name in _OF_MODULES])
+        if not all(map(_is_torchs, hooks)):
+            return f"the module of problems.{problem.name} ({path or type(module).__name__}) has a hook"
+    for key, parameter in problem.module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"the parameter '{key}' of problems.{problem.name} has a hook"
+    return None
+
+
+def why_unseen(problems: Sequence[Problem]) -> str | None:
+    """Return why a trace of these problems would miss what takes part in their steps; None where nothing is known."""
+    hooks = (why_hooked(each) for each in problems)
+    return next((each for each in hooks if each is not None), None) or hidden_state(problems)
+
+
+def why_foreign(problem: Problem) -> str | None:
+    """Return the first part of a problem's steps that has hooks or is neither torch's nor mlotool's code, in words.
+
+    Its data are not part of a step.
+    """
+    optimizer, name = problem.optimizer, problem.name
+    if hook := why_hooked(problem):
+        return hook
+    if optimizer is not None and has_step_hooks(optimizer):
+        return f"the optimizer of problems.{name} has hooks"
+    for what in ("loss", "optimizer", "scheduler", "hypergradient"):
+        if not all(map(_is_known, _with_parts(getattr(problem, what)))):
+            return f"the {what} of problems.{name} is code of yours, or holds some"
+    for path, module in problem.module.named_modules():
+        if not _is_known(module) or not all(map(_is_known, _held(module))):
+            return f"the module of problems.{name} ({path or type(module).__name__}) is code of yours, or holds some"
+    return None
+
+
+class Guard:
+    """Sees whether losses and modules are what they were when it was made, beside the values of their tensors.
+
+    A look takes about 0.2 us a module.
+
+    Args:
+        members: by member the problems of its program.
+        with_modes: whether it counts as a change where a module goes to training or evaluation.
+    """
+
+    def __init__(self, members: Sequence[Sequence[Problem]], *, with_modes: bool) -> None:
+        self._members = [list(each) for each in members]
+        self._skipped = _OF_TORCH if with_modes else _OF_TORCH | {"training"}
+        self.renew()
+
+    def drop(self, number: int) -> None:
+        """Forget a member that has left."""
+        self._members[number] = []
+        self.renew()
+
+    def hook(self) -> str | None:
+        """Return where there is a hook of a user's now, as `why_hooked` does."""
+        on_parameters = [each._backward_hooks or each._post_accumulate_grad_hooks for each in self._parameters]
+        if not any(self._hooks) and not any(on_parameters):
+            return None
+        return next((found for each in self._problems if (found := why_hooked(each))), None)
+
+    def change(self) -> str | None:
+        """Return the place of what has changed since it was made, or renewed; None where nothing has."""
+        if self._is_same():
+            return self._watch.change()
+        before = self._values
+        self.renew()
+        places = [*before, *[place for place in self._values if place not in before]]
+        changed = next((place for place in places if self._differs(before, place)), None)
+        return None if changed is None else f"{changed[0]}.{changed[1]}"
+
+    def renew(self) -> None:
+        """Take what there is now for what is held fixed."""
+        self._problems = [*chain(*self._members)]
+        modules = [module for each in self._problems for module in each.module.modules()]
+        self._parameters = [parameter for each in self._problems for parameter in each.module.parameters()]
+        # What torch itself has put there is part of a module, and stays.
+        hooks = chain(_OF_ALL_MODULES, *[[vars(each)[name] for name in _OF_MODULES] for each in modules])
+        self._hooks = [each for each in hooks if not (each and all(map(_is_torchs, each.values())))]
+        spaces = [(type(each).__name__, vars(each)) for each in modules]
+        spaces += [(f"problems.{each.name}.loss", space) for each in self._problems for space in _spaces_of(each.loss)]
+        self._spaces = [space for _, space in spaces]
+        # One key more than there are, so that it is a tuple in any case.
+        keys = [[key for key in space if key not in self._skipped] for _, space in spaces]
+        self._getters = [
+            (itemgetter(*names, names[0]), space) for names, (_, space) in zip(keys, spaces, strict=True) if names
+        ]
+        inside = [(type(each).__name__, space) for each in modules for space in (each._parameters, each._modules)]
+        self._inside = [space for _, space in inside]
+        self._values = {
+            (owner, str(key), id(space)): value
+            for owner, space in (*spaces, *inside)
+            for key, value in space.items()
+            if key not in self._skipped
+        }
+        self._values |= {(f"problems.{each.name}", "loss", id(each)): each.loss for each in self._problems}
+        self._values |= {("parameter", "requires_grad", id(each)): each.requires_grad for each in self._parameters}
+        self._seen, self._objects = self._look(), self._look_at_objects()
+        self._watch = PythonWatch(self._members)
+
+    def _is_same(self) -> bool:
+        now = self._look_at_objects()
+        if len(now) != len(self._objects) or not all(map(is_, now, self._objects)):
+            return False
+        try:
+            return bool(self._look() == self._seen)
+        except Exception:
+            # An attribute that is gone, or a tensor, which compares with another one by its entries.
+            return False
+
+    def _look(self) -> Any:
+        values = [get(space) for get, space in self._getters]
+        return values, [*map(len, self._spaces)], [each.requires_grad for each in self._parameters]
+
+    def _look_at_objects(self) -> list[Any]:
+        return [*chain.from_iterable([each.values() for each in self._inside]), *[each.loss for each in self._problems]]
+
+    def _differs(self, before: Mapping[Any, Any], place: Any) -> bool:
+        if place not in before or place not in self._values:
+            return True
+        return not _is_equal(before[place], self._values[place])
+
+
+def _spaces_of(loss: Any) -> list[dict[str, Any]]:
+    """Return where a loss keeps values: the settings it is bound with, the attributes of an object."""
+    found: list[dict[str, Any]] = []
+    while isinstance(loss, partial):
+        found.append(loss.keywords)
+        loss = loss.func
+    owner = getattr(loss, "__self__", loss)
+    is_object = not (inspect.isroutine(owner) or inspect.isclass(owner) or inspect.ismodule(owner))
+    return [*found, vars(owner)] if is_object and hasattr(owner, "__dict__") else found
+
+
+def _is_equal(kept: Any, now: Any) -> bool:
+    """Return whether what is in a place is the same, or an equal number, text or tuple of such."""
+    if kept is now:
+        return True
+    if type(kept) is not type(now) or not isinstance(kept, bool | int | float | complex | str | tuple | type(None)):
+        return False
+    try:
+        return bool(kept == now or (kept != kept and now != now))
+    except Exception:
+        return False
+
+
+def _is_torchs(hook: Any) -> bool:
+    """Say whether a hook is part of how a module of torch's works, such as `torch.nn.utils.spectral_norm`."""
+    return (getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] == "torch"
+
+
+def _is_known(part: Any) -> bool:
+    if isinstance(part, _PLAIN):
+        return True
+    definition = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
+    package = (getattr(definition, "__module__", None) or "builtins").partition(".")[0]
+    # A decorator gives a function the name of the one that it wraps, but not its file.
+    return package in _PACKAGES and not is_of_user(definition)
+
+
+def _with_parts(part: Any) -> Iterator[Any]:
+    """Yield a function or an object, and what it is bound with and holds."""
+    while isinstance(part, partial):
+        yield from _held([*part.args, *part.keywords.values()])
+        part = part.func
+    yield part
+    yield from _held([getattr(part, "__self__", None)])
+    yield from _held(part)
+
+
+def _held(part: Any, depth: int = 3) -> Iterator[Any]:
+    """Yield functions and objects in an object's attributes, and in containers there, but for modules."""
+    if depth == 0 or isinstance(part, _PLAIN) or inspect.isroutine(part) or inspect.isclass(part):
+        return
+    if isinstance(part, Mapping):
+        inside = [*part.values()]
+    elif isinstance(part, _SEQUENCES):
+        inside = [*part]
+    elif dataclasses.is_dataclass(part):
+        inside = [getattr(part, field.name, None) for field in dataclasses.fields(part)]
+    else:
+        inside = [*vars(part).values()] if hasattr(part, "__dict__") else []
+    for each in inside:
+        if isinstance(each, (nn.Module, *_PLAIN)):
+            continue
+        if not isinstance(each, (Mapping, *_SEQUENCES)):
+            yield each
+        yield from _held(each, depth - 1)

@@ -1,0 +1,196 @@
+"""Where losses and modules of the user's keep what is no tensor of a problem: attributes, globals, closures."""
+
+import inspect
+import random
+from collections import deque
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import CellType, CodeType
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from mlotool.core.user_code import is_of_user
+from mlotool.problem.problem import Problem
+
+_HIDDEN = (Iterator, random.Random, numpy.random.RandomState, numpy.random.Generator, torch.Generator)
+_PLAIN = (bool, int, float, complex, str, type(None))
+_CONTAINERS = (list, dict, set, deque)
+
+MOST_ELEMENTS = 10_000
+"""Of a container, or of a tensor: larger ones are data."""
+
+MOST_WATCHED = 100
+"""Elements of a container that is compared before every step."""
+
+_OWN_TO_TORCH = frozenset({"training"})
+"""Attributes of modules by which traces are told apart anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place that holds a value.
+
+    Args:
+        owner: in words, for messages.
+        holder: a namespace.
+        key: in it.
+    """
+
+    owner: str
+    holder: MutableMapping[str, Any]
+    key: str
+
+    @property
+    def value(self) -> Any:
+        """What is there now."""
+        return self.holder.get(self.key)
+
+
+class _Cell(MutableMapping[str, Any]):
+    """The variable of a closure as a namespace of one name."""
+
+    def __init__(self, name: str, cell: CellType) -> None:
+        self._name, self._cell = name, cell
+
+    def __getitem__(self, key: str) -> Any:
+        if key != self._name:
+            raise KeyError(key)
+        try:
+            return self._cell.cell_contents
+        except ValueError:
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._cell.cell_contents = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._cell.cell_contents
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self._name,))
+
+    def __len__(self) -> int:
+        return 1
+
+
+def is_plain(value: Any) -> bool:
+    """Say whether a value is a number, a text or nothing."""
+    return isinstance(value, _PLAIN)
+
+
+def is_kept(value: Any) -> bool:
+    """Say whether a copy of a value can be compared with it later: plain ones, small containers and tensors."""
+    if isinstance(value, Tensor):
+        return value.numel() <= MOST_ELEMENTS
+    if isinstance(value, _CONTAINERS):
+        parts = value.values() if isinstance(value, dict) else value
+        return len(value) <= MOST_ELEMENTS and all(isinstance(each, _PLAIN) for each in parts)
+    return isinstance(value, _PLAIN)
+
+
+def is_watched(value: Any) -> bool:
+    """Say whether a value is compared before every step: plain ones and containers of a few."""
+    return is_plain(value) or (not isinstance(value, Tensor) and is_kept(value) and len(value) <= MOST_WATCHED)
+
+
+Namespace = tuple[str, str, MutableMapping[str, Any], frozenset[str] | None]
+"""The problem, the owner, what holds values by name, and which of the names count; None is all."""
+
+
+def namespaces(problems: Sequence[Problem]) -> list[Namespace]:
+    """Return where the user's losses and modules, and what they call and hold, keep values.
+
+    Args:
+        problems: of one program.
+    """
+    return [(name, *space) for name, part in _reached(problems) for space in _spaces(part)]
+
+
+def hidden_state(problems: Sequence[Problem]) -> str | None:
+    """Return what the user's losses and modules hold that gives another value each time, which no look tells.
+
+    Args:
+        problems: of one program.
+    """
+    for name, part in _reached(problems):
+        if isinstance(part, _HIDDEN):
+            return f"{name}: what it computes with gives other values each time ({type(part).__name__})"
+    return None
+
+
+def _reached(problems: Sequence[Problem]) -> Iterator[tuple[str, Any]]:
+    """Yield what a program's losses and modules are, call and hold, each once, with the problem's name."""
+    seen: dict[int, Any] = {}
+    for problem in problems:
+        waiting: list[Any] = [problem.loss, *problem.submodules]
+        while waiting and len(seen) < MOST_ELEMENTS:
+            part = waiting.pop(0)
+            if id(part) in seen:
+                continue
+            # Kept, so that no other object takes its number.
+            seen[id(part)] = part
+            yield f"problems.{problem.name}", part
+            waiting += _parts(part)
+            for _, space, names in _spaces(part):
+                waiting += [each for key in (space if names is None else names) if not is_plain(each := space.get(key))]
+
+
+def places(problems: Sequence[Problem]) -> list[Place]:
+    """Return the places that hold plain values, small containers or tensors which are no problem's."""
+    found: dict[tuple[int, str], Place] = {}
+    for name, owner, holder, names in namespaces(problems):
+        for key in holder if names is None else names & holder.keys():
+            if key not in _OWN_TO_TORCH and is_kept(holder[key]):
+                found.setdefault((id(holder), key), Place(f"{name}: {owner}{key}", holder, key))
+    return [*found.values()]
+
+
+def _parts(part: Any) -> list[Any]:
+    """Return what a function is bound with, and what a container holds, where it is more than plain values."""
+    if isinstance(part, partial):
+        return [part.func, *part.args, *part.keywords.values()]
+    if inspect.ismethod(part):
+        return [part.__self__, part.__func__]
+    if isinstance(part, dict):
+        return [each for each in part.values() if not isinstance(each, _PLAIN)][:MOST_ELEMENTS]
+    if isinstance(part, list | tuple | set | deque):
+        return [each for each in part if not isinstance(each, _PLAIN)][:MOST_ELEMENTS]
+    return []
+
+
+def _spaces(part: Any) -> Iterator[tuple[str, MutableMapping[str, Any], frozenset[str] | None]]:
+    """Yield where a function or an object keeps values: what it is bound with, attributes, globals and closures."""
+    if isinstance(part, partial):
+        yield "", part.keywords, None
+    elif inspect.isfunction(part) or inspect.ismethod(part):
+        yield from _names_of(inspect.unwrap(part))
+    elif not inspect.isroutine(part) and not inspect.isclass(part) and is_of_user(part):
+        if hasattr(part, "__dict__"):
+            yield f"{type(part).__name__}.", part.__dict__, None
+        for name in ("forward", "__call__"):
+            if inspect.isfunction(method := getattr(type(part), name, None)):
+                yield from _names_of(inspect.unwrap(method))
+
+
+def _names_of(function: Any) -> Iterator[tuple[str, MutableMapping[str, Any], frozenset[str] | None]]:
+    """Yield the globals and the variables of closures that a function of the user's reads."""
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or not is_of_user(function):
+        return
+    space = function.__globals__
+    yield "", space, frozenset(name for name in _names_in(code) if name in space)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        yield "", _Cell(name, cell), None
+    defaults = dict(zip(code.co_varnames[: code.co_argcount][::-1], (function.__defaults__ or ())[::-1], strict=False))
+    yield "", {**defaults, **(function.__kwdefaults__ or {})}, None
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names that code and what is defined in it look up."""
+    inner = [_names_in(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*inner)
