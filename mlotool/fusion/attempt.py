@@ -10,11 +10,11 @@ import torch
 from mlotool.fusion.comparison import Comparison, Difference, Moving
 from mlotool.fusion.errors import NotFusedError
 from mlotool.fusion.own_values import OwnValue
-from mlotool.fusion.python_state import PythonState
 from mlotool.fusion.round_members import Drawings, RoundMembers, numbers
 from mlotool.fusion.stacked_gradients import Found, StackedGradients
 from mlotool.fusion.verdict import UNLIKE, UNTRUE, Verdict
 from mlotool.program.prepared_step import PreparedStep
+from mlotool.program.python_state import PythonState
 from mlotool.program.traced_function import UntraceableError
 
 REPEATS = 3
@@ -38,10 +38,11 @@ class Attempt:
     def check_pure(self, live: Sequence[bool], batches: Drawings) -> None:
         """Raise a NotFusedError if evaluating the losses of the first live member changes something in Python."""
         first = numbers(live)[0]
-        moving, state = self._members.moving(first), PythonState(self._members.schedule(first).program)
+        moving, state = self._members.moving(first), PythonState(self._members.schedule(first).program.engine.problems)
         try:
             self._members.prepared(first, batches)
-            state.check()
+            if (change := state.change()) is not None:
+                raise NotFusedError(change)
         finally:
             state.restore()
             moving.restore()

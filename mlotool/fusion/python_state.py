@@ -1,79 +1,13 @@
-"""What evaluating a loss changes that a trace would fix: Python's numbers, global random numbers, frozen parameters."""
+"""Whether what a trace has fixed, Python's numbers, is what it was."""
 
-import copy
-import random
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
-import torch
-from torch import Tensor
-
-from mlotool.fusion.errors import NotFusedError
-from mlotool.fusion.python_places import Place, is_plain, is_watched, namespaces, places
 from mlotool.program import Program
+from mlotool.program.python_places import Place, is_watched, places
+from mlotool.program.python_state import copied, is_same
 
 CHANGED = "{place} has changed, which a trace has fixed"
-
-
-class PythonState:
-    """The state of a program beside its parameters and buffers, before its losses are evaluated.
-
-    Numbers, texts, and small containers and tensors are looked at: in the attributes of modules and losses that are the
-    user's, and in the globals and closures that their functions read.
-
-    Args:
-        program: the member.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self._spaces = [(holder, set(holder)) for _, _, holder, names in namespaces(program) if names is None]
-        self._kept = [(place, place.value, _copy(place.value)) for place in places(program)]
-        modules = [(f"problems.{each.name}", module) for each in program.engine.problems for module in each.submodules]
-        self._frozen = [
-            (name, parameter, parameter.detach().clone())
-            for name, module in modules
-            for parameter in module._parameters.values()
-            if parameter is not None and not parameter.requires_grad
-        ]
-        self._numpy, self._python = numpy.random.get_state(), random.getstate()
-        self._program = program
-
-    def check(self) -> None:
-        """Raise a NotFusedError if something has changed."""
-        change = self._change()
-        if change is not None:
-            raise NotFusedError(change)
-
-    def restore(self) -> None:
-        """Put all of it back."""
-        for holder, before in self._spaces:
-            for key in [key for key in holder if key not in before]:
-                del holder[key]
-        for place, value, kept in self._kept:
-            _restore(place, value, kept)
-        for _, parameter, kept in self._frozen:
-            parameter.data.copy_(kept)
-        numpy.random.set_state(self._numpy)
-        random.setstate(self._python)
-
-    def _change(self) -> str | None:
-        known = {(id(place.holder), place.key) for place, _, _ in self._kept}
-        now = [each for each in places(self._program) if not isinstance(each.value, Tensor)]
-        new = [each for each in now if (id(each.holder), each.key) not in known]
-        changed = [place for place, value, kept in self._kept if _has_changed(place.value, value, kept)]
-        for place in (*changed, *new):
-            problem, _, owner = place.owner.partition(": ")
-            return f"{problem}: evaluating its loss changes {owner}, which a trace would fix"
-        for name, parameter, kept in self._frozen:
-            if not _is_equal(parameter, kept):
-                return f"{name}: evaluating its loss moves a frozen parameter, which a trace would fix"
-        state: Any = numpy.random.get_state()
-        before: Any = self._numpy
-        if state[2] != before[2] or not (state[1] == before[1]).all() or random.getstate() != self._python:
-            return "a loss draws from numpy's or Python's global random numbers"
-        return None
 
 
 class PythonWatch:
@@ -91,10 +25,12 @@ class PythonWatch:
         seen: set[tuple[int, str]] = set()
         for program in programs:
             # A global that several read is looked at once, while the first of them is there.
-            found = [] if program is None else [each for each in places(program) if is_watched(each.value)]
+            found = (
+                [] if program is None else [each for each in places(program.engine.problems) if is_watched(each.value)]
+            )
             new = [each for each in found if (id(each.holder), each.key) not in seen]
             seen |= {(id(each.holder), each.key) for each in new}
-            self._kept.append([(each.holder, each.key, _copy(each.value), each) for each in new])
+            self._kept.append([(each.holder, each.key, copied(each.value), each) for each in new])
 
     def drop(self, number: int) -> None:
         """Forget a member that has left."""
@@ -105,45 +41,6 @@ class PythonWatch:
         for member in self._kept:
             for holder, key, value, place in member:
                 now = holder.get(key)
-                if now is not value and not _is_same(now, value):
+                if now is not value and not is_same(now, value):
                     return CHANGED.format(place=place.owner)
         return None
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    return value if is_plain(value) else copy.copy(value)
-
-
-def _has_changed(now: Any, value: Any, kept: Any) -> bool:
-    """Return whether what was `value`, and equal to `kept`, is another one now."""
-    if isinstance(value, Tensor):
-        # One that is put in its place is most often a result that is kept to be looked at.
-        return now is value and not _is_equal(value, kept)
-    return not _is_same(now, kept)
-
-
-def _is_equal(tensor: Tensor, kept: Tensor) -> bool:
-    return torch.allclose(tensor.detach(), kept, rtol=0, atol=0, equal_nan=True)
-
-
-def _is_same(value: Any, kept: Any) -> bool:
-    return type(value) is type(kept) and bool(value == kept or (value != value and kept != kept))
-
-
-def _restore(place: Place, value: Any, kept: Any) -> None:
-    """Put a value back, into the object that held it where it is one that changes in place."""
-    if isinstance(value, Tensor):
-        if not _is_equal(value, kept):
-            with torch.no_grad():
-                value.data.copy_(kept)
-    elif isinstance(value, list | deque):
-        if value != kept:
-            value.clear()
-            value.extend(kept)
-    elif isinstance(value, dict | set) and value != kept:
-        value.clear()
-        value.update(kept)
-    if place.holder.get(place.key) is not value:
-        place.holder[place.key] = value

@@ -2,7 +2,7 @@
 
 import inspect
 from collections import deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import CellType, CodeType
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from mlotool.core.user_code import is_of_user
-from mlotool.program import Program
+from mlotool.problem.problem import Problem
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 _CONTAINERS = (list, dict, set, deque)
@@ -92,18 +92,18 @@ def is_watched(value: Any) -> bool:
     return is_plain(value) or (not isinstance(value, Tensor) and is_kept(value) and len(value) <= MOST_WATCHED)
 
 
-def namespaces(program: Program) -> list[tuple[str, str, MutableMapping[str, Any], frozenset[str] | None]]:
+def namespaces(problems: Sequence[Problem]) -> list[tuple[str, str, MutableMapping[str, Any], frozenset[str] | None]]:
     """Return where the user's losses and modules keep values.
 
     Args:
-        program: the member.
+        problems: of a program.
 
     Returns:
         The problem, the owner, a namespace, and which names of it count; None is all.
     """
     found: list[tuple[str, str, MutableMapping[str, Any], frozenset[str] | None]] = []
     seen: set[tuple[int, str]] = set()
-    for problem in program.engine.problems:
+    for problem in problems:
         name = f"problems.{problem.name}"
         if keywords := getattr(problem.loss, "keywords", None):
             found.append((name, "", keywords, None))
@@ -117,11 +117,11 @@ def namespaces(program: Program) -> list[tuple[str, str, MutableMapping[str, Any
     return found
 
 
-def places(program: Program) -> list[Place]:
+def places(problems: Sequence[Problem]) -> list[Place]:
     """Return the places that hold plain values, small containers or tensors which are no problem's."""
     return [
         Place(f"{name}: {owner}{key}", holder, key)
-        for name, owner, holder, names in namespaces(program)
+        for name, owner, holder, names in namespaces(problems)
         for key in (holder if names is None else names & holder.keys())
         if key not in _OWN_TO_TORCH and is_kept(holder[key])
     ]

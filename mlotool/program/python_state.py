@@ -1,0 +1,109 @@
+"""What evaluating a loss changes beside problems: Python's numbers, global random numbers, frozen parameters."""
+
+import copy
+import random
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from mlotool.problem.problem import Problem
+from mlotool.program.python_places import Place, is_plain, namespaces, places
+
+
+class PythonState:
+    """The state of a program beside its parameters and buffers, before its losses are evaluated.
+
+    Numbers, texts, and small containers and tensors are looked at: in the attributes of modules and losses that are the
+    user's, and in the globals and closures that their functions read.
+
+    Args:
+        problems: of the program.
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self._spaces = [(holder, set(holder)) for _, _, holder, names in namespaces(problems) if names is None]
+        self._kept = [(place, place.value, copied(place.value)) for place in places(problems)]
+        modules = [(f"problems.{each.name}", module) for each in problems for module in each.submodules]
+        self._frozen = [
+            (name, parameter, parameter.detach().clone())
+            for name, module in modules
+            for parameter in module._parameters.values()
+            if parameter is not None and not parameter.requires_grad
+        ]
+        self._numpy, self._python = numpy.random.get_state(), random.getstate()
+        self._problems = problems
+
+    def restore(self) -> None:
+        """Put all of it back."""
+        for holder, before in self._spaces:
+            for key in [key for key in holder if key not in before]:
+                del holder[key]
+        for place, value, kept in self._kept:
+            _restore(place, value, kept)
+        for _, parameter, kept in self._frozen:
+            parameter.data.copy_(kept)
+        numpy.random.set_state(self._numpy)
+        random.setstate(self._python)
+
+    def change(self) -> str | None:
+        """Return what has changed, as a sentence without its end."""
+        known = {(id(place.holder), place.key) for place, _, _ in self._kept}
+        now = [each for each in places(self._problems) if not isinstance(each.value, Tensor)]
+        new = [each for each in now if (id(each.holder), each.key) not in known]
+        changed = [place for place, value, kept in self._kept if _has_changed(place.value, value, kept)]
+        for place in (*changed, *new):
+            problem, _, owner = place.owner.partition(": ")
+            return f"{problem}: evaluating its loss changes {owner}, which a trace would fix"
+        for name, parameter, kept in self._frozen:
+            if not _is_equal(parameter, kept):
+                return f"{name}: evaluating its loss moves a frozen parameter, which a trace would fix"
+        state: Any = numpy.random.get_state()
+        before: Any = self._numpy
+        if state[2] != before[2] or not (state[1] == before[1]).all() or random.getstate() != self._python:
+            return "a loss draws from numpy's or Python's global random numbers"
+        return None
+
+
+def copied(value: Any) -> Any:
+    """Return what a value is compared with later."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value if is_plain(value) else copy.copy(value)
+
+
+def _has_changed(now: Any, value: Any, kept: Any) -> bool:
+    """Return whether what was `value`, and equal to `kept`, is another one now."""
+    if isinstance(value, Tensor):
+        # One that is put in its place is most often a result that is kept to be looked at.
+        return now is value and not _is_equal(value, kept)
+    return not is_same(now, kept)
+
+
+def _is_equal(tensor: Tensor, kept: Tensor) -> bool:
+    return torch.allclose(tensor.detach(), kept, rtol=0, atol=0, equal_nan=True)
+
+
+def is_same(value: Any, kept: Any) -> bool:
+    """Return whether two values are the same, NaN included."""
+    return type(value) is type(kept) and bool(value == kept or (value != value and kept != kept))
+
+
+def _restore(place: Place, value: Any, kept: Any) -> None:
+    """Put a value back, into the object that held it where it is one that changes in place."""
+    if isinstance(value, Tensor):
+        if not _is_equal(value, kept):
+            with torch.no_grad():
+                value.data.copy_(kept)
+    elif isinstance(value, list | deque):
+        if value != kept:
+            value.clear()
+            value.extend(kept)
+    elif isinstance(value, dict | set) and value != kept:
+        value.clear()
+        value.update(kept)
+    if place.holder.get(place.key) is not value:
+        place.holder[place.key] = value
