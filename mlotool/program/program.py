@@ -10,7 +10,6 @@ from mlotool.core.arguments import require, shown
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import RandomStream
-from mlotool.core.replay import RandomState
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call
 from mlotool.problem.problem import Problem
@@ -27,7 +26,7 @@ from mlotool.program.learned_hyperparameters import learned_hyperparameters, sta
 from mlotool.program.loss_plan import Values
 from mlotool.program.memories import Memories
 from mlotool.program.moment import NOW, Moment
-from mlotool.program.rehearsal import can_rehearse, rehearsed_loss, uncompiled
+from mlotool.program.rehearsal import Rehearsals
 from mlotool.program.saved_state import load_state_dict, state_dict, statistics
 from mlotool.program.solution_plan import SolutionPlan
 from mlotool.program.step_recorder import StepRecorder
@@ -108,13 +107,12 @@ class Program:
             if problem.hypergradient is not None:
                 problem.trajectory = Trajectory(problem.hypergradient.sees_steps, problem.hypergradient.horizon)
         self.trace, self.trace_from = trace, trace_from
-        # Problems whose losses are yet to be rehearsed: those that a hypergradient evaluates, or that read a solution.
-        self._unrehearsed = {name for name in self.problems if name in self._solved or self._steps[name]}
         memories = list(self._memories.by_name.values())
         self._engine = engine = Engine(list(self.problems.values()), reduce, memories, self.random)
         self.recorder = StepRecorder(self.problems, self._order, engine)
         for name, steps in self._steps.items():
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
+        self._rehearsals = Rehearsals(engine, graph, self._solved)
         self._gradients = {
             name: gradient_of(number, engine, self._zeroth_order[name]) for name, number in engine.numbers.items()
         }
@@ -174,33 +172,13 @@ class Program:
         Args:
             name: the problem.
             batch: its batch.
-
-        Raises:
-            ConfigError: the loss has changed parameters.
         """
-        number = self._number(name)
-        self._unrehearsed.discard(name)
-        solved = {each.number for each in self._engine.solutions[number]}
-        shaping = {self._number(each) for each in self.graph.uppers(name)}
         with self.random:
-            return rehearsed_loss(self._engine, number, solved, shaping, batch, is_read=name in self._solved)
+            return self._rehearsals(self._number(name), batch)
 
     def rehearse_once(self) -> None:
-        """Rehearse the losses that have a part in hypergradients, each on its next batch, unless that was done.
-
-        Left out are losses with a part that can only be evaluated in a step: of modules that are sharded,
-        layer-parallel, or whose parameters get their shape in the first call.
-
-        Raises:
-            ConfigError: a loss, or a module that it calls, does not go together with hypergradients.
-        """
-        for name in [each for each in self.problems if each in self._unrehearsed]:
-            self._unrehearsed.discard(name)
-            players = [self.problems[each] for each in {name, *(r.problem for r in self.problems[name].roles.values())}]
-            if all(map(can_rehearse, players)):
-                stream = self.problems[name].stream
-                with self.random, RandomState(self.devices).replayed(), uncompiled(players):
-                    self.rehearse(name, None if stream is None else stream.peek())
+        """Rehearse the losses that have a part in hypergradients, unless that was done; as `Schedule` does."""
+        self._rehearsals.once(self.random)
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.

@@ -1,8 +1,8 @@
 """A trial evaluation of a loss before the first step, after which nothing has changed."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Set
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from torch.overrides import TorchFunctionMode
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
 from mlotool.core.unchanged import is_same, restore_torch_settings, torch_settings
 from mlotool.core.user_code import WrongResultError, is_ours, named, note
 from mlotool.problem.problem import Problem
 from mlotool.program.engine import Engine
+from mlotool.program.graph import Graph
 from mlotool.program.loss_plan import LossPlan, Values
 from mlotool.program.past_slots import PastSlots, foreign_parameter
 from mlotool.program.python_state import PythonState
@@ -26,6 +28,62 @@ MAX_DIFFERENCE = 1e-3
 
 # How Python sees `tensor.requires_grad_()` and `tensor.requires_grad = ..`.
 _SETTERS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+
+
+class Rehearsals:
+    """Evaluates losses before the first step.
+
+    Args:
+        engine: of the program, whose solutions are at hand.
+        graph: of the problems.
+        solved: the problems whose solutions others read.
+    """
+
+    def __init__(self, engine: Engine, graph: Graph, solved: Set[str]) -> None:
+        self._engine, self._graph, self._solved = engine, graph, solved
+        # Losses that a hypergradient evaluates, or that read a solution.
+        self._waiting = [
+            number for name, number in engine.numbers.items() if name in solved or engine.solutions[number]
+        ]
+
+    def __call__(self, number: int, batch: Any) -> LossOutput:
+        """Return a loss as its next step will meet it.
+
+        Args:
+            number: of the problem.
+            batch: its batch.
+        """
+        engine, name = self._engine, self._engine.problems[number].name
+        self._waiting = [each for each in self._waiting if each != number]
+        read = {each.number for each in engine.solutions[number]}
+        shaping = {engine.numbers[each] for each in self._graph.uppers(name)}
+        return rehearsed_loss(engine, number, read, shaping, batch, is_read=name in self._solved)
+
+    def once(self, random: RandomStream) -> None:
+        """Rehearse the losses that have a part in hypergradients, each on its next batch, unless that was done.
+
+        Left out are those with a part that can only be evaluated in a step: of modules that are sharded,
+        layer-parallel, or whose parameters get their shape in the first call.
+
+        Args:
+            random: the program's random numbers, which go on as if nothing had been.
+        """
+        waiting, self._waiting = self._waiting, []
+        for number in waiting:
+            problem = self._engine.problems[number]
+            names = [problem.name, *(role.problem for role in problem.roles.values())]
+            players = [self._engine.problems[self._engine.numbers[each]] for each in names]
+            if all(map(_can_be_rehearsed, players)):
+                devices = tuple({device for each in players for device in each.devices})
+                with random, RandomState(devices).replayed(), warnings.catch_warnings():
+                    # The steps give them.
+                    warnings.simplefilter("ignore")
+                    self(number, None if problem.stream is None else problem.stream.peek())
+
+
+def _can_be_rehearsed(problem: Problem) -> bool:
+    is_whole = problem.shards is None and problem.parallel is None
+    return is_whole and not any(map(is_lazy, problem.module.parameters()))
 
 
 def rehearsed_loss(
@@ -213,27 +271,6 @@ def _is_evaluated_elsewhere(problem: Problem) -> bool:
     return algorithm is not None and (
         algorithm.sees_steps or algorithm.needs_full_precision or algorithm.is_zeroth_order
     )
-
-
-def can_rehearse(problem: Problem) -> bool:
-    """Return whether the loss of a problem can be evaluated before its first step, from Python."""
-    is_whole = problem.shards is None and problem.parallel is None
-    return is_whole and not any(map(is_lazy, problem.module.parameters()))
-
-
-@contextmanager
-def uncompiled(problems: Iterable[Problem]) -> Iterator[None]:
-    """Leave compiling, and warnings, to the steps."""
-    compiled = [(problem, problem.compiled) for problem in problems]
-    try:
-        for problem, _ in compiled:
-            problem.compiled = None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for problem, call in compiled:
-            problem.compiled = call
 
 
 def _has_hooks(module: nn.Module) -> bool:
