@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.handed import Handed
 from mlotool.core.lazy_copy import lazy_copy, share_memory
-from mlotool.core.repeatable import Attributes, FirstResults, holds_tensors
+from mlotool.core.repeatable import FirstEvaluation, Kept, holds_tensors
 from mlotool.core.replay import ConstantsOfPart, RandomState
 from mlotool.core.slots import Slot
 
@@ -88,11 +89,13 @@ class BlockCall:
         self._devices: tuple[torch.device, ...] = ()
         self._autocasts: list[_Autocast] = []
         self._attention = _attention_kernels()
-        # After the first evaluation: random state, values behind `stop_gradient`, and what it returned.
+        # After the first evaluation: what it was given and has computed, random state, values behind `stop_gradient`,
+        # and what it returned.
+        self._handed: Handed | None = None
+        self._evaluation: FirstEvaluation | None = None
         self._random: RandomState | None = None
         self._hidden: ConstantsOfPart | None = None
         self._moved: list[tuple[Slot, bool]] | None = None
-        self._results: FirstResults | None = None
         self._num_outputs = 0
         self._returned: tuple[list[Any], Any] = ([], None)
 
@@ -100,7 +103,9 @@ class BlockCall:
         """Return the tensors that the block returns, then the buffers that have moved, all but the first time None."""
         if self._moved is None:
             return self._first(tensors)
-        assert self._hidden is not None
+        assert self._hidden is not None and self._handed is not None and self._evaluation is not None
+        self._handed.check_again()
+        kept = Kept(self._block, [module for module, _ in self._modes], is_whole=self._evaluation.is_whole)
         with ExitStack() as stack:
             for autocast in self._autocasts:
                 stack.enter_context(autocast.again())
@@ -110,14 +115,12 @@ class BlockCall:
             stack.enter_context(self._hidden.again())
             if self._random is not None:
                 stack.enter_context(self._random.replayed())
-            attributes = None if self._results is None else Attributes([module for module, _ in self._modes])
+            shapes = stack.enter_context(self._evaluation.watched())
             with self._in_slots(tensors) as arguments:
-                returned = self._called(arguments)
+                returned = self._called(*self._given(arguments))
         outputs = _returned_tensors(tree_leaves(returned), tensors)
-        if self._results is not None and attributes is not None:
-            attributes.compare()
-            self._results.compare(outputs)
-            self._results = None
+        kept.compare()
+        self._evaluation.compare(shapes, outputs)
         return (*outputs, *[None] * len(self._moved))
 
     def finish(self, found: Sequence[Tensor | None]) -> Any:
@@ -140,16 +143,21 @@ class BlockCall:
 
     def _first(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         random, self._hidden = RandomState(self._devices), ConstantsOfPart()
+        evaluation = self._evaluation = FirstEvaluation(self._block)
         before = [each._version for each in tensors]
         # None of the tensors requires a gradient here: a result that does has it from somewhere else.
         with (
             torch.enable_grad(),
             self._hidden.noted(),
+            evaluation.watched() as shapes,
             self._in_slots(tensors) as arguments,
         ):
+            inputs, options = self._given(arguments)
+            self._handed = Handed(self._block, inputs, options)
             versions = [holder[name]._version for holder, name in self._buffers]
             given = [holder[name] for holder, name in self._buffers]
-            leaves, structure = tree_flatten(self._called(arguments))
+            with self._handed.left_alone(inputs, options):
+                leaves, structure = tree_flatten(self._called(inputs, options))
             after = [holder[name] for holder, name in self._buffers]
         if before != [each._version for each in tensors]:
             raise ConfigError(_CHANGED_INPUT)
@@ -161,7 +169,7 @@ class BlockCall:
         opaque = next((each for each in leaves if not isinstance(each, Tensor) and holds_tensors(each)), None)
         if opaque is not None:
             raise ConfigError(_OPAQUE.format(kind=kind_of(opaque)))
-        self._results = FirstResults.of(self._block, outputs)
+        evaluation.keep(shapes, outputs)
         self._num_outputs = len(outputs)
         places = {key: place for place, key in enumerate(_once(leaves))}
         self._returned = (
@@ -178,13 +186,16 @@ class BlockCall:
                 values.append(value.detach())
         return (*outputs, *values)
 
-    def _called(self, arguments: Sequence[Tensor]) -> Any:
+    def _given(self, arguments: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         tensors = iter(arguments)
         leaves = [
             next(tensors) if is_tensor else each
             for each, is_tensor in zip(self._constants, self._is_tensor, strict=True)
         ]
         inputs, options = tree_unflatten(leaves, self._structure)
+        return inputs, options
+
+    def _called(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         with ExitStack() as stack:
             # A mode that handles the autograd function of this call is off meanwhile.
             now = _get_current_function_mode_stack()

@@ -19,6 +19,7 @@ from torch.autograd import Function, forward_ad
 
 from mlotool.core.block_call import BlockCall
 from mlotool.core.gradient import Recording
+from mlotool.core.repeatable import unwatched
 from mlotool.core.tangents import any_has_tangent, apart, joined
 
 _Evaluation = Callable[..., Sequence[Tensor | None]]
@@ -46,7 +47,8 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     Args:
         block: a module, or a function of tensors. What it is to be differentiated with respect to is among its
             parameters and inputs. It may change its buffers, which are constants, and none of its inputs.
-        inputs: of the block, in any nesting of lists, tuples and dictionaries.
+        inputs: of the block, in any nesting of lists, tuples and dictionaries. The block changes none of them, nor
+            what objects among them hold: a cache is refused.
         options: likewise, by name.
 
     Returns:
@@ -55,8 +57,8 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         another result is not to be changed in place.
 
     Raises:
-        ConfigError: the block reads a tensor that requires a gradient and is not among its inputs and parameters, or
-            changes an input in place.
+        ConfigError: the block reads a tensor that requires a gradient and is not among its inputs and parameters,
+            changes an argument, or is another function when it is evaluated again (`core/repeatable.py`).
 
     Cost: one more evaluation of the block for each backward pass through it.
 
@@ -70,11 +72,12 @@ def remat(block: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     """
     if _IS_PLAIN.get():
         return block(*inputs, **options)
-    call, tensors = BlockCall.of(block, inputs, options)
-    is_recorded = torch.is_grad_enabled() and (_in_transform() or any(each.requires_grad for each in tensors))
-    if not is_recorded and not any_has_tangent(tensors):
-        return block(*inputs, **options)
-    return call.finish(_evaluate(call, tensors))
+    with unwatched():
+        call, tensors = BlockCall.of(block, inputs, options)
+        is_recorded = torch.is_grad_enabled() and (_in_transform() or any(each.requires_grad for each in tensors))
+        if is_recorded or any_has_tangent(tensors):
+            return call.finish(_evaluate(call, tensors))
+    return block(*inputs, **options)
 
 
 @contextmanager

@@ -1,111 +1,224 @@
-"""Whether a block that is evaluated again is the function that it was: looked at for some of its calls.
+"""Whether a block that is evaluated again is the function that it was.
 
 A counter, a cache or a running mean in an attribute, Python's or numpy's random numbers, a generator of its own: any of
 these makes of the second evaluation another function than the first one was, and its derivative is then that of a
 network that nobody has evaluated. Nothing else would say so.
+
+What is compared is cheap enough to be compared always: the form of all results, a few of their entries, and the tensors
+that modules keep in attributes. For the first call of a block, the second, the fourth and so on (some blocks change
+later) it is all entries, the shapes of all that was computed, and the tensors in any object that the block keeps.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.fingerprint import fingerprint, tolerance
+from mlotool.core.object_state import IteratorFoundError, leaves_of
 from mlotool.core.tangents import apart
 from mlotool.core.tracing import is_tracing
 
 _CHANGED = (
-    "remat: found a block, {block}, that returned something else when it was evaluated again; expected the same "
-    "function each time. Draw random numbers from torch's default generators alone (no random, no numpy, no generator= "
-    "of your own), and keep what changes from call to call in a buffer, or leave this block out of remat."
+    "remat: found a block, {block}, that {what} when it was evaluated again; expected the same function each time. "
+    "Draw random numbers from torch's default generators alone (no random, no numpy, no generator= of your own), keep "
+    "what changes from call to call in a buffer, and no cache (use_cache=False of Hugging Face's models); or leave "
+    "this block out of remat."
 )
 
 _KEPT = (
-    "remat: found a block whose {module} keeps a tensor that has a derivative in its attribute '{name}', as of an "
-    "auxiliary loss; expected that a block returns what has derivatives, since the gradient of anything else would be "
-    "lost. Return it as well, or keep it without one: self.{name} = x.detach()."
+    "remat: found a block whose {module} keeps a tensor that has a derivative in {place}, as of an auxiliary loss or "
+    "of a cache; expected that a block returns what has derivatives, since the gradient of anything else would be "
+    "lost. Return it as well, keep it without one (x.detach()), or keep no cache (use_cache=False of Hugging Face's "
+    "models)."
 )
 
+_NUM_ENTRIES = 64
+"""Of a result, that are compared always."""
+
+_STRICT = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-5, torch.complex64: 2e-5}
+"""Of the norm: what the same kernels on a CPU may differ by, with a graph and without."""
+
 _calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
-"""By block; the first call of one, the second, the fourth and so on are looked at, since some blocks change later."""
+"""By block."""
 
 
-class FirstResults:
-    """What a block has returned, in two numbers a tensor.
+class FirstEvaluation:
+    """What a block has computed, in a few numbers.
 
     Args:
         block: which has.
-        results: the tensors among what it has returned.
 
     Example:
-        >>> first = FirstResults("a block", [torch.ones(2)])
-        >>> first.compare([torch.ones(2)])  # nothing to refuse
+        >>> first = FirstEvaluation(torch.tanh)
+        >>> with first.watched() as shapes:
+        ...     result = torch.tanh(torch.ones(2))
+        >>> first.keep(shapes, [result])
+        >>> first.compare(shapes, [result])  # nothing to refuse
     """
 
-    def __init__(self, block: Any, results: Sequence[Tensor]) -> None:
-        self._block = block
-        self._numbers = _numbers(results)
-
-    @classmethod
-    def of(cls, block: Callable[..., Any], results: Sequence[Tensor]) -> "FirstResults | None":
-        """Return them where this call of the block is looked at, and values can be read; else None."""
+    def __init__(self, block: Callable[..., Any]) -> None:
         # Functions are often made anew for each call, and share their code.
-        key = block.__code__ if isinstance(block, FunctionType) else block
+        self._block = block.__code__ if isinstance(block, FunctionType) else block
         try:
-            number = _calls[key] = _calls.get(key, 0) + 1
+            number = _calls[self._block] = _calls.get(self._block, 0) + 1
         except TypeError:
             # It cannot be held weakly, or hashed.
-            return None
-        if number & (number - 1) or is_tracing() or not _can_be_read(results):
-            return None
-        return cls(key, results)
+            number = 1
+        self.is_whole = not number & (number - 1)
+        self._is_rounded = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+        self._shapes: set[torch.Size] = set()
+        self._forms: list[tuple[torch.Size, torch.dtype]] = []
+        self._numbers: list[Tensor | None] = []
 
-    def compare(self, results: Sequence[Tensor]) -> None:
-        """Raise ConfigError unless these are the same results."""
-        if not _can_be_read(results):
+    @contextmanager
+    def watched(self) -> Iterator[set[torch.Size]]:
+        """Note the shapes of all that is computed within, where this call of the block is looked at as a whole."""
+        if not self.is_whole or is_tracing():
+            yield set()
             return
-        now = _numbers(results)
-        pairs = zip(self._numbers, now, results, strict=False)
-        if len(now) != len(self._numbers) or not all(_is_same(*pair) for pair in pairs):
-            name = getattr(self._block, "co_name", None) or type(getattr(self._block, "block", self._block)).__name__
-            raise ConfigError(_CHANGED.format(block=name))
+        with _Shapes() as mode, _watching(mode):
+            yield mode.shapes
+
+    def keep(self, shapes: set[torch.Size], results: Sequence[Tensor]) -> None:
+        """Keep what there is to compare.
+
+        Args:
+            shapes: that were noted.
+            results: of the block.
+        """
+        if not is_tracing():
+            self._shapes, self._forms, self._numbers = shapes, _forms(results), self._numbers_of(results)
+
+    def compare(self, shapes: set[torch.Size], results: Sequence[Tensor]) -> None:
+        """Raise ConfigError unless this is the same. Arguments as above."""
+        if is_tracing():
+            return
+        now = _forms(results)
+        if now != self._forms:
+            difference = next((pair for pair in zip(self._forms, now, strict=False) if pair[0] != pair[1]), None)
+            first, second = map(_described, difference or ((), ()))
+            self._refuse(
+                f"returned {second} in place of {first}" if difference else "returned another number of tensors"
+            )
+        if new := shapes - self._shapes:
+            self._refuse(f"computed a tensor of another shape, {tuple(min(new))},")
+        for before, number, result in zip(self._numbers, self._numbers_of(results), results, strict=True):
+            if before is not None and number is not None and not self._is_same(before, number, result):
+                self._refuse("returned something else")
+
+    def _numbers_of(self, results: Sequence[Tensor]) -> list[Tensor | None]:
+        return [_numbers(each, self.is_whole) for each in results]
+
+    def _is_same(self, before: Tensor, now: Tensor, result: Tensor) -> bool:
+        if before.shape != now.shape or not now.numel():
+            return True
+        loose = tolerance(result.dtype)
+        share = loose if self._is_rounded or now.is_cuda else _STRICT.get(result.dtype, loose)
+        # What has overflowed is no sign of anything.
+        return bool((before - now).abs().max() <= share * torch.maximum(before.norm(), now.norm()))
+
+    def _refuse(self, what: str) -> None:
+        raise ConfigError(_CHANGED.format(block=name_of(self._block), what=what))
 
 
-class Attributes:
-    """The tensors that modules keep in attributes of their own, before an evaluation.
+def name_of(block: Any) -> str:
+    """Return what to call a block in messages: the name of a function, or of a module's class."""
+    return getattr(block, "co_name", None) or type(getattr(block, "block", block)).__name__
+
+
+_SHAPES: ContextVar["_Shapes | None"] = ContextVar("mlotool_remat_shapes", default=None)
+
+
+@contextmanager
+def _watching(mode: "_Shapes | None") -> Iterator[None]:
+    token = _SHAPES.set(mode)
+    try:
+        yield
+    finally:
+        _SHAPES.reset(token)
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """Return a context in which a block around has nothing noted: blocks inside it are compared by themselves."""
+    return _watching(None)
+
+
+class _Shapes(TorchFunctionMode):
+    """Notes the shapes of what functions of torch return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[torch.Size] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        found = func(*args, **(kwargs or {}))
+        if _SHAPES.get() is not self:
+            return found
+        for each in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(each, Tensor):
+                self.shapes.add(each.shape)
+        return found
+
+
+class Kept:
+    """The tensors that a block keeps by itself, before an evaluation.
 
     Args:
-        modules: those of a block.
+        block: a module, or a function.
+        modules: those of the block.
+        is_whole: whether to look into objects of any class too.
 
     Example:
-        >>> before = Attributes([nn.Tanh()])
+        >>> before = Kept(nn.Tanh(), [nn.Tanh()], is_whole=True)
         >>> before.compare()  # nothing to refuse
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, block: Any, modules: Sequence[nn.Module], *, is_whole: bool) -> None:
+        self._block = block
         self._modules = modules
-        self._before = {key: tensor for key, _, tensor in self._kept()}
+        self._is_whole = is_whole
+        self._before = {id(each): each for _, _, each in self._tensors()}
 
     def compare(self) -> None:
         """Raise ConfigError where the evaluation has left one that depends on something."""
-        for key, module, tensor in self._kept():
-            if tensor.grad_fn is not None and tensor is not self._before.get(key):
-                raise ConfigError(_KEPT.format(module=type(module).__name__, name=key[1]))
+        for owner, place, tensor in self._tensors():
+            if tensor.grad_fn is not None and id(tensor) not in self._before:
+                raise ConfigError(_KEPT.format(module=owner, place=place))
 
-    def _kept(self) -> Iterator[tuple[tuple[int, str, int], nn.Module, Tensor]]:
+    def _tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         for module in self._modules:
-            for name, value in module.__dict__.items():
-                if isinstance(value, Tensor | list | tuple | dict) and not _is_of_torch(module, name):
-                    for number, each in enumerate(tree_leaves(value)):
-                        if isinstance(each, Tensor):
-                            yield (id(module), name, number), module, each
+            for name in module.__dict__.keys() - _OF_MODULES:
+                value = module.__dict__[name]
+                is_looked_at = self._is_whole or isinstance(value, Tensor | list | tuple | dict)
+                if is_looked_at and not _is_of_torch(module, name):
+                    for each in self._inside(value):
+                        yield type(module).__name__, f"its attribute '{name}'", each
+        if self._is_whole and isinstance(self._block, FunctionType | MethodType | partial):
+            for each in self._inside(self._block):
+                yield "function", "what it is bound with", each
+
+    def _inside(self, value: Any) -> list[Tensor]:
+        if not self._is_whole:
+            return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+        try:
+            return [each for each in leaves_of([value], into_modules=False) if isinstance(each, Tensor)]
+        except IteratorFoundError:
+            return []
 
 
 _OF_MODULES = frozenset([*nn.Module().__dict__, "_flat_weights"])
@@ -119,18 +232,32 @@ def _is_of_torch(module: nn.Module, name: str) -> bool:
     return name in _OF_MODULES or any(f"{name}_{each}" in module._parameters for each in ("orig", "v"))
 
 
-def _can_be_read(results: Sequence[Tensor]) -> bool:
-    return not any(is_functorch_wrapped_tensor(each) or each.is_meta for each in results)
+def _forms(results: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(each.shape, each.dtype) for each in results]
 
 
-def _numbers(results: Sequence[Tensor]) -> list[Tensor]:
-    """Return the fingerprint of each tensor."""
-    return [fingerprint(each) for each in apart(results)[0]]
+def _described(form: Any) -> str:
+    shape, dtype = form
+    return f"a tensor of shape {tuple(shape)} of {str(dtype).removeprefix('torch.')}"
 
 
-def _is_same(before: Tensor, now: Tensor, result: Tensor) -> bool:
-    # What has overflowed is no sign of anything.
-    return not bool(((before - now).abs() > tolerance(result.dtype) * torch.maximum(before[1], now[1])).any())
+def _numbers(result: Tensor, is_whole: bool) -> Tensor | None:
+    """Return the fingerprint of a result, or a few of its entries; None where there are no values to read.
+
+    Within transforms of torch.func it is that of the tensor inside, with all axes that `torch.vmap` hides.
+    """
+    while is_functorch_wrapped_tensor(result):
+        result = _functorch.get_unwrapped(result)
+    if result.is_meta:
+        return None
+    with temporarily_clear_interpreter_stack(), torch.no_grad():
+        result = apart([result])[0][0].detach()
+        if is_whole or result.layout != torch.strided:
+            return fingerprint(result)
+        last = max(result.numel() - 1, 0)
+        places = torch.arange(_NUM_ENTRIES, device=result.device) * last // (_NUM_ENTRIES - 1)
+        entries = torch.take(result, places if result.numel() else places[:0])
+        return (entries if entries.is_complex() else entries.double()).nan_to_num(0.0, 0.0, 0.0)
 
 
 def holds_tensors(value: Any) -> bool:

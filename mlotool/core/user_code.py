@@ -176,6 +176,11 @@ def is_of_user(*targets: Any) -> bool:
     return any(is_users(_file_of(each), each.__module__ or "") for each in map(_definition, targets))
 
 
+def is_ours(*targets: Any) -> bool:
+    """Say whether functions, classes and objects' classes are all mlotool's or torch's."""
+    return all((each.__module__ or "").partition(".")[0] in ("mlotool", "torch") for each in map(_definition, targets))
+
+
 def named(target: Any) -> str:
     """Return the name of a function, a class or an object's class; of the user's with its file and line."""
     target = _definition(target)

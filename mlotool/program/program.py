@@ -26,7 +26,7 @@ from mlotool.program.learned_hyperparameters import learned_hyperparameters, sta
 from mlotool.program.loss_plan import Values
 from mlotool.program.memories import Memories
 from mlotool.program.moment import NOW, Moment
-from mlotool.program.rehearsal import rehearsed_loss
+from mlotool.program.rehearsal import Rehearsals
 from mlotool.program.saved_state import load_state_dict, state_dict, statistics
 from mlotool.program.solution_plan import SolutionPlan
 from mlotool.program.step_recorder import StepRecorder
@@ -115,6 +115,7 @@ class Program:
         self.recorder = StepRecorder(self.problems, self._order, engine)
         for name, steps in self._steps.items():
             engine.solutions[engine.numbers[name]] = [SolutionPlan(step, name, engine) for step in steps]
+        self._rehearsals = Rehearsals(engine, graph, self._solved)
         self._gradients = {
             name: gradient_of(number, engine, self._zeroth_order[name]) for name, number in engine.numbers.items()
         }
@@ -174,15 +175,13 @@ class Program:
         Args:
             name: the problem.
             batch: its batch.
-
-        Raises:
-            ConfigError: the loss has changed parameters.
         """
-        number = self._number(name)
-        solved = {each.number for each in self._engine.solutions[number]}
-        shaping = {self._number(each) for each in self.graph.uppers(name)}
         with self.random:
-            return rehearsed_loss(self._engine, number, solved, shaping, batch, is_read=name in self._solved)
+            return self._rehearsals(self._number(name), batch)
+
+    def rehearse_once(self) -> None:
+        """Rehearse the losses that have a part in hypergradients, unless that was done; as `Schedule` does."""
+        self._rehearsals.once(self.random)
 
     def gradient(self, name: str, batches: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the TOTAL gradient of problem `name`; parameters, buffers and optimizers stay as they are.

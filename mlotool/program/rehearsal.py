@@ -1,28 +1,89 @@
 """A trial evaluation of a loss before the first step, after which nothing has changed."""
 
 import warnings
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
 from mlotool.core.unchanged import is_same, restore_torch_settings, torch_settings
-from mlotool.core.user_code import WrongResultError, is_of_user, named, note
+from mlotool.core.user_code import WrongResultError, is_ours, named, note
 from mlotool.problem.problem import Problem
 from mlotool.program.engine import Engine
+from mlotool.program.graph import Graph
 from mlotool.program.loss_plan import LossPlan, Values
+from mlotool.program.past_slots import PastSlots, foreign_parameter
+from mlotool.program.python_state import PythonState
 
 MAX_DIFFERENCE = 1e-3
 """Between two evaluations of a loss, relative to it: kernels on a GPU add in another order each time."""
 
 # How Python sees `tensor.requires_grad_()` and `tensor.requires_grad = ..`.
 _SETTERS = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+
+
+class Rehearsals:
+    """Evaluates losses before the first step.
+
+    Args:
+        engine: of the program, whose solutions are at hand.
+        graph: of the problems.
+        solved: the problems whose solutions others read.
+    """
+
+    def __init__(self, engine: Engine, graph: Graph, solved: Set[str]) -> None:
+        self._engine, self._graph, self._solved = engine, graph, solved
+        # Losses that a hypergradient evaluates, or that read a solution.
+        self._waiting = [
+            number for name, number in engine.numbers.items() if name in solved or engine.solutions[number]
+        ]
+
+    def __call__(self, number: int, batch: Any) -> LossOutput:
+        """Return a loss as its next step will meet it.
+
+        Args:
+            number: of the problem.
+            batch: its batch.
+        """
+        engine, name = self._engine, self._engine.problems[number].name
+        self._waiting = [each for each in self._waiting if each != number]
+        read = {each.number for each in engine.solutions[number]}
+        shaping = {engine.numbers[each] for each in self._graph.uppers(name)}
+        return rehearsed_loss(engine, number, read, shaping, batch, is_read=name in self._solved)
+
+    def once(self, random: RandomStream) -> None:
+        """Rehearse the losses that have a part in hypergradients, each on its next batch, unless that was done.
+
+        Left out are those with a part that can only be evaluated in a step: of modules that are sharded,
+        layer-parallel, or whose parameters get their shape in the first call.
+
+        Args:
+            random: the program's random numbers, which go on as if nothing had been.
+        """
+        waiting, self._waiting = self._waiting, []
+        for number in waiting:
+            problem = self._engine.problems[number]
+            names = [problem.name, *(role.problem for role in problem.roles.values())]
+            players = [self._engine.problems[self._engine.numbers[each]] for each in names]
+            if all(map(_can_be_rehearsed, players)):
+                devices = tuple({device for each in players for device in each.devices})
+                with random, RandomState(devices).replayed(), warnings.catch_warnings():
+                    # The steps give them.
+                    warnings.simplefilter("ignore")
+                    self(number, None if problem.stream is None else problem.stream.peek())
+
+
+def _can_be_rehearsed(problem: Problem) -> bool:
+    is_whole = problem.shards is None and problem.parallel is None
+    return is_whole and not any(map(is_lazy, problem.module.parameters()))
 
 
 def rehearsed_loss(
@@ -63,12 +124,14 @@ def rehearsed_loss(
         names += [(tensor, other.name, key) for key, tensor in zip(other.theta, tensors, strict=True)]
         values[player] = tensors
     before = {player: _parameters(engine.problems[player].module) for player in players}
-    is_users = is_of_user(problem.loss, *(engine.problems[each].module for each in players))
+    modules = [module for player in players for module in engine.problems[player].submodules]
+    is_foreign = not is_ours(problem.loss, *modules) or any(map(_has_hooks, modules))
+    python = PythonState([engine.problems[player] for player in players])
     random, plan = (
         RandomState(tuple(device for each in engine.problems for device in each.devices)),
         engine.losses[number],
     )
-    with torch.enable_grad(), _Guard(names) if is_users else nullcontext():
+    with torch.enable_grad(), _Guard(names) if is_foreign else nullcontext():
         settings = torch_settings()
         output = plan(values, batch)
         changed = restore_torch_settings(settings)
@@ -97,17 +160,21 @@ def rehearsed_loss(
                 f"problems.{other.name}.module: {named(other.module)} has made the parameter '{min(made)}' in "
                 "its forward; expected all of them in __init__, since no optimizer knows of this one. Make it there."
             )
-    if is_users:
+    if is_foreign:
+        past = PastSlots(engine, plan, values, batch, random, python.restore)
         try:
             if is_repeated:
+                python.restore()
                 _check_repeated(plan, values, batch, output.loss, random)
+            if is_repeated or solved or foreign_parameter(output.loss) is not None:
+                past.check(output.loss, is_moved=is_repeated and _is_evaluated_elsewhere(problem))
             if output.loss.requires_grad:
                 _check_backward(engine, plan, values, output.loss, shaping)
-                if _is_evaluated_elsewhere(problem):
-                    _check_elsewhere(engine, plan, values, batch, random)
         except Exception as error:
             note(error, lambda: plan.call_of(batch))
             raise
+        finally:
+            python.restore()
     return output
 
 
@@ -164,7 +231,7 @@ def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor
         for tensor in tensors or ()
         if tensor.requires_grad
     ]
-    foreign = _foreign_parameter(loss)
+    foreign = foreign_parameter(loss)
     if foreign is not None:
         raise WrongResultError(*_told_foreign(engine, foreign))
     slopes = torch.autograd.grad(loss, [leaf for leaf, _ in taken], allow_unused=True)
@@ -201,63 +268,13 @@ def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor
 def _is_evaluated_elsewhere(problem: Problem) -> bool:
     """Return whether gradients of a loss are taken at other parameters than those in its module at that time."""
     algorithm = problem.hypergradient
-    return algorithm is not None and (algorithm.sees_steps or algorithm.needs_full_precision)
+    return algorithm is not None and (
+        algorithm.sees_steps or algorithm.needs_full_precision or algorithm.is_zeroth_order
+    )
 
 
-def _check_elsewhere(engine: Engine, plan: LossPlan, values: Values, batch: Any, random: RandomState) -> None:
-    """Refuse a loss whose backward pass looks up the module's parameters again, as torch.utils.checkpoint does.
-
-    A module holds other parameters only while it is called: a backward pass later would mix them with its own.
-    """
-    if plan.problem.settings.precision == "fp16":
-        return
-    moved = {player: [_moved(tensor) for tensor in tensors] for player, tensors in enumerate(values) if tensors}
-    there: Values = [moved.get(player) for player in range(len(values))]
-    leaves = [tensor for tensors in moved.values() for tensor in tensors if tensor.requires_grad]
-
-    def gradient() -> Sequence[Tensor]:
-        with random.replayed():
-            return torch.autograd.grad(plan(there, batch).loss, leaves, materialize_grads=True)
-
-    found = gradient()
-    slots = [engine.problems[player].slots for player in moved]
-    own = [each.put(tensors) for each, tensors in zip(slots, moved.values(), strict=True)]
-    try:
-        expected = gradient()
-    finally:
-        for each, tensors in zip(slots, own, strict=True):
-            each.put_back(tensors)
-    size = max(float(each.norm()) for each in expected)
-    error = max(float((x - y).norm()) for x, y in zip(found, expected, strict=True))
-    if error > MAX_DIFFERENCE * size:
-        raise WrongResultError(
-            "a loss whose backward pass looks the module's parameters up again (the gradient is off by "
-            f"{error / size:.1g} of its size)",
-            "that it takes them from the evaluation, since this hypergradient takes gradients at other parameters than "
-            "those that the module holds",
-            "Write mlotool.remat(block, x) for torch.utils.checkpoint.checkpoint(block, x), or remat: auto for the "
-            "problem; in an autograd function of your own, save the parameters that its backward reads.",
-        )
-
-
-def _moved(tensor: Tensor) -> Tensor:
-    return (1.1 * tensor.detach()).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else tensor
-
-
-def _foreign_parameter(loss: Tensor) -> nn.Parameter | None:
-    """Return a parameter that a loss depends on and was not given."""
-    # What a rehearsal gives are plain tensors.
-    waiting, seen = [loss.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, nn.Parameter):
-            return variable
-        waiting += [each for each, _ in node.next_functions]
-    return None
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _told_foreign(engine: Engine, parameter: nn.Parameter) -> tuple[str, str, str]:

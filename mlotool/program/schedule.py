@@ -83,6 +83,7 @@ class Schedule:
         Returns:
             By name, the result of each problem that has stepped.
         """
+        self.program.rehearse_once()
         with self.program.random:
             return self._tick()
 

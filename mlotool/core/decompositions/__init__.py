@@ -55,6 +55,8 @@ if torch.__version__ < "2.15":
 
 FORWARD: Table = {
     **TWICE,
+    F.embedding: bags.embedding,
+    torch.embedding: bags.embedding_by_name,
     F.dropout: dropout.dropout,
     torch.dropout: dropout.dropout_by_name,
     torch.dropout_: dropout.dropout_in_place,

@@ -1,4 +1,4 @@
-"""Bags of embeddings, written out."""
+"""Embeddings whose row for padding is a constant, and bags of embeddings, written out."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +8,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mlotool.core.decompositions.lacking import lacking_twice
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the rows of `weight`; that at `padding_idx` has no tangent, as it has no gradient."""
+    return _without_padding(F.embedding(input, weight, padding_idx, *args, **kwargs), input, weight, padding_idx)
+
+
+def embedding_by_name(weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the same; a negative `padding_idx` is none."""
+    found = torch.embedding(weight, indices, padding_idx, *args, **kwargs)
+    return _without_padding(found, indices, weight, None if padding_idx < 0 else padding_idx)
+
+
+def _without_padding(rows: Tensor, indices: Tensor, weight: Tensor, padding_idx: int | None) -> Tensor:
+    if padding_idx is None:
+        return rows
+    return torch.where((indices == padding_idx % len(weight)).unsqueeze(-1), rows.detach(), rows)
 
 
 def embedding_bag(*args: Any, **kwargs: Any) -> Tensor:

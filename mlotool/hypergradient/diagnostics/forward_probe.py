@@ -102,7 +102,7 @@ def _compare(view: LowerView, theta: Vector, inputs: Vector, wanted: tuple[bool,
     with random.replayed():
         reverse = ReverseProduct(view, theta, inputs, wanted)
         gradient = reverse.gradient
-        direction = _direction(theta, gradient)
+        direction = _direction(theta)
         # In one pass, which frees the graph on its way: it is what takes the most memory of a run.
         expected = dict(zip("HM", reverse.pull(direction), strict=True))
         del reverse
@@ -125,16 +125,11 @@ def _compare(view: LowerView, theta: Vector, inputs: Vector, wanted: tuple[bool,
     return all(bool(each.any()) for each in gradient)
 
 
-def _direction(theta: Vector, gradient: Vector) -> list[Tensor]:
-    """Return a direction, the same each time, about as long as the parameters, where the gradient is not zero.
-
-    Of a row of an embedding that is for padding torch drops the gradient: there double backward and forward mode differ
-    with good reason, and no vector that a pullback meets has anything.
-    """
+def _direction(theta: Vector) -> list[Tensor]:
+    """Return a direction, the same each time, about as long as the parameters."""
     found = []
-    for number, (tensor, slope) in enumerate(zip(theta, gradient, strict=True)):
+    for number, tensor in enumerate(theta):
         generator = torch.Generator(tensor.device).manual_seed(number)
-        noise = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
-        found.append(noise * (slope != 0))
+        found.append(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype, device=tensor.device))
     length, size = norm(theta), norm(found)
     return scaled(found, torch.where(length > 0, length, 1.0) / torch.where(size > 0, size, 1.0))
