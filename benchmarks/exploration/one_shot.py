@@ -3,11 +3,12 @@
     python -m benchmarks.exploration.one_shot
     python -m benchmarks.exploration.one_shot --ways spos random --seeds 3 --jobs 2
 
-Each way ends with `explore_residual decisions=<what it has found>`, a training from scratch, of which the test split
-counts; the search does not see it. Time is the CPU time of all commands of a way, with their imports. Random search
-trains 40 models and takes the one with the best validation accuracy; "in the same time" it is the best of as many as
-the other way's CPU time pays for. The base is the model of the first candidates. Seeds begin at 200: settings were
-chosen with others. Rows that the result file has already are not measured again.
+Each way ends with `explore_residual decisions=<what it has found>`, a training from scratch with a seed that no search
+has had, of which the test split counts; the search does not see it. Random search trains 40 models and takes the one
+with the best validation accuracy, which is trained once more like the others' finds: its own weights were selected, by
+chance of their seed too. "In the same time" it is the best of as many as the other way's CPU time pays for. The base is
+the model of the first candidates. Time is the CPU time of all commands of a way, with their imports. Seeds begin at
+200: settings were chosen with others. Rows that the result file has already are not measured again.
 """
 
 import argparse
@@ -36,37 +37,62 @@ WAYS: dict[str, list[list[str]]] = {
         for name in ("darts", "proxyless", "enas")
     },
 }
-FOUND = ["run", "+recipe=explore_residual", "decisions=outputs/search", "hydra.run.dir=outputs/found"]
-"""What trains the model that a search has found."""
+NEW_SEED = 1000
+"""Added to a search's seed for the training of what it has found."""
 
 
 def measured(way: str, seed: int) -> dict[str, Any]:
-    """Return the CPU seconds of a way, and the validation and test accuracy of its model; of random search, of all."""
-    with tempfile.TemporaryDirectory() as folder:
-        taken = 0.0
-        for words in [*WAYS[way], *([] if way in ("base", "random") else [FOUND])]:
+    """Return the CPU seconds of a way, and the validation and test accuracy of its model.
+
+    Of random search, the validation accuracies of all models, and the test accuracies of those that were the best so
+    far when they were trained, each trained once more.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder, taken = Path(name), 0.0
+        for words in WAYS[way]:
             sampler = [f"sweep.seed={seed}"] if "-m" in words else []
-            every = [*words, *sampler, f"seed={seed}", "logger=csv", "runner.report=false"]
-            taken += whole_command(every, Path(folder))["cpu_s"]
-        outputs = Path(folder, "outputs")
+            taken += command(folder, *words, *sampler, f"seed={seed + NEW_SEED if way == 'base' else seed}")
+        search = folder / "outputs" / "search"
         if way == "random":
-            jobs = sorted(outputs.glob("search/*/summary.json"), key=lambda each: int(each.parent.name))
+            jobs = sorted(search.glob("*/summary.json"), key=lambda each: int(each.parent.name))
+            val = [metrics(each.parent)["val/accuracy"] for each in jobs]
+            firsts = [number for number, value in enumerate(val) if value > max(val[:number], default=-1.0)]
+            finds = {number: jobs[number].parent for number in firsts}
         else:
-            jobs = [outputs / "found" / "summary.json"]
-        metrics = [json.loads(each.read_text())["metrics"] for each in jobs]
-    return {
-        "way": way,
-        "seed": seed,
-        "cpu_s": taken,
-        "val": [each["val/accuracy"] for each in metrics],
-        "test": [each["test/accuracy"] for each in metrics],
-    }
+            val, finds = [], {} if way == "base" else {0: search}
+        trained = {0: (0.0, metrics(folder / "outputs" / "found"))} if way == "base" else {}
+        for number, found in finds.items():
+            trained[number] = retrained(folder, found, number, seed + NEW_SEED)
+    # Random search trains one of its finds in the end.
+    taken += max(each[0] for each in trained.values())
+    test = {str(number): each["test/accuracy"] for number, (_, each) in trained.items()}
+    return {"way": way, "seed": seed, "cpu_s": taken, "val": val, "test": test}
+
+
+def retrained(folder: Path, found: Path, number: int, seed: int) -> tuple[float, dict[str, float]]:
+    """Train what a search has found; return the CPU seconds and the metrics."""
+    place = f"outputs/found_{number}"
+    seconds = command(
+        folder, "run", "+recipe=explore_residual", f"decisions={found}", f"hydra.run.dir={place}", f"seed={seed}"
+    )
+    return seconds, metrics(folder / place)
+
+
+def command(folder: Path, *words: str) -> float:
+    """Run a command; return its CPU seconds."""
+    return float(whole_command([*words, "logger=csv", "runner.report=false"], folder)["cpu_s"])
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    """Return the last metrics of a run."""
+    found: dict[str, float] = json.loads((folder / "summary.json").read_text())["metrics"]
+    return found
 
 
 def best_of(row: dict[str, Any], count: int) -> float:
-    """Return the test accuracy of the model with the best validation accuracy among the first `count`."""
-    number = max(range(min(count, len(row["val"]))), key=lambda each: row["val"][each])
-    return row["test"][number]
+    """Return the test accuracy, trained once more, of what was best on the validation split among the first `count`."""
+    number = max(range(min(count, len(row["val"]))), key=lambda each: row["val"][each], default=0)
+    return float(row["test"][str(number)])
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

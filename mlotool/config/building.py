@@ -14,7 +14,7 @@ from mlotool.config.instantiate import bind, instantiate, optimizer_factory, req
 from mlotool.config.optimizer_roles import optimizer_roles
 from mlotool.config.paths import package_dir
 from mlotool.config.sample_limit import LimitedData
-from mlotool.config.user_data import checked_data, split_of
+from mlotool.config.user_data import built_data, split_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -100,7 +100,7 @@ def build(config: Any, reduce: "Reduce | None" = None, shared: "SharedData | Non
     values, _ = checked(config, targets=True)
 
     def make() -> Any:
-        return cut_down(values, checked_data(instantiate("data", values["data"])))
+        return cut_down(values, built_data(partial(instantiate, "data", values["data"]), values["seed"]))
 
     if shared is None:
         return assemble(values, make(), reduce)
@@ -281,10 +281,14 @@ def _parallel(name: str, node: Values | None, seed: int) -> "AbstractParallel | 
 def _seeded(key: str, node: Values, seed: int) -> Any:
     import torch
 
+    from mlotool.core.own_random import own_random
+
     # A seed of its own, so that another module beside it does not change this one's start.
-    with torch.random.fork_rng(devices=[]):
+    with own_random() as seeded:
         _, name, kind = key.split(".")
-        torch.manual_seed(derived_seed(seed, kind, name))
+        number = derived_seed(seed, kind, name)
+        torch.manual_seed(number)
+        seeded(number)
         return instantiate(key, node)
 
 

@@ -13,7 +13,7 @@ from mlotool.config.dry_build import is_sound, module_optimizer, noted
 from mlotool.config.instantiate import instantiate, require_kind
 from mlotool.config.reading import leaves
 from mlotool.config.trusted import is_of_user
-from mlotool.config.user_data import checked_data, split_of
+from mlotool.config.user_data import built_data, split_of
 from mlotool.core.errors import ConfigError
 
 Values = Mapping[str, Any]
@@ -60,7 +60,7 @@ def _data(values: Values, known: Sequence[str], faults: list[str]) -> Any:
     node = values["data"]
     if not is_sound("data", node, known) or not (_is_small(node) and _is_here(node)):
         return None
-    data = noted(faults, lambda: checked_data(_undisturbed("data", node)))
+    data = noted(faults, lambda: built_data(partial(_undisturbed, "data", node), values["seed"]))
     if data is not None:
         for key, split in _splits(values):
             if is_sound(key, {}, known):
@@ -139,10 +139,9 @@ def _checked_module(key: str, node: Values, module: Any) -> Any:
 
 
 def _undisturbed(key: str, node: Values, decisions: Values | None = None) -> Any:
-    """Build a node, with torch's random numbers as they were."""
-    import torch
-
+    """Build a node, with global random numbers as they were."""
+    from mlotool.core.own_random import own_random
     from mlotool.spaces.decisions import by_mapping, deciding
 
-    with torch.random.fork_rng(devices=[]), deciding(by_mapping(decisions or {})):
+    with own_random(), deciding(by_mapping(decisions or {})):
         return instantiate(key, node)

@@ -200,7 +200,7 @@ class SweepConfig:
     seed: int = 0
     sampler: str = "tpe"
     sampler_options: Any = None
-    pruner: str = "median"
+    pruner: str = "none"
     pruner_options: Any = None
     storage: str | None = None
 

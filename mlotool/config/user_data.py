@@ -1,5 +1,6 @@
 """Data of the user's, made into what the rest expects: checked, and with (input, target) pairs as dicts."""
 
+from collections.abc import Callable
 from typing import Any
 
 from mlotool.core.described import described
@@ -10,15 +11,25 @@ from mlotool.core.user_code import Call, named, noted, user_code
 _WANTED = "splits (a tuple of names) and split(name), which returns a data set"
 
 
-def checked_data(data: Any) -> Any:
-    """Return a data object whose splits give dicts.
+def built_data(build: Callable[[], Any], seed: int) -> Any:
+    """Build a data object whose splits give dicts.
+
+    What a class of the user's draws from global random numbers, such as a split of its samples, is the same in each run
+    of one seed, and wherever that run's data are built again: on another rank, after it, for an evaluation.
 
     Args:
-        data: what the target of `data` has returned.
+        build: calls the target of `data`.
+        seed: of the config.
 
     Raises:
         ConfigError: it is no data object.
     """
+    # Imported here, as elsewhere in this file: it needs torch.
+    from mlotool.core.own_random import own_random
+
+    with own_random() as seeded:
+        seeded(seed)
+        data = build()
     with user_code(ConfigError), noted(lambda: Call("data", data, expected=f"an object with {_WANTED}")):
         # A property may fail.
         missing = [name for name in ("splits", "split") if not hasattr(data, name)]
@@ -32,7 +43,7 @@ def checked_data(data: Any) -> Any:
         raise ConfigError(
             f"data: {named(data)} has splits = {data.splits!r}; expected {_WANTED}. Write splits = ('train', 'val')."
         )
-    return data if type(data).__module__.startswith("mlotool.") else UserData(data)
+    return data if type(data).__module__.startswith("mlotool.") else UserData(data, seed)
 
 
 def split_of(key: str, data: Any, name: str) -> Any:
@@ -83,10 +94,12 @@ class UserData:
 
     Args:
         data: the object; what else it has stays (`num_classes`, ...).
+        seed: of what its `split` draws.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, seed: int) -> None:
         self._data = data
+        self._seed = seed
 
     def __getattr__(self, name: str) -> Any:
         """Return what else it has: `splits`, `num_classes`, ..."""
@@ -96,9 +109,12 @@ class UserData:
 
     def split(self, name: str) -> Any:
         """Return one split, with pairs as dicts."""
-        with noted(
-            lambda: Call("data", self._data, {"split": name}, "a data set", "Correct the data set or its files.")
-        ):
+        from mlotool.core.own_random import own_random
+
+        call = Call("data", self._data, {"split": name}, "a data set", "Correct the data set or its files.")
+        # Splits of one drawn order stay disjoint, as it is the same order in each call.
+        with noted(lambda: call), own_random() as seeded:
+            seeded(self._seed)
             dataset = self._data.split(name)
         if _is_pair_of_tensors(dataset):
             # The same batches, each of which is read at once.

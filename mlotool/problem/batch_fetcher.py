@@ -3,10 +3,10 @@
 import random
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import Subset, TensorDataset
 
+from mlotool.core.own_random import own_random
 from mlotool.problem.batch_share import Share, bounds, sliced
 from mlotool.problem.samples import collated, read_batch, read_sample
 
@@ -19,6 +19,10 @@ class SizedDataset(Protocol):
 
     It may also have `__getitems__(indices)` that returns a whole batch, already collated, and may ask for a seed of
     its own by `seeded = True` (`__getitems__(indices, seed=...)`).
+
+    What it draws from the global generators of torch, numpy and Python is fixed by the stream's seed, the epoch and the
+    sample's index (with `__getitems__`: the batch's number). A generator of its own is fixed where it is made from the
+    sample's seed: `np.random.default_rng(torch.initial_seed())`.
     """
 
     def __len__(self) -> int:
@@ -31,8 +35,9 @@ class SizedDataset(Protocol):
 class BatchFetcher:
     """Reads the samples of one batch; picklable, so that worker processes can do it.
 
-    `fetcher[epoch, number, indices]` is the batch of the samples at `indices`; the epoch and the batch's number in it
-    seed the random numbers of its samples. With several ranks it is this rank's share of that batch.
+    `fetcher[epoch, number, indices]` is the batch of the samples at `indices`. Each sample's random numbers are seeded
+    by the epoch and its index, those of a whole batch by the epoch and the batch's number. With several ranks it is
+    this rank's share of that batch.
 
     Args:
         dataset: map-style dataset.
@@ -53,24 +58,41 @@ class BatchFetcher:
             # Its random numbers are drawn for the whole batch.
             batch = sliced(self._fetch(epoch, number, indices), begin, end)
         else:
-            batch = self._fetch(epoch, number, indices[begin:end])
+            batch = self._fetch(epoch, number, indices[begin:end], begin)
         return batch if weight == 1.0 else Share(batch, weight)
 
-    def _fetch(self, epoch: int, number: int, indices: Tensor) -> Any:
+    def _fetch(self, epoch: int, number: int, indices: Tensor, begin: int = 0) -> Any:
         if isinstance(self.dataset, Tensor):
             return self.dataset[indices]
         # A Subset has `__getitems__` too, but returns a list of samples.
         if hasattr(self.dataset, "__getitems__") and not isinstance(self.dataset, Subset):
-            is_seeded = getattr(self.dataset, "seeded", False)
-            seed = {"seed": mixed_seed(self.seed, epoch, number)} if is_seeded else {}
-            return read_batch(self.dataset, indices, **seed)
+            # Ranks that read their shares by themselves draw other random numbers for them.
+            return self._fetch_whole(indices, mixed_seed(self.seed, epoch, number, *([begin] if begin else [])))
+        if draws_nothing(self.dataset):
+            return collated(self.dataset, [read_sample(self.dataset, index) for index in indices.tolist()])
         samples, epoch_seed = [], mixed_seed(self.seed, epoch)
-        with torch.random.fork_rng(devices=[]):
+        with own_random() as seeded:
             for index in indices.tolist():
-                # Not torch.manual_seed, which would seed the devices as well.
-                torch.default_generator.manual_seed(_sample_seed(epoch_seed, index))
+                seeded(_sample_seed(epoch_seed, index))
                 samples.append(read_sample(self.dataset, index))
         return collated(self.dataset, samples)
+
+    def _fetch_whole(self, indices: Tensor, seed: int) -> Any:
+        own = {"seed": seed} if getattr(self.dataset, "seeded", False) else {}
+        if draws_nothing(self.dataset):
+            return read_batch(self.dataset, indices, **own)
+        with own_random() as seeded:
+            seeded(seed)
+            return read_batch(self.dataset, indices, **own)
+
+
+def draws_nothing(dataset: Any) -> bool:
+    """Say whether samples are known not to be drawn from global random numbers: their seeding would take longer."""
+    if type(dataset) in (Tensor, TensorDataset, list, tuple):
+        return True
+    # Ours draw from seeds of their own; some wrap one of the user's.
+    inner = getattr(dataset, "dataset", None)
+    return type(dataset).__module__.startswith("mlotool.") and (inner is None or draws_nothing(inner))
 
 
 def mixed_seed(*numbers: int) -> int:

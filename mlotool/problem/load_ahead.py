@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from mlotool.core.errors import RunError
 from mlotool.core.user_code import UserCodeError, explained
-from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset
+from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset, mixed_seed
 from mlotool.problem.samples import whole
 
 
@@ -25,8 +25,8 @@ def load_ahead(fetcher: BatchFetcher, keys: Sequence[BatchKey], num_workers: int
         batch_size=None,
         num_workers=num_workers,
         collate_fn=_as_is,
-        # Its own: a loader draws a base seed, and must not take it from the generator of the training.
-        generator=torch.Generator(),
+        # Its own: a loader draws the seeds of its workers, and must not take them from the generator of the training.
+        generator=torch.Generator().manual_seed(mixed_seed(fetcher.seed, keys[0][0])),
     )
     return map(_opened, loader)
 

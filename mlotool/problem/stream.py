@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from mlotool.core.arguments import is_whole, require
-from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset, mixed_seed
+from mlotool.core.unchanged import is_unchanged
+from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset, draws_nothing, mixed_seed
+from mlotool.problem.batch_share import Share
 from mlotool.problem.batch_transfer import to_device
 from mlotool.problem.load_ahead import load_ahead, loading_error
 from mlotool.problem.samples import check_stream
@@ -29,8 +31,9 @@ class Reads(Protocol):
 class Stream:
     """Batches without end, shuffled anew each epoch; its whole state is `(epoch, batches_consumed)`.
 
-    The order of an epoch and the random numbers of a sample depend on `(seed, epoch, index)` alone, so the batches
-    are the same after a resume and with any number of workers.
+    The order of an epoch, and what a sample draws from the global generators of torch, numpy and Python, depend on
+    `(seed, epoch, index)` alone, so the batches are the same after a resume and with any number of workers. Outside of
+    the samples these generators are as if nothing had been drawn.
 
     Args:
         dataset: map-style dataset.
@@ -153,6 +156,17 @@ class Stream:
         earlier, times_last = self._earlier(count)
         numbers = [number for _, number, times in earlier for _ in range(times)]
         return [*(None if self._shuffle else number for number in numbers), *[self.last_number] * times_last]
+
+    def is_repeatable(self) -> bool:
+        """Say whether the next sample, read twice with the same random numbers, is the same one.
+
+        It is read where batches are read, since a data set may open its files in the first process that asks.
+        """
+        if draws_nothing(self.dataset):
+            return True
+        epoch, number, indices = self._key(*self.next_place)
+        first, again = load_ahead(self._fetcher, [(epoch, number, indices[:1])] * 2, min(self._num_workers, 1))
+        return is_unchanged(Share.opened(first)[0], Share.opened(again)[0])
 
     def divide(self, rank: int, num_ranks: int) -> "Stream":
         """Deliver a rank's share of each batch from now on; `batch_size` and the order stay those of all ranks.

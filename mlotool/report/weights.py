@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlotool.core.equal_weights import are_equal
 from mlotool.core.errors import RunFileError
 from mlotool.core.run_files import list_files
 from mlotool.report.arrays import read_arrays
@@ -32,29 +33,29 @@ class Weighting:
 
     Args:
         name: of the artifact, weights of artifacts/weights.npz.
-        loss: per sample, finite, [n].
+        loss: per sample, finite, [n]; None where the artifact has weights alone.
         weight: per sample, finite, [n].
         clean: whether the sample's label is right, [n]; None where nobody knows.
     """
 
     name: str
-    loss: NDArray[np.float64]
+    loss: NDArray[np.float64] | None
     weight: NDArray[np.float64]
     clean: NDArray[np.bool_] | None
 
     def groups(self, plain: str) -> list[tuple[str, str, NDArray[np.bool_]]]:
         """Return (label, colour name, mask) of the samples to be told apart; no mask is empty."""
         if self.clean is None:
-            return [("all samples", plain, np.ones(len(self.loss), dtype=bool))]
+            return [("all samples", plain, np.ones(len(self.weight), dtype=bool))]
         groups = [("right label", "right", self.clean), ("wrong label", "wrong", ~self.clean)]
         return [group for group in groups if group[2].any()]
 
 
 def read_weightings(run_dir: Path) -> tuple[list[Weighting], list[str]]:
-    """Read every artifact of a run folder that has arrays `loss` and `weight`.
+    """Read every artifact of a run folder that has an array `weight`.
 
     Returns:
-        the weightings, and a note for each artifact that has them but cannot be drawn.
+        the weightings, and a note for each artifact that has one but cannot be drawn.
     """
     found, notes = [], []
     try:
@@ -63,7 +64,7 @@ def read_weightings(run_dir: Path) -> tuple[list[Weighting], list[str]]:
         return [], [str(error)]
     for name in names:
         try:
-            arrays = read_arrays(run_dir, name, needed=("loss", "weight"), wanted=("clean",))
+            arrays = read_arrays(run_dir, name, needed=("weight",), wanted=("loss", "clean"))
             if arrays:
                 found.append(_weighting(Path(name).stem, arrays))
         except (RunFileError, ValueError, MemoryError) as error:
@@ -72,32 +73,33 @@ def read_weightings(run_dir: Path) -> tuple[list[Weighting], list[str]]:
 
 
 def weighting_cards(book: Sketchbook, weighting: Weighting, metrics: Mapping[str, Any], colour: str) -> list[Card]:
-    """Draw the scatter and the histogram of one artifact."""
-    return [_scatter(book, weighting, colour), _histogram(book, weighting, colour, _facts(weighting, metrics))]
+    """Draw the histogram of one artifact, and the scatter where it has losses."""
+    scatter = [] if weighting.loss is None else [_scatter(book, weighting, weighting.loss, colour)]
+    return [*scatter, _histogram(book, weighting, colour, _facts(weighting, metrics))]
 
 
 def _weighting(name: str, arrays: dict[str, Any]) -> Weighting:
-    loss = np.asarray(arrays["loss"], dtype=np.float64).ravel()
-    weight = np.asarray(arrays["weight"], dtype=np.float64).ravel()
-    clean = np.asarray(arrays["clean"]).ravel().astype(bool) if "clean" in arrays else None
-    sizes = {len(loss), len(weight), len(loss if clean is None else clean)}
-    if len(sizes) > 1 or not len(loss):
+    found = {key: np.asarray(value).ravel() for key, value in arrays.items()}
+    sizes = {len(value) for value in found.values()}
+    if len(sizes) > 1 or 0 in sizes:
         raise ValueError(f"expected arrays of one length above 0, found {sorted(sizes)}")
-    known = (np.abs(loss) < LARGEST) & (np.abs(weight) < LARGEST)
+    values = {key: value.astype(np.float64) for key, value in found.items() if key != "clean"}
+    known = np.all([np.abs(value) < LARGEST for value in values.values()], axis=0)
     if not known.any():
         raise ValueError("no finite value in it")
-    return Weighting(name, loss[known], weight[known], None if clean is None else clean[known])
+    clean = found["clean"].astype(bool)[known] if "clean" in found else None
+    return Weighting(name, values["loss"][known] if "loss" in values else None, values["weight"][known], clean)
 
 
-def _scatter(book: Sketchbook, weighting: Weighting, colour: str) -> Card:
+def _scatter(book: Sketchbook, weighting: Weighting, loss: NDArray[np.float64], colour: str) -> Card:
     figure, axes = book.new()
-    chosen = np.zeros(len(weighting.loss), dtype=bool)
-    chosen[np.random.default_rng(0).permutation(len(weighting.loss))[:MAX_POINTS]] = True
+    chosen = np.zeros(len(loss), dtype=bool)
+    chosen[np.random.default_rng(0).permutation(len(loss))[:MAX_POINTS]] = True
     for label, name, mask in weighting.groups(colour):
         mark = "x" if name == "wrong" else "o"
         style = {"linewidths": 0.9} if mark == "x" else {"linewidths": 0}
         axes.scatter(
-            weighting.loss[mask & chosen],
+            loss[mask & chosen],
             weighting.weight[mask & chosen],
             s=11,
             marker=mark,
@@ -106,8 +108,10 @@ def _scatter(book: Sketchbook, weighting: Weighting, colour: str) -> Card:
             label=label,
             **style,
         )
-    is_log = needs_log_scale(weighting.loss)
-    line = axes.plot(*_medians(weighting, is_log=is_log), color=light("ink"), linewidth=1.3, label="median")[0]
+    is_log = needs_log_scale(loss)
+    line = axes.plot(
+        *_medians(loss, weighting.weight, is_log=is_log), color=light("ink"), linewidth=1.3, label="median"
+    )[0]
     line.set(marker="o", markersize=2.5)
     if is_log:
         use_log_scale(axes, "x")
@@ -115,21 +119,23 @@ def _scatter(book: Sketchbook, weighting: Weighting, colour: str) -> Card:
     axes.set_ylabel("weight")
     axes.yaxis.set_major_formatter(plain_number())
     legend_above(axes, *axes.get_legend_handles_labels())
-    shown = min(len(weighting.loss), MAX_POINTS)
-    note = f"{shown} of {len(weighting.loss)} samples, drawn at random." if shown < len(weighting.loss) else ""
+    shown = min(len(loss), MAX_POINTS)
+    note = f"{shown} of {len(loss)} samples, drawn at random." if shown < len(loss) else ""
     return book.finish(figure, f"{weighting.name}-against-loss", f"{weighting.name}: weight against loss", note)
 
 
-def _medians(weighting: Weighting, *, is_log: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _medians(
+    loss: NDArray[np.float64], weight: NDArray[np.float64], *, is_log: bool
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the median weight in intervals of the axis; of too few samples NaN, at which the line breaks."""
-    places = np.log(weighting.loss) if is_log else weighting.loss
+    places = np.log(loss) if is_log else loss
     low, width = places.min(), max(float(np.ptp(places)) / NUM_INTERVALS, 1e-300)
     interval = np.minimum((places - low) / width, NUM_INTERVALS - 1).astype(int)
     medians = np.full((2, NUM_INTERVALS), np.nan)
     for index in range(NUM_INTERVALS):
         mask = interval == index
         if mask.sum() >= MIN_SAMPLES:
-            medians[:, index] = np.median(weighting.loss[mask]), np.median(weighting.weight[mask])
+            medians[:, index] = np.median(loss[mask]), np.median(weight[mask])
     return medians[0], medians[1]
 
 
@@ -154,6 +160,8 @@ def _histogram(book: Sketchbook, weighting: Weighting, colour: str, note: str) -
 
 def _facts(weighting: Weighting, metrics: Mapping[str, Any]) -> str:
     facts = []
+    if are_equal(weighting.weight):
+        facts.append("All weights are within 1% of each other: all samples count the same.")
     auc = metrics.get(f"{weighting.name}/wrong_label_auc")
     if isinstance(auc, int | float):
         facts.append(f"Wrong labels are found with AUC {number(auc)} (0.5 is chance, 1 is perfect).")

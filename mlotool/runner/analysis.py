@@ -1,5 +1,6 @@
 """Analyses at the end of a run: arrays for the report, and numbers."""
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 from mlotool.config.names import MAX_NAME, is_plain_name
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.described import kind_of
+from mlotool.core.equal_weights import are_equal
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
 from mlotool.core.user_code import Call, WrongResultError, noted
@@ -19,6 +21,9 @@ from mlotool.program import Program
 from mlotool.runner.evaluation import Batches, find_split
 
 _EXPECTED = "tensors, numbers or texts by name"
+
+MIN_STEPS = 100
+"""Of what gives the weights: before them it is near its start."""
 
 
 def run_analyses(
@@ -53,6 +58,9 @@ def run_analyses(
         if arrays:
             with replacing(artifacts / f"{name}.npz") as temporary, temporary.open("wb") as file:
                 numpy.savez(file, **{key: _as_array(value) for key, value in arrays.items()})
+        shaping = [problem for problem in _problems(analysis.roles) if problem in program.graph.upper_to_lower]
+        if "weight" in arrays and all(program.problems[each].num_steps >= MIN_STEPS for each in shaping):
+            _warn_of_equal(name, _as_array(arrays["weight"]).ravel().astype("float64"))
         numbers.update({f"{name}/{key}": float(value) for key, value in result.items() if key not in arrays})
     return numbers
 
@@ -77,10 +85,25 @@ def _check(key: Any, value: Any) -> None:
         raise WrongResultError(f"{kind} as '{key}'", _EXPECTED, "Convert it, or save it from your function.")
 
 
+def _warn_of_equal(name: str, weight: Any) -> None:
+    """Warn where all weights are about the same: that the learning rate is another one looks like a gain."""
+    if are_equal(weight):
+        warnings.warn(
+            f"analyses.{name}: all {len(weight)} weights are between {weight.min():.4g} and {weight.max():.4g}, within "
+            "1% of each other, so all samples count the same; expected weights that differ. Nothing was gained by "
+            "weighting: compare with a run whose weights are fixed at 1. Raise warmup_steps of the weighted problem, "
+            "or change the learning rate of the problem that gives the weights.",
+            stacklevel=2,
+        )
+
+
+def _problems(roles: Mapping[str, Any]) -> list[str]:
+    return [value if isinstance(value, str) else value["problem"] for value in roles.values()]
+
+
 def _bind(name: str, roles: Mapping[str, Any], program: Program) -> dict[str, BoundModule]:
     bound = {}
-    for role, value in roles.items():
-        problem = value if isinstance(value, str) else value["problem"]
+    for role, problem in zip(roles, _problems(roles), strict=True):
         if problem not in program.problems:
             raise ConfigError(
                 f"analyses.{name}.roles.{role}: found '{problem}'; expected a problem: {', '.join(program.problems)}. "

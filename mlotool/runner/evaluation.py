@@ -15,7 +15,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import Call, noted
-from mlotool.problem.samples import collated, read_batch, read_sample
+from mlotool.problem.batch_fetcher import BatchFetcher
 from mlotool.runner.function_metric import FunctionMetric, MetricFunction
 from mlotool.runner.recalibration import Recalibration
 
@@ -273,14 +273,12 @@ class Batches:
 
 
 def _sized_batches(dataset: Any, batch_size: int, device: torch.device | str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for begin in range(0, len(dataset), batch_size):
+    for number, begin in enumerate(range(0, len(dataset), batch_size)):
         indices = range(begin, min(begin + batch_size, len(dataset)))
-        yield len(indices), _batch(dataset, indices, torch.device(device))
+        yield len(indices), _batch(dataset, indices, torch.device(device), number)
 
 
-def _batch(dataset: Any, indices: Sequence[int], device: torch.device) -> Any:
-    if hasattr(dataset, "__getitems__"):
-        batch = read_batch(dataset, list(indices))
-    else:
-        batch = collated(dataset, [read_sample(dataset, index) for index in indices])
+def _batch(dataset: Any, indices: Sequence[int], device: torch.device, number: int = 0) -> Any:
+    # What samples draw is the same in each evaluation, so that two of them differ by the module alone.
+    batch = BatchFetcher(dataset, seed=0)[0, number, torch.tensor(indices)]
     return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)

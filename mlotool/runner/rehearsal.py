@@ -20,7 +20,7 @@ from mlotool.core.user_code import WrongResultError, is_of_user, note, user_code
 from mlotool.layerparallel import MultigridResidual
 from mlotool.problem.batch_share import Share
 from mlotool.problem.usable import check_saving
-from mlotool.program import Problem, Program
+from mlotool.program import Problem, Program, Stream
 from mlotool.runner.blame import related, unsound_path
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_start
@@ -30,6 +30,13 @@ from mlotool.runner.random_state import random_state, restore_random_state
 
 RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")
 """What is logged of a problem beside the metrics of its loss."""
+
+_NOT_REPEATABLE = (
+    "problems.{name}.stream: a sample was another one when it was read again with the same random numbers; expected "
+    "one that depends on its index and on the global generators of torch, numpy and Python alone. After resume=, or "
+    "with other num_workers, batches will be others. Seed a generator of the data set's own inside __getitem__, by "
+    "np.random.default_rng(torch.initial_seed()), and keep nothing from one sample to the next."
+)
 
 
 def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str], objective: Objective) -> None:
@@ -47,7 +54,7 @@ def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str
     Raises:
         ConfigError: one of them fails, or does not return what it should.
 
-    Cost: a forward pass of each problem, and a small one a split.
+    Cost: a forward pass of each problem, and a small one a split; a sample of each stream is read twice.
     """
     problems = program.problems
     for name, problem in problems.items():
@@ -59,7 +66,9 @@ def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str
                 check_saving(name, problem.module)
     with user_code(ConfigError):
         batches = {name: None if each.stream is None else each.stream.peek() for name, each in problems.items()}
-        # What the samples have drawn stays drawn: the batches will be used.
+        for name, problem in problems.items():
+            if isinstance(problem.stream, Stream) and not problem.stream.is_repeatable():
+                warnings.warn(_NOT_REPEATABLE.format(name=name), stacklevel=2)
         with _traceless(program):
             for name, batch in batches.items():
                 players = {name, *(role.problem for role in problems[name].roles.values())}

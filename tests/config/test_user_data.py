@@ -1,13 +1,15 @@
 """Data objects of the user's, as streams see them."""
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
-from mlotool.config.user_data import NamedSamples, UserData
+from mlotool.config.user_data import NamedSamples, UserData, built_data
 from mlotool.data import InMemoryTensors
 from mlotool.program import Stream
 
@@ -37,7 +39,7 @@ def pairs(kind: type[Dataset[Any]] = TensorDataset) -> Any:
 
 
 def test_pairs_of_tensors_are_read_by_batches_with_the_same_values() -> None:
-    found = UserData(Data(pairs())).split("train")
+    found = UserData(Data(pairs()), seed=0).split("train")
     assert isinstance(found, InMemoryTensors)
     ours, theirs = (Stream(each, 3, seed=1, drop_last=False) for each in (found, NamedSamples(pairs())))
     for _ in range(7):
@@ -54,6 +56,72 @@ def test_pairs_of_tensors_are_read_by_batches_with_the_same_values() -> None:
     ids=["a subclass", "with a gradient", "one tensor"],
 )
 def test_other_data_sets_are_read_by_their_own_code(dataset: Any) -> None:
-    found = UserData(Data(dataset)).split("train")
+    found = UserData(Data(dataset), seed=0).split("train")
     assert isinstance(found, NamedSamples)
     assert found.dataset is dataset
+
+
+class AtFirst:
+    """Draws its splits when it is made."""
+
+    splits = ("train", "val")
+
+    def __init__(self) -> None:
+        order = np.random.permutation(20)
+        self.places = {"train": order[:15], "val": order[15:]}
+
+    def split(self, name: str) -> Any:
+        return Subset(range(20), self.places[name].tolist())  # type: ignore[arg-type]
+
+
+class Sampled(AtFirst):
+    def __init__(self) -> None:
+        order = random.sample(range(20), 20)
+        self.places = {"train": np.array(order[:15]), "val": np.array(order[15:])}
+
+
+class AtEachCall(AtFirst):
+    """Draws both splits each time that one is asked for."""
+
+    def __init__(self) -> None:
+        pass
+
+    def split(self, name: str) -> Any:
+        order = np.random.permutation(20)
+        return Subset(range(20), (order[:15] if name == "train" else order[15:]).tolist())  # type: ignore[arg-type]
+
+
+class BySklearnsWay(AtEachCall):
+    def split(self, name: str) -> Any:
+        order = [*range(20)]
+        random.shuffle(order)
+        return Subset(range(20), order[:15] if name == "train" else order[15:])  # type: ignore[arg-type]
+
+
+class ByTorchsWay(AtEachCall):
+    def split(self, name: str) -> Any:
+        return random_split(range(20), [15, 5])[self.splits.index(name)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [AtFirst, Sampled, AtEachCall, BySklearnsWay, ByTorchsWay])
+def test_splits_that_are_drawn_are_the_same_wherever_the_data_are_built(kind: type[AtFirst]) -> None:
+    def samples(seed: int, name: str) -> list[Any]:
+        dataset = built_data(kind, seed).split(name)
+        return [dataset[index] for index in range(len(dataset))]
+
+    train = samples(0, "train")
+    outside = np.random.rand(), random.random(), torch.rand(())
+    assert outside  # what is drawn in between changes nothing
+    assert samples(0, "train") == train
+    assert sorted(train + samples(0, "val")) == [*range(20)]
+    assert samples(1, "train") != train
+
+
+def test_what_building_data_draws_is_that_of_a_seeded_process() -> None:
+    np.random.seed(5)
+    random.seed(5)
+    torch.manual_seed(5)
+    before = random.getstate()
+    expected = AtFirst().places["val"].tolist()
+    assert built_data(AtFirst, 5).split("val").dataset.indices == expected
+    assert random.getstate() == before

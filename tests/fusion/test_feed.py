@@ -1,8 +1,10 @@
 """The joint streams of several runs: each lane's batch is its member's own, bit for bit."""
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -324,3 +326,25 @@ def test_a_resume_in_the_middle_goes_on_with_the_same_batches() -> None:
     assert_same(again.last(ALL).value, joint.last(ALL).value)
     for _ in range(5):
         assert_same(again.next(ALL).value, joint.next(ALL).value)
+
+
+class Drawn:
+    """Samples that are drawn from all global generators."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input": torch.rand(2) + random.random() + numpy.random.randn(), "index": index}
+
+
+@pytest.mark.parametrize("is_one_data_set", [False, True])
+def test_lanes_draw_as_their_members_do_alone(is_one_data_set: bool) -> None:
+    datasets = [Drawn()] * M if is_one_data_set else [Drawn() for _ in range(M)]
+    joint, own = JointStream(streams_on(datasets)), streams_on(datasets)
+    for tick in range(6):
+        batch = joint.next(ALL)
+        for number, each in enumerate(own):
+            assert_same(lane(batch.value, number), each.next())
+        numpy.random.seed(tick)  # of a loss's, between two ticks
+        random.seed(tick)

@@ -216,6 +216,18 @@ def test_weight_artifacts(tmp_path: Path, change: str) -> None:
     assert ("difficulty: weight against loss" in page.text) == (change == "other name")
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "are_equal"), [(0.999, 1.0, True), (0.5, 0.5, True), (2e-9, 2.01e-9, True), (0.9, 1.0, False)]
+)
+def test_weights_alone_are_drawn_and_called_equal_where_they_are(
+    tmp_path: Path, low: float, high: float, *, are_equal: bool
+) -> None:
+    run = write_run(tmp_path / "run", rows=[], arrays={"weight": np.linspace(low, high, 40)})
+    page = read_page(write_report(run))
+    assert "who got which weight" in page.text and "weight against loss" not in page.text
+    assert ("All weights are within 1% of each other" in page.text) == are_equal
+
+
 def test_artifacts_that_are_no_weights_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", rows=[], arrays={"loss": np.zeros(3), "weight": np.zeros(4)})
     np.savez(run / "artifacts" / "other.npz", confusion=np.eye(3))

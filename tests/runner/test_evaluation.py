@@ -1,7 +1,9 @@
 """Metrics against their definitions."""
 
 import math
+import random
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -54,6 +56,25 @@ def test_a_data_set_of_single_items_gives_the_same_batches() -> None:
     split = Data().split("val")
     for one, other in zip(Batches(split, 6), Batches(Items(split), 6), strict=True):
         assert all(torch.equal(one[key], other[key]) for key in ("input", "target"))
+
+
+class Noisy(Items):
+    """Draws from all global generators."""
+
+    def __getitem__(self, index: int) -> object:
+        sample = super().__getitem__(index)
+        return {**sample, "input": sample["input"] + torch.randn(()) + numpy.random.randn() + random.gauss(0, 1)}
+
+
+@pytest.mark.parametrize("batch_size", [4, 7])
+def test_samples_of_an_evaluation_draw_the_same_each_time(batch_size: int) -> None:
+    before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    found = [
+        torch.cat([batch["input"] for batch in Batches(Noisy(Data().split("val")), size)]) for size in (6, batch_size)
+    ]
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], torch.cat([batch["input"] for batch in Batches(Data().split("val"), 6)]))
+    assert (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
 @pytest.mark.parametrize("name", METRIC_NAMES)

@@ -1,15 +1,22 @@
 """A rehearsal changes no bit of a run, whatever the problems keep."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 import mlotool
+from mlotool.program import Stream
 from mlotool.runner.checkpoint import STATE_KEY, read_whole_checkpoint
+from mlotool.runner.objective import Objective
+from mlotool.runner.rehearsal import rehearse
 from mlotool.runner.session import Session
+from tests.runner.tiny import Blobs, make_built
 
 QUIET = ["debug=fast", "logger.wandb=false", "runner.progress_bar=false", "runner.report=false"]
 
@@ -49,3 +56,34 @@ def test_a_rehearsal_leaves_no_trace(words: list[str], tmp_path: Path, monkeypat
     for key, value in state.items():
         other = other_state[key]
         assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, key
+
+
+@dataclass
+class Noisy:
+    """Adds noise to each sample."""
+
+    draw: Callable[[], float]
+    blobs: Blobs = field(default_factory=lambda: Blobs(40, 0))
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.blobs[index], "input": self.blobs.input[index] + self.draw()}
+
+
+def _rehearse(draw: Callable[[], float]) -> None:
+    program = make_built().program
+    program.problems["weights"].stream = Stream(Noisy(draw), batch_size=8)
+    rehearse(program, None, (), Objective(None, None, is_tracked=False))
+
+
+@pytest.mark.parametrize("draw", [numpy.random.rand, random.random, lambda: torch.rand(()).item(), lambda: 1.0])
+def test_samples_that_seeds_make_the_same_are_quiet(draw: Callable[[], float]) -> None:
+    _rehearse(draw)
+
+
+@pytest.mark.parametrize("draw", [lambda: numpy.random.default_rng().random(), numpy.random.default_rng(0).random])
+def test_samples_that_no_seed_makes_the_same_are_told(draw: Callable[[], float]) -> None:
+    with pytest.warns(UserWarning, match=r"problems\.weights\.stream: a sample was another one when it was read again"):
+        _rehearse(draw)

@@ -146,7 +146,7 @@ def test_a_killed_sweep_leaves_no_jobs_and_is_finished_with_as_many_trials(start
 @pytest.mark.slow
 def test_pruning_ends_jobs_that_do_worse(start: Start, tmp_path: Path) -> None:
     words = ["sweep=optuna", "sweep.num_trials=6", "sweep.sampler=random", "seed=interval(1,9)", "sweep.seed=3"]
-    words += ["sweep.pruner_options={n_startup_trials: 2}"]
+    words += ["sweep.pruner=median", "sweep.pruner_options={n_startup_trials: 2}"]
     code, out, _ = finish(start(*words))
     assert code == 0
     folder = sweep_folder(tmp_path)
@@ -165,7 +165,8 @@ def test_pruning_ends_jobs_that_do_worse(start: Start, tmp_path: Path) -> None:
 def test_a_search_in_groups_tells_the_study_of_each_job(start: Start, tmp_path: Path) -> None:
     """Each is a trial of its own; the last group has what is left."""
     words = ["sweep=optuna", "sweep.num_trials=5", "sweep.fuse=2", "sweep.sampler=random", "seed=interval(1,9)"]
-    code, out, err = finish(start(*words, "sweep.pruner_options={n_startup_trials: 1}", "sweep.seed=3"))
+    pruner = ("sweep.pruner=median", "sweep.pruner_options={n_startup_trials: 1}")
+    code, out, err = finish(start(*words, *pruner, "sweep.seed=3"))
     assert code == 0, err
     folder = sweep_folder(tmp_path)
     groups = read(folder, "groups.json")["groups"]

@@ -67,8 +67,32 @@ def test_the_same_seed_draws_the_same_points(tmp_path: Path) -> None:
     assert found[0] != found[2]
 
 
+@pytest.mark.parametrize(
+    "curves",
+    [
+        pytest.param([(0.69, 0.946), (0.692, 0.944)], id="its twin"),
+        pytest.param([(0.50, 0.70), (0.51, 0.71), (0.30, 0.95)], id="one that begins slowly"),
+        pytest.param([(0.60, 0.9)] * 6 + [(0.599, 0.91)], id="noise"),
+        pytest.param([(0.9, 0.9)] * 9 + [(0.1, 0.2)], id="a bad one"),
+        pytest.param([(0.9, 0.9)] * 6 + [(float("nan"), 0.95)], id="not a number once"),
+    ],
+)
+def test_no_job_is_ended_by_what_others_reach_unless_that_is_asked_for(
+    tmp_path: Path, curves: list[tuple[float, float]]
+) -> None:
+    def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
+        assert spec.study is not None
+        watch, values = Watcher(**spec.study), curves[int(folder.name)]
+        ends = [watch(tick, value) for tick, value in zip((100, 200), values, strict=True)]
+        return "pruned" if any(ends) else "finished", values[1]
+
+    # The first ones of them are over when the last begins.
+    run(StudyPoints(make_plan(tmp_path, RATE, num_trials=len(curves)), tmp_path, known(tmp_path)), tmp_path, job)
+    assert {trial.state.name for trial in trials(tmp_path)} == {"COMPLETE"}
+
+
 def test_the_objective_is_reported_and_a_bad_job_is_pruned(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, RATE, num_trials=3, pruner_options={"n_startup_trials": 2})
+    plan = make_plan(tmp_path, RATE, num_trials=3, pruner="median", pruner_options={"n_startup_trials": 2})
     seen = []
 
     def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
@@ -199,7 +223,7 @@ def test_a_job_that_ended_before_the_sweep_took_note_is_not_run_again(tmp_path: 
         ({"sampler_options": {"n_startup_trails": 3}}, "Did you mean 'n_startup_trials'"),
         ({"sampler_options": {"seed": 3}}, "sampler_options.seed: found 3; expected the seed in a key of its own"),
         ({"pruner": "percentile"}, "'percentile' does not start"),
-        ({"pruner_options": {"n_warmup": 3}}, "n_warmup_steps"),
+        ({"pruner": "median", "pruner_options": {"n_warmup": 3}}, "n_warmup_steps"),
         ({"storage": "sqlite:////no/such/folder/study.db"}, "sweep.storage: found"),
         ({"objective": None}, "objective: found null"),
     ],
