@@ -11,7 +11,8 @@ from torch import Tensor
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.memory import memory_of
-from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.numbers import is_finite, negated
 from mlotool.hypergradient.solvers.progress import Progress, norms, relative
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
@@ -58,7 +59,7 @@ class Nystrom(AbstractSolver):
     failures: ClassVar[Mapping[Status, str]] = {
         Status.NEGATIVE_CURVATURE: f"{_RETURNED} Raise rho above the most negative eigenvalue's size.",
         Status.INACCURATE: f"{_RETURNED} Raise rank or rho.",
-        Status.NON_FINITE: f"v over rho is used. {OVERFLOW}",
+        **NOT_FINITE,
     }
 
     def __post_init__(self) -> None:
@@ -92,14 +93,19 @@ class Nystrom(AbstractSolver):
         progress = Progress(num_tasks, Status.FIXED)
         shape = progress.shape
         sketch = torch.stack(columns, 2)
-        is_finite = (sketch.isfinite().all(2) & rows.isfinite()).all(1)
-        progress.end(~is_finite.cpu().reshape(shape), Status.NON_FINITE)
-        factor, is_negative = _factor(torch.where(is_finite[:, None, None], sketch, 0.0), indices)
-        progress.end(is_negative.cpu().reshape(shape), Status.NEGATIVE_CURVATURE)
-        found = torch.where(is_finite[:, None], self._inverse(factor, rows), rows.nan_to_num(0.0, 0.0, 0.0) / self.rho)
+        has_numbers = rows.isfinite().all(1)
+        progress.end(~has_numbers.cpu().reshape(shape), Status.NON_FINITE_VECTOR)
+        is_sound = sketch.isfinite().all(2).all(1) & has_numbers
+        progress.end(~is_sound.cpu().reshape(shape), Status.NON_FINITE)
+        factor, is_negative = _factor(torch.where(is_sound[:, None, None], sketch, 0.0), indices)
+        # No product is taken at what is not finite.
+        found = torch.where(is_sound[:, None], self._inverse(factor, rows), 0.0)
         solution = unflatten(found, vector, num_tasks)
         error, size = norms((add(add(matvec(solution), solution, self.rho), vector, -1.0), vector), num_tasks)
         residuals = relative(error, size)
+        # H may be not finite where it has no column.
+        progress.end(negated(is_finite(error)), Status.NON_FINITE)
+        progress.end(is_negative.cpu().reshape(shape), Status.NEGATIVE_CURVATURE)
         progress.end(residuals > 1, Status.INACCURATE)
         return progress.result(solution, len(indices) + 1, residuals), state + 1
 
