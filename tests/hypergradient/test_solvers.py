@@ -679,3 +679,21 @@ def test_a_solver_of_ones_own_has_to_return_a_result() -> None:
 def test_a_step_size_without_end() -> None:
     with pytest.raises(ConfigError, match="found step_size=inf; expected a finite step_size"):
         Identity(float("inf"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rank", [4, 8])
+@pytest.mark.parametrize(("rho", "small"), [(1e-4, 1.0), (1e-2, 1.0), (1e-2, 100.0), (1.0, 100.0)])
+def test_nystrom_on_a_badly_scaled_matrix_says_that_it_is_wrong(
+    rho: float, small: float, rank: int, dtype: torch.dtype
+) -> None:
+    """v is along the large eigenvalues but for a little: the residual is small, and q too long by small / rho."""
+    eigenvalues = torch.full((SIZE,), small, dtype=torch.float64)
+    eigenvalues[:2] = 1e6
+    basis = torch.linalg.qr(rand(SIZE, SIZE))[0]
+    matrix, vector = (basis * eigenvalues) @ basis.T, basis[:, 0] + 0.3 * rho / small * basis[:, 2:].sum(1)
+    result = solve(Nystrom(rank, rho), matrix.to(dtype), vector.to(dtype))
+    exact = torch.linalg.solve(matrix + rho * torch.eye(SIZE, dtype=torch.float64), vector)
+    assert float((flat(result.solution).double() - exact).norm() / exact.norm()) > 1
+    assert result.status is Status.INACCURATE
+    assert "Raise rank or rho" in Nystrom.failures[result.status]

@@ -27,7 +27,7 @@ class Status(Enum):
     MAX_ITERATIONS = "max_iterations reached"
     SINGULAR = "a matrix that is singular up to rounding"
     NEGATIVE_CURVATURE = "negative curvature: H is not positive definite"
-    INACCURATE = "a residual greater than that of zero"
+    INACCURATE = "a residual greater than that of zero along what the columns of H do not show"
     DIVERGED = "terms that grow: the series diverges"
     NON_FINITE = "numbers that are not finite"
     NON_FINITE_VECTOR = "a right-hand side that is not finite"
