@@ -221,6 +221,7 @@ class LossTraits:
         num_constants: calls of `stop_gradient` in one evaluation.
         has_searched_hidden_values: whether it has been searched for values that only finite differences see.
         has_measured_radius: whether its finite differences have been taken at two radii.
+        num_judged_solves: how many solves have had products with H taken at two radii.
         has_compared_forward: whether its products by forward mode have been compared with double backward.
         num_comparisons: how often they have been.
         is_twice_differentiable: whether the loss has been searched for functions that are differentiable once, in vain.
@@ -233,6 +234,7 @@ class LossTraits:
         self.num_constants = 0
         self.has_searched_hidden_values = False
         self.has_measured_radius = False
+        self.num_judged_solves = 0
         self.has_compared_forward = False
         self.num_comparisons = 0
         self.is_twice_differentiable = False

@@ -259,12 +259,15 @@ class EvolutionStrategies(AbstractZerothOrder):
             "evolution_difference": differences.square().mean().sqrt(),
             "evolution_failed_pairs": (~is_finite).sum(),
         }
+        is_known = is_finite.any(0)
         if self.shaping == "rank":
+            is_known = values.isfinite().flatten(0, 1).any(0)
             # A rollout that diverged is the worst, not a failure.
             finite = torch.nan_to_num(values, nan=torch.inf, posinf=torch.inf).flatten(0, 1)
             ranks = torch.stack([_centred_ranks(column) for column in finite.unbind(1)], 1).reshape(values.shape)
             differences = ranks[:, 0] - ranks[:, 1]
-        return differences / (2 * self.sigma * self.num_pairs), last
+        # Without a number to go by there is no estimate: zero would look like one.
+        return torch.where(is_known, differences, torch.nan) / (2 * self.sigma * self.num_pairs), last
 
 
 def _orthogonal(size: int, count: int, generator: torch.Generator) -> Tensor:

@@ -14,6 +14,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import is_tracing, report
 from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
+from mlotool.hypergradient.diagnostics.kinks import warn_of_kinks
 from mlotool.hypergradient.diagnostics.quality import assess
 from mlotool.hypergradient.diagnostics.radius import warn_of_radius
 from mlotool.hypergradient.differentiable_pullback import differentiable_pullback
@@ -281,6 +282,9 @@ class _ImplicitPullback:
             )
         if state is not kept:
             memory.value = memory.value._replace(solver=state)
+        if isinstance(product, FiniteDifferenceProduct) and self.solver.needs_products:
+            directions = vector, result.solution
+            warn_of_kinks(product, self._unpaired, theta, directions, result, tuple(self.solver.failures))
         self.record(result)
         return result.solution
 

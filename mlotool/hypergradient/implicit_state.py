@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mlotool.hypergradient.diagnostics.quality import Quality
 from mlotool.hypergradient.solvers import SolveResult, Status
-from mlotool.hypergradient.vector import copies, norm
+from mlotool.hypergradient.vector import copies, is_finite
 from mlotool.problem.interface import LowerProblem, Vector
 
 
@@ -85,5 +85,5 @@ def keep_start(problem: LowerProblem, solution: Vector) -> None:
         {'u': (tensor([1., 1.]),)}
     """
     state: ImplicitState = problem.memory.value
-    if bool(norm(solution).isfinite()):
+    if is_finite(solution):
         problem.memory.value = state._replace(starts={**(state.starts or {}), problem.reader: tuple(solution)})

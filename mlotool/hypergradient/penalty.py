@@ -12,7 +12,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
 from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
-from mlotool.hypergradient.vector import add, copies, dot, leaves, scaled
+from mlotool.hypergradient.vector import add, copies, dot, is_finite, leaves, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 
 
@@ -199,8 +199,9 @@ class _PenaltyPullback:
             multiplier += settings.growth
         else:
             found, point, last = self._barrier(slopes, point, vector)
-        own = Penalised(tuple(copies(point)), multiplier)
-        problem.memory.value = PenaltyState({**state.readers, problem.reader: own}, last)
+        # A y that is not finite would stay so for ever.
+        own = {problem.reader: Penalised(tuple(copies(point)), multiplier)} if is_finite(point) else {}
+        problem.memory.value = PenaltyState({**state.readers, **own}, last)
         return found
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
@@ -229,8 +230,9 @@ class _PenaltyPullback:
         product = dot(vector, slope) + dot(slopes.direct(), shift)
         square = dot(slope, slope) / scale + dot(shift, shift)
         # Where q is stationary the rule has no value, and nothing to penalise.
-        ratio = product / torch.where(square > 0, square, 1.0)
-        multiplier = torch.where(square > 0, (self.settings.barrier - ratio).clamp_min(0.0), 0.0)
+        is_stationary = square == 0
+        ratio = product / torch.where(is_stationary, 1.0, square)
+        multiplier = torch.where(is_stationary, 0.0, (self.settings.barrier - ratio).clamp_min(0.0))
         pull = add(scaled(vector, scale), scaled(slope, multiplier))
         # A step along lambda dq/dy is stable up to lambda step_size L = 2.
         return scaled(shift, multiplier), add(point, pull, -step_size / multiplier.clamp_min(1.0)), multiplier

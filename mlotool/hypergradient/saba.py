@@ -10,7 +10,7 @@ from torch import Tensor
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.products import ReverseProduct
-from mlotool.hypergradient.vector import add, copies, scaled
+from mlotool.hypergradient.vector import add, copies, is_finite, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 from mlotool.problem.memory import Memory
 
@@ -113,7 +113,9 @@ class SABA(AbstractHypergradient):
         number = number_of(problem, batch, batch_number, self.key)
         present = [torch.zeros_like(x) if value is None else value for x, value in zip(theta, gradient, strict=True)]
         found, gradients = state.gradients.replaced(number, present)
-        memory.value = SABAState(state.readers, gradients, is_used)
+        # In a table a NaN would stay for ever: its sum goes on by differences.
+        if is_finite(found):
+            memory.value = SABAState(state.readers, gradients, is_used)
         return [value if used else None for value, used in zip(found, is_used, strict=True)]
 
     def initial_state(self) -> "SABAState":
@@ -248,8 +250,9 @@ class _AveragedPullback:
         residual = add(curved, cotangent, -1.0)
         solution = add(start, residual, -self.settings.step_size)
         crossed, cross = averages.cross.replaced(number, product.mean_cross(solution))
-        readers = {**state.readers, problem.reader: Averages(solution, hessian, cross)}
-        problem.memory.value = state._replace(readers=readers)
+        if is_finite([*solution, *crossed]):
+            readers = {**state.readers, problem.reader: Averages(solution, hessian, cross)}
+            problem.memory.value = state._replace(readers=readers)
         return scaled(crossed, -1.0)
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:

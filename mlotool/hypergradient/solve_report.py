@@ -8,12 +8,15 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from torch import Tensor
 
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
+from mlotool.hypergradient.solvers.base import NOT_FINITE
 from mlotool.hypergradient.solvers.progress import ended_with
 from mlotool.problem.memory import Memory
 
 
 def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object], result: SolveResult) -> None:
     """Warn the first time that a problem's solve ends in one of the ways that its solver counts as failures.
+
+    Of numbers that are not finite, each time that the solve before had ended with finite ones.
 
     Args:
         solver: of the solve.
@@ -26,6 +29,9 @@ def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object]
         >>> warn_of_failure(Neumann(3, 0.1), "w", {Status.DIVERGED}, SolveResult([], Status.DIVERGED, 2))
     """
     status, failures = result.status, solver.failures
+    if status not in NOT_FINITE:
+        # The next time numbers are not finite there is a new reason.
+        warned_of.difference_update(NOT_FINITE)
     if status not in failures or status in warned_of:
         return
     warned_of.add(status)

@@ -106,8 +106,21 @@ def norm(a: Vector, num_tasks: int | None = None) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(rows), dim=0)
 
 
+def is_finite(a: Vector) -> bool:
+    """Return whether all numbers are, so that the vector may be kept for another time.
+
+    Cost: a transfer from the device.
+
+    Example:
+        >>> import torch
+        >>> is_finite([torch.ones(2)]), is_finite([torch.ones(2), torch.tensor([1.0, torch.nan])])
+        (True, False)
+    """
+    return bool(norm(a).isfinite())
+
+
 def apart(a: Vector, b: Vector) -> float:
-    """Return the norm of the difference over that of the longer one; 0 where both are zero.
+    """Return the norm of the difference over that of the longer one; 0 where both are zero, NaN where one has a NaN.
 
     Example:
         >>> import torch
@@ -115,7 +128,7 @@ def apart(a: Vector, b: Vector) -> float:
         0.5
     """
     scale = max(float(norm(a)), float(norm(b)))
-    return float(norm(add(a, b, -1.0))) / scale if scale > 0 else 0.0
+    return float(norm(add(a, b, -1.0))) / scale if scale != 0 else 0.0
 
 
 def flatten(a: Vector, num_tasks: int | None = None) -> Tensor:

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SMALLEST = 2.0**-24
+"""Of the factors: a gradient that is not finite with this one is no overflow of fp16."""
+
 
 class LossScale:
     """The factor of one problem's loss, as large as its gradients stay finite (as `torch.amp.GradScaler`).
@@ -37,11 +40,13 @@ class LossScale:
     def accepts(self, gradient: Sequence[Tensor | None]) -> bool:
         """Say whether a gradient is finite, and adapt the factor: to a half if it is not.
 
+        One that is not finite with the smallest factor either is accepted: else a NaN would end all steps unnoticed.
+
         Cost: a transfer from the device.
         """
         norms = torch._foreach_norm([tensor for tensor in gradient if tensor is not None], float("inf"))
         is_finite = not norms or bool(torch.stack(list(norms)).isfinite().all())
-        if not is_finite:
+        if not is_finite and self.value > SMALLEST:
             self.value, self._num_finite = self.value / 2, 0
             return False
         self._num_finite += 1

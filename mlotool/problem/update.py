@@ -169,5 +169,6 @@ def _is_zero(value: Any) -> bool:
 
 def _safe_sqrt(value: Tensor) -> Tensor:
     # The root's derivative at 0 is infinite, and 0 * inf would be NaN; here it is 0.
-    is_positive = value > 0
-    return torch.where(is_positive, value, 1.0).sqrt() * is_positive
+    # Not `> 0`, which is false of NaN: its root is NaN.
+    is_other = value != 0
+    return torch.where(is_other, value, 1.0).sqrt() * is_other

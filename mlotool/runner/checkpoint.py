@@ -277,8 +277,10 @@ def checkpoint_callbacks(
 
 
 def early_stopping(monitor: str, mode: str, patience: int) -> EarlyStopping:
-    """Return what stops after `patience` evaluations without a better objective."""
-    return EarlyStopping(monitor, mode=mode, patience=patience, strict=False, check_on_train_epoch_end=True)
+    """Return what stops after `patience` evaluations without a better objective; NaN is not better."""
+    return EarlyStopping(
+        monitor, mode=mode, patience=patience, strict=False, check_finite=False, check_on_train_epoch_end=True
+    )
 
 
 def restore_callbacks(callbacks: list[Callback], checkpoint: Mapping[str, Any]) -> bool:

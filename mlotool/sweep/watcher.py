@@ -1,6 +1,7 @@
 """How a job reports to its trial while it trains."""
 
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
@@ -29,7 +30,12 @@ class Watcher:
         self._trial = optuna.trial.Trial(self._study, found._trial_id)
 
     def __call__(self, tick: int, value: float) -> bool:
-        """Report; return whether the job is to end."""
+        """Report; return whether the job is to end.
+
+        NaN is no value: to a pruner it would be worse than every other one, whatever came before.
+        """
+        if math.isnan(value):
+            return False
         with storing(self._url):
             with warnings.catch_warnings():
                 # A trial that goes on from a checkpoint reports the ticks since then again.

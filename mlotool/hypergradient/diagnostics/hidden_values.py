@@ -7,6 +7,7 @@ rounding nor a kink of the loss. Double backward is not asked: it may fail, and 
 once it is silently zero.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -74,7 +75,9 @@ def warn_of_hidden_values(
     """
     # The solutions inside a loss are detached by the program itself.
     traits = view.problem.traits
-    if traits.has_searched_hidden_values or is_tracing() or view.problem.is_nested or not bool(norm(direction) > 0):
+    if traits.has_searched_hidden_values or is_tracing() or view.problem.is_nested:
+        return
+    if not 0 < float(norm(direction)) < math.inf:
         return
     traits.has_searched_hidden_values = True
     share = _hidden_share(view, theta, inputs, wanted, direction, radius, with_hessian)

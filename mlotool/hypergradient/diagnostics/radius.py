@@ -37,7 +37,7 @@ def warn_of_radius(
 ) -> None:
     """Warn where `M^T q` by finite differences is another one at a quarter of the radius; once a problem.
 
-    Products with H are not judged: a kink of the loss (ReLU) changes theirs at any radius.
+    Products with H, which a kink of the loss (ReLU) changes at any radius, are judged by `diagnostics/kinks.py`.
 
     Args:
         view: the loss.
@@ -58,7 +58,9 @@ def warn_of_radius(
         >>> warn_of_radius(view, theta, inputs, [True], direction=[torch.ones(1)], radius=None)  # nothing to say
     """
     traits = view.problem.traits
-    if traits.has_measured_radius or is_tracing() or view.problem.is_nested or not bool(norm(direction) > 0):
+    if traits.has_measured_radius or is_tracing() or view.problem.is_nested:
+        return
+    if not 0 < float(norm(direction)) < math.inf:
         return
     traits.has_measured_radius = True
     used, random = radius or float(default_radius(theta)), RandomState(view.devices)

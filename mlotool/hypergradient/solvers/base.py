@@ -27,9 +27,10 @@ class Status(Enum):
     MAX_ITERATIONS = "max_iterations reached"
     SINGULAR = "a matrix that is singular up to rounding"
     NEGATIVE_CURVATURE = "negative curvature: H is not positive definite"
-    INACCURATE = "a residual greater than that of zero"
+    INACCURATE = "a residual greater than that of zero along what the columns of H do not show"
     DIVERGED = "terms that grow: the series diverges"
     NON_FINITE = "numbers that are not finite"
+    NON_FINITE_VECTOR = "a right-hand side that is not finite"
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,24 @@ OVERFLOW = (
 )
 """What to do about products that are not finite, whatever the solver."""
 
+NOT_FINITE: Mapping[Status, str] = {
+    Status.NON_FINITE: f"NaN is returned. {OVERFLOW}",
+    Status.NON_FINITE_VECTOR: (
+        "NaN is returned. The gradient of the loss of a problem above with respect to this problem's parameters is not "
+        "finite, whatever this problem's own loss is: look in the data and the loss of that one for NaN, and for log, "
+        "sqrt, norm or a division at zero."
+    ),
+}
+"""The failures of every solver: NaN stays NaN."""
+
 
 class AbstractSolver(ABC):
     """Approximates `H^-1 v` for a symmetric H that is known by its products alone: settings, which never change.
 
     With a leading task axis H is block-diagonal: the systems are solved side by side, and none knows of another.
+
+    Where v, or a product with H, is not finite, the system's solution is not either: a number in its place would look
+    like a hypergradient.
 
     Example:
         >>> import torch

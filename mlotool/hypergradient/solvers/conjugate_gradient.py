@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.krylov import begin_system, check_krylov
 from mlotool.hypergradient.solvers.numbers import (
     count_if,
@@ -34,14 +34,14 @@ class ConjugateGradient(AbstractSolver):
     """Solves `(H + damping I) q = v` by conjugate gradient (Hestenes & Stiefel 1952; iMAML, arXiv 1909.04630).
 
     Stops at `norm(r) <= tolerance * norm(v)`, after `max_iterations`, or where it breaks down: at a direction of
-    negative curvature, one of none (a singular H) or a non-finite product. Then it returns the iterate before (Steihaug
-    1983), or, where that one's residual exceeds `norm(v)`, the iterate of the least residual. The status says so, and
-    the result is not zero.
+    negative curvature, or one of none (a singular H). Then it returns the iterate before (Steihaug 1983), or, where
+    that one's residual exceeds `norm(v)`, the iterate of the least residual. The status says so, and the result is not
+    zero.
 
     Where the first direction, v, breaks down and there was no start, there is no iterate before. At negative curvature
     `v (v'v / |v'Hv|)` is returned: like `H^-1 v`, it is 1/c times as long for c times H. Its norm was 2 to 10 times off
     that of `|H|^-1 v` on random indefinite quadratics at every scale of H, where that of v was off by as much as the
-    scale; on small networks it was a hundred times nearer than v. Without a curvature to go by, of 0 or not finite, v
+    scale; on small networks it was a hundred times nearer than v. Without a curvature to go by, v
     itself is returned, as by Identity.
 
     Args:
@@ -65,7 +65,7 @@ class ConjugateGradient(AbstractSolver):
     failures: ClassVar[Mapping[Status, str]] = {
         Status.NEGATIVE_CURVATURE: f"{_ALONG} Raise damping, or use hypergradient=normal_cg.",
         Status.SINGULAR: f"{_ITSELF} Raise damping, or lower max_iterations.",
-        Status.NON_FINITE: f"{_ITSELF} {OVERFLOW}",
+        **NOT_FINITE,
     }
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.progress import Progress
 from mlotool.hypergradient.vector import flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
@@ -42,7 +42,7 @@ class Exact(AbstractSolver):
             "The least-squares solution of least norm is used: it has no part along what H annuls. Raise damping where "
             "that part matters."
         ),
-        Status.NON_FINITE: f"v itself (as by Identity) is used. {OVERFLOW}",
+        **NOT_FINITE,
     }
 
     def __post_init__(self) -> None:
@@ -75,7 +75,9 @@ class Exact(AbstractSolver):
         matrix = torch.stack(columns, 1)
         matrix = 0.5 * (matrix + matrix.mT) + self.damping * identity
         progress = Progress(num_tasks, Status.CONVERGED)
-        is_finite = matrix.isfinite().all(2).all(1) & rows.isfinite().all(1)
+        has_numbers = rows.isfinite().all(1)
+        progress.end(~has_numbers.cpu().reshape(progress.shape), Status.NON_FINITE_VECTOR)
+        is_finite = matrix.isfinite().all(2).all(1) & has_numbers
         progress.end(~is_finite.cpu().reshape(progress.shape), Status.NON_FINITE)
         matrix = torch.where(is_finite[:, None, None], matrix, identity)
         given = torch.where(is_finite[:, None], rows, 0.0)
@@ -84,7 +86,6 @@ class Exact(AbstractSolver):
         for index in is_singular.nonzero().flatten().tolist():
             found[index] = torch.linalg.pinv(matrix[index], hermitian=True) @ given[index]
         residuals = torch.where(is_finite, _residuals(matrix, found, given), math.nan)
-        found = torch.where(is_finite[:, None], found, rows.nan_to_num(0.0, 0.0, 0.0))
         known_residuals = float(residuals[0]) if num_tasks is None else residuals
         return progress.result(unflatten(found, vector, num_tasks), size, known_residuals)
 

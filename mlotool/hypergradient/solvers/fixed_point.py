@@ -9,19 +9,25 @@ from torch import Tensor
 
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import (
+    NOT_FINITE,
+    OVERFLOW,
+    AbstractSolver,
+    Matvec,
+    SolveResult,
+    Status,
+    tasks_of,
+)
 from mlotool.hypergradient.solvers.numbers import (
     Number,
     filled,
     is_finite,
-    known,
-    may_hold,
     measured,
     negated,
     where,
 )
 from mlotool.hypergradient.solvers.progress import Progress, growth, norms, relative
-from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
+from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.problem.interface import LowerView, Vector
 
 _LOST = 1e3
@@ -37,8 +43,8 @@ class FixedPoint(AbstractSolver):
     takes all three directions at the old ones: the fixed point is the same, the iterates are not.
 
     Converges for `0 < a < 2 / lambda_max(H)` and a positive definite H; the error shrinks by `norm(I - a H)` an
-    iteration. One that overflows falls back to `a v`. Where the residual grows, or that of the start is a thousand
-    times that of zero, a status says that it diverges; the last iterate is returned.
+    iteration. Where the residual grows, or that of the start is a thousand times that of zero, a status says that it
+    diverges; the last iterate is returned.
 
     Args:
         num_iterations: of each solve, at most.
@@ -67,7 +73,8 @@ class FixedPoint(AbstractSolver):
             "The iteration leads away along it whatever the step_size; the last iterate is used. Lower num_iterations, "
             "or use hypergradient=normal_cg."
         ),
-        Status.NON_FINITE: f"step_size times v is used. Lower step_size. {OVERFLOW}",
+        **NOT_FINITE,
+        Status.NON_FINITE: f"NaN is returned. Lower step_size. {OVERFLOW}",
     }
 
     def __post_init__(self) -> None:
@@ -94,8 +101,11 @@ class FixedPoint(AbstractSolver):
         num_products: int | Tensor = 0
         size = length(vector) if self.tolerance else 0.0
         residuals = filled(math.nan, num_tasks)
-        overflown = known(False, num_tasks)
+        if self.tolerance:
+            progress.end_unsound(size)
         for number in range(self.num_iterations):
+            if not progress.is_running:
+                break
             if number or start is not None:
                 before, residual = residual, add(vector, matvec(solution), -1.0)
                 num_products = num_products + progress.one
@@ -103,20 +113,17 @@ class FixedPoint(AbstractSolver):
                 first = residual
             if self.tolerance:
                 reached = length(residual)
-                overflown = overflown | progress.end(negated(is_finite(reached)), Status.NON_FINITE)
+                progress.end(negated(is_finite(reached)), Status.NON_FINITE)
                 converged = progress.end(reached <= self.tolerance * size, Status.CONVERGED)
                 residuals = where(converged, relative(reached, size), residuals)
                 if not progress.is_running:
                     break
                 residual = choose(progress.running, residual, zeros(vector))
             solution = add(solution, residual, self.step_size)
-        is_lost = negated(is_finite(length(solution)))
-        progress.end(is_lost, Status.NON_FINITE)
-        reached, of_first, of_vector = norms((residual, first, vector), num_tasks)
+        reached, of_first, of_vector, whole = norms((residual, first, vector, solution), num_tasks)
+        progress.end_unsound(of_vector)
+        progress.end(negated(is_finite(whole)), Status.NON_FINITE)
         growth(of_first, reached, measured(dot(before, residual, num_tasks)), progress)
         # A single iteration a pullback shows no growth of its own.
         progress.end((of_first > _LOST * of_vector) & (of_vector > 0), Status.DIVERGED)
-        overflown = overflown | is_lost
-        if may_hold(overflown):
-            solution = choose(overflown, scaled(vector, self.step_size), solution)
         return progress.result(solution, num_products, residuals)

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
-from mlotool.hypergradient.vector import norm, scaled, vector_jacobian
+from mlotool.hypergradient.solvers.numbers import is_finite, negated
+from mlotool.hypergradient.solvers.progress import Progress, norms
+from mlotool.hypergradient.vector import scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.spaces.shared.shared_space import SharedSpace
 
@@ -62,7 +64,7 @@ class KFAC(AbstractSolver):
         # G + damping I is positive definite but for rounding.
         Status.NEGATIVE_CURVATURE: "An iterate before, or a step along v, is used. Raise damping.",
         Status.SINGULAR: "An iterate before, or a step along v, is used. Raise damping.",
-        Status.NON_FINITE: f"v itself (as by Identity) is used. {OVERFLOW}",
+        **NOT_FINITE,
     }
 
     def __post_init__(self) -> None:
@@ -105,9 +107,12 @@ class KFAC(AbstractSolver):
             ) from error
         finally:
             random.restore()
-        if not bool(norm(solution).isfinite()):
-            return SolveResult(list(vector), Status.NON_FINITE, 0)
-        return SolveResult(solution, *result)
+        status, num_products, residual = result
+        progress = Progress(None, status)
+        of_vector, whole = norms((vector, solution), None)
+        progress.end_unsound(of_vector)
+        progress.end(negated(is_finite(whole)), Status.NON_FINITE)
+        return progress.result(solution, num_products, residual)
 
     def _invert(
         self,

@@ -9,7 +9,7 @@ from torch import Tensor
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.numbers import Number, Truth, is_finite, measured, negated
+from mlotool.hypergradient.solvers.numbers import Number, Truth, measured
 from mlotool.hypergradient.solvers.progress import Progress, begin, relative
 from mlotool.hypergradient.solvers.scale import solve_in_range
 from mlotool.hypergradient.vector import add, choose, dot, zeros
@@ -118,7 +118,7 @@ def begin_system(
     size = inner(vector, vector)
     if (result := solve_in_range(solver, size, matvec, vector, start, view)) is not None:
         return result
-    progress.end(negated(is_finite(size)), Status.NON_FINITE)
+    progress.end_unsound(size)
     progress.end(size == 0, Status.CONVERGED)
     if not progress.is_running:
         return progress.result(nothing, 0, relative(size, size))

@@ -6,10 +6,18 @@ from typing import ClassVar
 
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.numbers import is_finite, may_hold, measured, negated
+from mlotool.hypergradient.solvers.base import (
+    NOT_FINITE,
+    OVERFLOW,
+    AbstractSolver,
+    Matvec,
+    SolveResult,
+    Status,
+    tasks_of,
+)
+from mlotool.hypergradient.solvers.numbers import is_finite, measured, negated
 from mlotool.hypergradient.solvers.progress import Progress, growth, norms
-from mlotool.hypergradient.vector import add, choose, dot, scaled
+from mlotool.hypergradient.vector import add, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 
 
@@ -18,8 +26,7 @@ class Neumann(AbstractSolver):
     """`q = a * sum over k < num_terms of (I - a H)^k v`, with `a = step_size`.
 
     Converges to `H^-1 v` for `0 < a < 2 / lambda_max(H)`; the error is `(I - a H)^num_terms H^-1 v`. Lorraine et
-    al. 2020 (arXiv 1911.02590), Eq. 8. `num_terms=1` is `Identity(step_size)`, and what a series that overflows
-    falls back to.
+    al. 2020 (arXiv 1911.02590), Eq. 8. `num_terms=1` is `Identity(step_size)`.
 
     Args:
         num_terms: terms of the series.
@@ -47,7 +54,8 @@ class Neumann(AbstractSolver):
             "Its terms grow along it whatever the step_size; the truncated series is used. Lower num_terms, or use "
             "hypergradient=normal_cg."
         ),
-        Status.NON_FINITE: f"step_size times v is used. Lower step_size. {OVERFLOW}",
+        **NOT_FINITE,
+        Status.NON_FINITE: f"NaN is returned. Lower step_size. {OVERFLOW}",
     }
 
     def __post_init__(self) -> None:
@@ -79,8 +87,7 @@ class Neumann(AbstractSolver):
         if self.num_terms == 1:
             return progress.result(scaled(total, self.step_size), 0)
         first, last, whole = norms((vector, term, total), num_tasks)
-        overflown = progress.end(negated(is_finite(whole + last)), Status.NON_FINITE)
+        progress.end_unsound(first)
+        progress.end(negated(is_finite(whole + last)), Status.NON_FINITE)
         growth(first, last, measured(dot(before, term, num_tasks)), progress)
-        if may_hold(overflown):
-            total = choose(overflown, vector, total)
         return progress.result(scaled(total, self.step_size), self.num_terms - 1)

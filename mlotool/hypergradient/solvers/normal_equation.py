@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.solvers.krylov import begin_system, check_krylov
 from mlotool.hypergradient.solvers.numbers import (
     Number,
     divided,
     filled,
     is_finite,
-    known,
     larger,
     negated,
     root,
@@ -56,7 +55,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
             "The vector whose residual is least is used; it has no part along what H annuls. Raise damping where that "
             "part matters."
         ),
-        Status.NON_FINITE: f"The last iterate is used, or v itself (as by Identity) where there was none. {OVERFLOW}",
+        **NOT_FINITE,
     }
 
     def __post_init__(self) -> None:
@@ -70,23 +69,22 @@ class NormalEquationConjugateGradient(AbstractSolver):
         if isinstance(system, SolveResult):
             return system
         matvec, progress, nothing, num_tasks = system.matvec, system.progress, system.nothing, tasks_of(view)
-        size, eps, target, vector, is_warm = system.size, system.eps, system.target, system.vector, system.is_warm
+        size, eps, target = system.size, system.eps, system.target
         solution, residual, error, num_products = system.solution, system.residual, system.squared, system.num_products
 
         def squared(a: Vector) -> Number:
             return system.inner(a, a)
 
-        direction, has_nothing = nothing, known(False, num_tasks)
+        direction = nothing
         steepness, largest = filled(1.0, num_tasks), filled(0.0, num_tasks)
-        for number in range(self.max_iterations):
+        for _ in range(self.max_iterations):
             if not progress.is_running:
                 break
             # s = A r is minus the gradient of half the squared residual.
             slope = list(matvec(choose(progress.running, residual, nothing)))
             num_products = num_products + progress.one
             previous, steepness = steepness, squared(slope)
-            overflown = progress.end(negated(is_finite(steepness)), Status.NON_FINITE)
-            has_nothing = has_nothing | (overflown & negated(is_warm) & (number == 0))
+            progress.end(negated(is_finite(steepness)), Status.NON_FINITE)
             # A residual that A nearly annuls is in its null space: what is left cannot be removed.
             largest = larger(largest, divided(steepness, error))
             progress.end(steepness <= eps**1.5 * largest * error, Status.SINGULAR)
@@ -96,8 +94,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
             product = matvec(direction)
             num_products = num_products + progress.one
             growth = squared(product)
-            overflown = progress.end(negated(is_finite(growth)), Status.NON_FINITE)
-            has_nothing = has_nothing | (overflown & negated(is_warm) & (number == 0))
+            progress.end(negated(is_finite(growth)), Status.NON_FINITE)
             largest = larger(largest, divided(growth, squared(direction)))
             progress.end(growth == 0, Status.SINGULAR)
             if not progress.is_running:
@@ -109,6 +106,4 @@ class NormalEquationConjugateGradient(AbstractSolver):
             residual = add(residual, product, -step)
             error = squared(residual)
             progress.end(error <= target, Status.CONVERGED)
-        # Zero would look like a hypergradient that has converged.
-        solution = choose(has_nothing, vector, solution)
         return progress.result(solution, num_products, root(relative(error, size)))

@@ -11,12 +11,16 @@ from torch import Tensor
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.memory import memory_of
-from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.numbers import is_finite, negated
 from mlotool.hypergradient.solvers.progress import Progress, norms, relative
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
 MAX_RANK = 10_000
+_WRONG = 0.5
+"""Share of the solution that is estimated to be wrong, from which on a status says so."""
+
 _RETURNED = "v is divided by rho along all that the columns of H do not show, which may be far too long."
 
 
@@ -32,7 +36,8 @@ class Nystrom(AbstractSolver):
     In place of Woodbury's formula, which cancels for a small rho, H_r is diagonalised: with `W = U S U^T` and a thin
     `C U S^(-1/2) = Y`, `q = Y's left singular part / (sigma^2 + rho) + the rest / rho`. Negative eigenvalues of W are
     left out, with a status that says so: those directions are treated as what the columns miss, and `v` along both is
-    divided by rho. A last product measures `norm((H + rho I) q - v) / norm(v)`; a status tells where it is above 1.
+    divided by rho. A last product measures `norm((H + rho I) q - v) / norm(v)`; a status tells where it is
+    above 1, or where half of q is estimated to be wrong: v may hide it along large eigenvalues.
 
     Args:
         rank: r, columns; of smaller problems all.
@@ -58,7 +63,7 @@ class Nystrom(AbstractSolver):
     failures: ClassVar[Mapping[Status, str]] = {
         Status.NEGATIVE_CURVATURE: f"{_RETURNED} Raise rho above the most negative eigenvalue's size.",
         Status.INACCURATE: f"{_RETURNED} Raise rank or rho.",
-        Status.NON_FINITE: f"v over rho is used. {OVERFLOW}",
+        **NOT_FINITE,
     }
 
     def __post_init__(self) -> None:
@@ -92,15 +97,29 @@ class Nystrom(AbstractSolver):
         progress = Progress(num_tasks, Status.FIXED)
         shape = progress.shape
         sketch = torch.stack(columns, 2)
-        is_finite = (sketch.isfinite().all(2) & rows.isfinite()).all(1)
-        progress.end(~is_finite.cpu().reshape(shape), Status.NON_FINITE)
-        factor, is_negative = _factor(torch.where(is_finite[:, None, None], sketch, 0.0), indices)
-        progress.end(is_negative.cpu().reshape(shape), Status.NEGATIVE_CURVATURE)
-        found = torch.where(is_finite[:, None], self._inverse(factor, rows), rows.nan_to_num(0.0, 0.0, 0.0) / self.rho)
-        solution = unflatten(found, vector, num_tasks)
-        error, size = norms((add(add(matvec(solution), solution, self.rho), vector, -1.0), vector), num_tasks)
+        has_numbers = rows.isfinite().all(1)
+        progress.end(~has_numbers.cpu().reshape(shape), Status.NON_FINITE_VECTOR)
+        is_sound = sketch.isfinite().all(2).all(1) & has_numbers
+        progress.end(~is_sound.cpu().reshape(shape), Status.NON_FINITE)
+        factor, is_negative = _factor(torch.where(is_sound[:, None, None], sketch, 0.0), indices)
+        # No product is taken at what is not finite.
+        whole, shown = self._inverse(factor, rows)
+        solution = unflatten(torch.where(is_sound[:, None], whole, 0.0), vector, num_tasks)
+        residual = add(add(matvec(solution), solution, self.rho), vector, -1.0)
+        error, size = norms((residual, vector), num_tasks)
         residuals = relative(error, size)
+        # Along what no column shows, a residual of x times v comes of an eigenvalue of x rho there: the exact solution
+        # is shorter there by 1 + x. The residual alone hides it where v is mostly along large eigenvalues.
+        missed, rest = (
+            torch.linalg.vector_norm(_outside(a, shown), dim=1) for a in (rows, flatten(residual, num_tasks))
+        )
+        share = missed / (self.rho * torch.linalg.vector_norm(whole, dim=1))
+        is_wrong = share * rest / (missed + rest) > _WRONG
+        # H may be not finite where it has no column.
+        progress.end(negated(is_finite(error)), Status.NON_FINITE)
+        progress.end(is_negative.cpu().reshape(shape), Status.NEGATIVE_CURVATURE)
         progress.end(residuals > 1, Status.INACCURATE)
+        progress.end(is_wrong.cpu().reshape(shape), Status.INACCURATE)
         return progress.result(solution, len(indices) + 1, residuals), state + 1
 
     def initial_state(self) -> int:
@@ -121,13 +140,20 @@ class Nystrom(AbstractSolver):
         generator = random.Random(f"{self.seed}/{num_solves}")
         return generator.sample(range(size), min(self.rank, size))
 
-    def _inverse(self, factor: Tensor, rows: Tensor) -> Tensor:
+    def _inverse(self, factor: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the solution, and a basis of what the columns show: the rest is divided by rho."""
         left, sigma, _ = torch.linalg.svd(factor, full_matrices=False)
         inside = left.mT @ rows[..., None]
-        rest = rows[..., None] - left @ inside
-        # Twice: what rounding leaves of v inside would be divided by rho.
-        rest = rest - left @ (left.mT @ rest)
-        return (left @ (inside / (sigma[..., None] ** 2 + self.rho)) + rest / self.rho)[..., 0]
+        found = (left @ (inside / (sigma[..., None] ** 2 + self.rho)))[..., 0] + _outside(rows, left) / self.rho
+        return found, left * (sigma**2 >= self.rho)[:, None]
+
+
+def _outside(rows: Tensor, left: Tensor) -> Tensor:
+    """Return the part of each row that is orthogonal to the columns of its basis."""
+    # Twice: what rounding leaves of v inside would be divided by rho.
+    for _ in range(2):
+        rows = rows - (left @ (left.mT @ rows[..., None]))[..., 0]
+    return rows
 
 
 def _check_memory(rank: int, rows: Tensor) -> None:

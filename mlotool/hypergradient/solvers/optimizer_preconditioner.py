@@ -7,10 +7,9 @@ from typing import ClassVar
 import torch
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.solvers.base import OVERFLOW, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.numbers import is_finite, measured, negated
-from mlotool.hypergradient.solvers.progress import Progress
-from mlotool.hypergradient.vector import choose, norm
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.numbers import is_finite, negated
+from mlotool.hypergradient.solvers.progress import Progress, norms
 from mlotool.problem.interface import LowerView, Vector
 
 _NO_STEP = (
@@ -45,7 +44,7 @@ class OptimizerPreconditioner(AbstractSolver):
     needs_products: ClassVar[bool] = False
     uses_loss: ClassVar[bool] = True
     is_differentiable: ClassVar[bool] = False
-    failures: ClassVar[Mapping[Status, str]] = {Status.NON_FINITE: f"v itself (as by Identity) is used. {OVERFLOW}"}
+    failures: ClassVar[Mapping[Status, str]] = NOT_FINITE
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
@@ -57,6 +56,8 @@ class OptimizerPreconditioner(AbstractSolver):
         gradient = view.theta if view.problem.has_linear_step else view.gradient(view.theta, ())
         solution = list(torch._foreach_neg(view.step_pullback(view.theta, gradient, vector)))
         num_tasks = view.problem.num_tasks
-        progress = Progress(tasks_of(view), Status.FIXED)
-        failed = progress.end(negated(is_finite(measured(norm(solution, num_tasks)))), Status.NON_FINITE)
-        return progress.result(choose(failed, vector, solution), 0)
+        progress = Progress(num_tasks, Status.FIXED)
+        of_vector, whole = norms((vector, solution), num_tasks)
+        progress.end_unsound(of_vector)
+        progress.end(negated(is_finite(whole)), Status.NON_FINITE)
+        return progress.result(solution, 0)

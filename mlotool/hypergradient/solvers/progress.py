@@ -1,5 +1,6 @@
 """Which of the systems that are solved side by side still run, and how the others ended."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,9 +18,10 @@ from mlotool.hypergradient.solvers.numbers import (
     known,
     may_hold,
     measured,
+    negated,
     where,
 )
-from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
+from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
 from mlotool.problem.interface import Vector
 
 _ORDER = tuple(Status)
@@ -79,10 +81,18 @@ class Progress:
         self.running = self.running & ~ended_ones
         return ended_ones
 
+    def end_unsound(self, size: Number) -> None:
+        """End the running systems whose right-hand side is not finite.
+
+        Args:
+            size: by system, a norm of the right-hand side, or its square.
+        """
+        self.end(negated(is_finite(size)), Status.NON_FINITE_VECTOR)
+
     def result(
         self, solution: list[torch.Tensor], num_products: int | torch.Tensor, residuals: Number | None = None
     ) -> SolveResult:
-        """Return the result.
+        """Return the result, NaN for the systems that met numbers which are not finite.
 
         Args:
             solution: of all systems.
@@ -90,6 +100,9 @@ class Progress:
             residuals: by system; NaN where it is not known.
         """
         codes, largest = self._codes, None
+        is_lost = codes >= _ORDER.index(Status.NON_FINITE)
+        if may_hold(is_lost):
+            solution = choose(is_lost, scaled(solution, math.nan), solution)
         is_reported = is_tracing() and isinstance(codes, torch.Tensor)
         if residuals is not None and (is_reported or holds_everywhere(is_finite(residuals))):
             largest = residuals.max() if isinstance(residuals, torch.Tensor) else residuals
