@@ -211,16 +211,21 @@ def test_fp16_is_refused_where_steps_are_differentiated(algorithm: Any) -> None:
         program(algorithm, "fp16")
 
 
-@pytest.mark.parametrize("algorithm", [Implicit(Exact()), Unrolled()], ids=repr)
-def test_compiled_modules_are_refused_where_second_derivatives_are_taken(algorithm: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.model.compile: found true.*hypergradient: finite_difference"):
-        program(algorithm, compile=True)
-
-
-def test_a_compiled_module_gives_the_same_hypergradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = program(Implicit(Identity(), "finite_difference"))
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Implicit(Identity(), "finite_difference"),
+        Implicit(ConjugateGradient(3)),
+        Implicit(Neumann(3, 0.1), "forward"),
+        Penalty(0.1),
+        Unrolled(),
+    ],
+    ids=repr,
+)
+def test_a_compiled_module_gives_the_same_hypergradient(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = program(algorithm)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    found = program(Implicit(Identity(), "finite_difference"), compile=True)
+    found = program(algorithm, compile=True)
     for _ in range(3):
         for each in (expected, found):
             Schedule(each).tick()
