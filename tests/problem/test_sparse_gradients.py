@@ -136,7 +136,7 @@ def test_a_bag_of_words_and_several_batches_a_step() -> None:
     "algorithm",
     [
         Implicit(Exact(damping=1.0)),
-        Implicit(ConjugateGradient(3, damping=5.0)),
+        Implicit(ConjugateGradient(20, 1e-12, damping=5.0)),
         Implicit(Identity(0.1), "finite_difference"),
         Unrolled(),
         Unrolled(remat=False),
