@@ -25,7 +25,11 @@ from mlotool.core.errors import ConfigError
 from tests.programs import Point
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:`torch.jit", "ignore:The .* solve at problem", "ignore:The .grad attribute of a Tensor"
+    "ignore:`torch.jit",
+    "ignore:The .* solve at problem",
+    "ignore:The .grad attribute of a Tensor",
+    # It is none of torch.compile's that FX can follow: by the plan then.
+    "ignore:problems.*its steps are not traced: RuntimeError. Detected that you are using FX",
 )
 COMPILE = partial(torch.compile, backend="aot_eager")
 
