@@ -1,6 +1,7 @@
 """What data, modules and the whole program refuse: they are built once as a run does, where that is cheap."""
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -46,8 +47,24 @@ def part_faults(values: Values, known: Sequence[str]) -> list[str]:
     if data is not None and is_small and not known and not faults:
         from mlotool.config.building import assemble, cut_down
 
-        noted(faults, lambda: assemble(values, cut_down(values, data)))
+        built = noted(faults, lambda: assemble(values, cut_down(values, data)))
+        for name, size in zip(values["problems"], sizes, strict=True):
+            num_tasks = values["problems"][name]["tasks"]
+            # Whether tasks can share its module shows only where the loss is evaluated.
+            if built is not None and num_tasks is not None and num_tasks * (size or 0) <= MAX_PARAMETERS:
+                noted(faults, partial(_rehearsed, built.program, name))
     return faults
+
+
+def _rehearsed(program: Any, problem: str) -> Any:
+    from mlotool.core.user_code import user_code
+
+    with user_code(ConfigError), warnings.catch_warnings():
+        # The run gives them.
+        warnings.simplefilter("ignore")
+        program.start(problem)
+        stream = program.problems[problem].stream
+        return program.rehearse(problem, None if stream is None else stream.peek())
 
 
 def _blocks(problem: str, module: Any, remat: Any) -> Any:

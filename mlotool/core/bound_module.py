@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mlotool.core.lazy_copy import lazy_copy
 from mlotool.core.rematerialized_module import RematerializedModule
 from mlotool.core.slots import Slots
+from mlotool.core.unchanged import is_same
 
 _ASSIGNED = re.compile(r"'(?:BoundModule|Live|LiveParts)' object has no attribute '(\w+)'")
 
@@ -116,6 +117,14 @@ class BoundModule:
         bound = copy(self)
         bound._call = partial(self._call, **arguments)
         return bound
+
+    def moved_buffer(self) -> str | None:
+        """Return the name of a buffer of which calls have moved the copy; None where none has."""
+        if self._slots is None or not self._buffers:
+            return None
+        names = [name for name, _ in self._module.named_buffers()]
+        pairs = zip(names, self._buffers, self._slots.buffers(), strict=True)
+        return next((name for name, now, own in pairs if not is_same(now, own)), None)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""

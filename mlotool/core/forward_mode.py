@@ -6,7 +6,7 @@ mode; `torch.no_grad()` and `.data`, which stop gradients and let tangents pass;
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -47,11 +47,7 @@ def forward_mode(problem: str) -> Iterator[None]:
         tensor([0.5000])
     """
     before = torch._C._is_fwd_grad_enabled()
-    with explained(problem, "forward"), _slow_attention(), ExitStack() as stack:
-        # A compiled module takes the constants of its trace for the tangents of its inputs. It takes long to import.
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_Decomposition(FORWARD, GradientSwitches()))
+    with explained(problem, "forward"), _slow_attention(), _uncompiled(), _Decomposition(FORWARD, GradientSwitches()):
         try:
             yield
         finally:
@@ -78,7 +74,18 @@ def twice_differentiable_mode(problem: str) -> Iterator[None]:
         ...     bool(torch.autograd.grad(slope.square().sum(), x)[0].isfinite().all())
         True
     """
-    with explained(problem, "reverse"), _slow_attention(), _Decomposition(TWICE):
+    with explained(problem, "reverse"), _slow_attention(), _uncompiled(), _Decomposition(TWICE):
+        yield
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run what is compiled by torch.compile as it is written.
+
+    A compiled function has no second derivatives, and takes the constants of its trace for the tangents of its inputs.
+    """
+    # It takes long to import.
+    with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
         yield
 
 

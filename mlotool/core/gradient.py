@@ -29,18 +29,32 @@ class Recording:
         torch._C._set_grad_enabled(self._before)
 
 
-def gradient_of(loss: Tensor, sources: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor | None]:
+def dense(gradient: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Return a gradient whose sparse tensors, as `nn.Embedding(sparse=True)` makes them, are dense."""
+    return tuple([each.to_dense() if each is not None and each.is_sparse else each for each in gradient])
+
+
+def values_of(gradient: Tensor) -> Tensor:
+    """Return the values of a gradient: of a sparse one those that it holds, once for each place."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def gradient_of(
+    loss: Tensor, sources: Sequence[Tensor], *, create_graph: bool = False, keeps_sparse: bool = False
+) -> list[Tensor | None]:
     """Return the gradient of a loss.
 
     Args:
         loss: one number, with its graph, which is freed unless `create_graph`.
         sources: tensors that require a gradient.
         create_graph: make the gradient differentiable.
+        keeps_sparse: leave sparse tensors as they are.
 
     Returns:
         A tensor a source; None where the loss does not depend on it.
     """
-    return pulled_back([loss], sources, [_one(loss)], retain=create_graph, create_graph=create_graph)
+    one = [_one(loss)]
+    return pulled_back([loss], sources, one, retain=create_graph, create_graph=create_graph, keeps_sparse=keeps_sparse)
 
 
 def slopes_of(loss: Tensor, sources: Sequence[Tensor], *, create_graph: bool = False) -> list[Tensor]:
@@ -76,6 +90,7 @@ def pulled_back(
     *,
     retain: bool = False,
     create_graph: bool = False,
+    keeps_sparse: bool = False,
 ) -> list[Tensor | None]:
     """Return `(d outputs/d sources)^T cotangents`, as `torch.autograd.grad` with `allow_unused` does.
 
@@ -85,6 +100,7 @@ def pulled_back(
         cotangents: one an output, of its shape.
         retain: keep the graph for another call.
         create_graph: make the result differentiable.
+        keeps_sparse: leave sparse tensors as they are.
 
     Returns:
         A tensor a source; None where no output depends on it.
@@ -93,7 +109,7 @@ def pulled_back(
     found = engine.run_backward(
         tuple(outputs), tuple(cotangents), retain, create_graph, tuple(sources), True, accumulate_grad=False
     )
-    return list(found)
+    return list(found if keeps_sparse else dense(found))
 
 
 def _one(loss: Tensor) -> Tensor:

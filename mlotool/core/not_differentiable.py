@@ -15,7 +15,7 @@ _DIFFERENCE = "hypergradient: finite_difference for '{problem}'"
 
 
 _SCRIPTED = (
-    "problems.{problem}.module: found '{name}', a module of torch.jit, under product: forward; expected modules of "
+    "problems.{problem}.loss: found '{name}', a module of torch.jit, under product: forward; expected modules of "
     "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or write " + _REVERSE + "."
 )
 

@@ -21,8 +21,9 @@ from mlotool.core.replay import LossTraits, RandomState
 # All functions that the decorator makes share their code.
 _MARK = once_differentiable(lambda ctx: None).__code__
 
-# Nodes of the operators in `mlotool.core.decompositions.TWICE`.
+# Nodes of the operators in `mlotool.core.decompositions.TWICE`, and of what torch.compile has made.
 _NODES = (
+    "CompiledFunction",
     *("ScaledDotProduct.*Attention.*", "WeightNormInterface", "Hardsigmoid", "MultiMarginLoss", "MultilabelMarginLoss"),
     *("EmbeddingBag", ".*LinearCrossEntropy.*", *ONCE_IN_OLDER_TORCH),
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.forward_mode import forward_mode
+from mlotool.core.gradient import dense
 from mlotool.core.tangents import apart, dual_level, joined
 from mlotool.problem.interface import Vector
 
@@ -88,4 +89,4 @@ def _by_autograd(
         sources = [leaf for leaf, flag in zip(leaves, wanted, strict=True) if flag]
         if not value.requires_grad or not sources:
             return [None] * len(sources)
-        return torch.autograd.grad([value], sources, [torch.full_like(value, seed)], allow_unused=True)
+        return dense(torch.autograd.grad([value], sources, [torch.full_like(value, seed)], allow_unused=True))

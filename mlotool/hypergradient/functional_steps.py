@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.gradient import dense
 from mlotool.core.not_differentiable import explained
 from mlotool.core.replay import RandomState
 from mlotool.core.twice_differentiable import twice_differentiable
@@ -134,4 +135,4 @@ def batch_gradient(
         evaluate = partial(unroll.own_loss, theta, inputs, batch, lower_snapshots)
         loss = twice_differentiable(name, traits, view.devices, evaluate) if create_graph else evaluate()
         with explained(name, "reverse") if create_graph else nullcontext():
-            return torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True)
+            return dense(torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True))

@@ -108,11 +108,6 @@ class Implicit(AbstractHypergradient):
         is_kept = self.warm_start or self.report_every
         return self.solver.is_traceable and not is_kept and self.product != "forward"
 
-    @property
-    def differentiates_twice(self) -> bool:  # type: ignore[override]
-        """Exact products do; so do solvers that look at the loss themselves."""
-        return self.product != "finite_difference" or self.solver.uses_loss or self.report_every > 0
-
     def pullback(self, view: LowerView, inputs: Vector) -> "_ImplicitPullback":
         """Return the pullback by the implicit function theorem."""
         return _ImplicitPullback(self, view)

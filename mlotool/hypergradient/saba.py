@@ -66,7 +66,6 @@ class SABA(AbstractHypergradient):
 
     step_size: float
     key: str | None = None
-    differentiates_twice = True
     average_gradient: bool = True
 
     def __post_init__(self) -> None:

@@ -137,11 +137,6 @@ class Unrolled(AbstractHypergradient):
         """Whether the steps are differentiated along directions."""
         return self.product == "forward" and self.second_order
 
-    @property
-    def differentiates_twice(self) -> bool:  # type: ignore[override]
-        """Whether the gradients of the steps are differentiated."""
-        return self.second_order
-
     def pullback(self, view: LowerView, inputs: Vector) -> "ReversePass | Connected":
         """Return the reverse pass through the steps that were taken, or those that are taken here."""
         unroll = view.unroll

@@ -132,18 +132,19 @@ def apart(a: Vector, b: Vector) -> float:
 
 
 def flatten(a: Vector, num_tasks: int | None = None) -> Tensor:
-    """Return one row a task, a single one without tasks.
+    """Return one row a task, a single one without tasks; of half precision in float32, as torch's solvers want it.
 
     Example:
         >>> import torch
         >>> flatten([torch.ones(2, 3), torch.ones(2)], num_tasks=2).shape
         torch.Size([2, 4])
     """
-    return torch.cat([tensor.reshape(num_tasks or 1, -1) for tensor in a], 1)
+    rows = torch.cat([tensor.reshape(num_tasks or 1, -1) for tensor in a], 1)
+    return rows.float() if rows.dtype.itemsize < 4 else rows
 
 
 def unflatten(rows: Tensor, like: Vector, num_tasks: int | None = None) -> list[Tensor]:
-    """Return the vector whose rows these are, in the shapes of `like`.
+    """Return the vector whose rows these are, in the shapes and types of `like`.
 
     Example:
         >>> import torch
@@ -151,7 +152,7 @@ def unflatten(rows: Tensor, like: Vector, num_tasks: int | None = None) -> list[
         [torch.Size([2, 3]), torch.Size([2])]
     """
     parts = rows.split([tensor.numel() // (num_tasks or 1) for tensor in like], 1)
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+    return [part.reshape(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, like, strict=True)]
 
 
 def aliases(a: Vector) -> list[Tensor]:

@@ -43,6 +43,7 @@ def optimizer_step(
         parameters, expected = theta.values(), "a torch optimizer"
         built = made(f"{key}.optimizer", optimizer, parameters, lambda each: isinstance(each, Optimizer), expected)
     _check_held(name, built, theta)
+    _check_groups(name, built)
     found = None
     if scheduler is not None:
         expected = "a scheduler"
@@ -67,6 +68,17 @@ def _check_held(name: str, optimizer: Optimizer | None, theta: Mapping[str, Tens
         raise ConfigError(
             f"problems.{name}.optimizer: it does not hold the parameter '{missing[0]}' of the module; expected all of "
             "them (tasks replace them). Pass a callable: optimizer=functools.partial(torch.optim.SGD, lr=0.1)."
+        )
+
+
+def _check_groups(name: str, optimizer: Optimizer | None) -> None:
+    """Refuse a step that torch would take as a part of a graph: it fails at parameters."""
+    groups = () if optimizer is None else optimizer.param_groups
+    if any(group.get("differentiable") for group in groups):
+        raise ConfigError(
+            f"problems.{name}.optimizer.differentiable: found true; expected false, since a step changes parameters in "
+            "place, which no graph can hold. Leave it out: hypergradient: unrolled differentiates steps of SGD, Adam "
+            "and AdamW by itself."
         )
 
 

@@ -67,6 +67,8 @@ def _found(key: str, case: Case) -> str:
         return "true"
     if key == "same_batch_as":
         return "a problem"
+    if key == "module":
+        return type(case.module).__name__
     if key == "module.statistics":
         return "path"
     value = getattr(case.settings, key)

@@ -72,6 +72,18 @@ def _has_path_statistics(case: Case) -> bool:
     return isinstance(case.module, SharedSpace) and case.module.has_path_statistics
 
 
+def _has_complex(case: Case) -> bool:
+    parameters = () if case.module is None else case.module.parameters()
+    return any(each.requires_grad and each.dtype.is_complex for each in parameters)
+
+
+def _steps_sparsely(case: Case) -> bool:
+    from torch.optim import SparseAdam
+
+    layers = () if case.module is None else case.module.modules()
+    return isinstance(case.optimizer, SparseAdam) or any(getattr(each, "sparse", None) is True for each in layers)
+
+
 FEATURES: Mapping[str, Feature] = {
     "tasks": Feature("`tasks`", lambda case: case.settings.tasks is not None),
     "compile": Feature("`compile`", lambda case: case.settings.compile),
@@ -79,6 +91,8 @@ FEATURES: Mapping[str, Feature] = {
     "shard_all": Feature("`shard: true`", lambda case: case.settings.shard is True),
     "blocks": Feature("`remat` of a problem", lambda case: case.settings.remat is not None),
     "draws": Feature("a module that draws paths (`paths` of a shared space, BinaryPaths, PathPolicy)", _draws_paths),
+    "complex": Feature("complex parameters", _has_complex),
+    "sparse_layers": Feature("layers with `sparse=True`, SparseAdam", _steps_sparsely),
     "parallel": Feature("`parallel`", lambda case: case.parallel is not None),
     "auxiliary": Feature("`parallel`: Auxiliary", _of_parallel("is_repeatable", False)),
     "processes": Feature("`parallel.processes`", _of_parallel("is_divided", True)),
@@ -97,9 +111,6 @@ FEATURES: Mapping[str, Feature] = {
     "reads": Feature("a gradient that passes through solutions of other problems", lambda case: case.read != ""),
     "hypergradient": Feature(
         "a solution that is differentiated", lambda case: case.algorithm is not None and not case.algorithm.is_constant
-    ),
-    "twice": Feature(
-        "second derivatives (reverse and forward products, Unrolled, SABA)", _algorithm("differentiates_twice")
     ),
     "differences": Feature("`product: finite_difference`", _algorithm("moves_solutions")),
     "forward": Feature("`product: forward`", lambda case: getattr(case.algorithm, "product", None) == "forward"),

@@ -172,6 +172,28 @@ ROWS: tuple[Row, ...] = (
         "gradients pass through the solution of '{read}' in its loss, which one process alone evaluates",
         "Set parallel.processes=false.",
     ),
+    *(
+        Row(
+            "complex",
+            other,
+            "module",
+            "real parameters",
+            reason,
+            "Make each complex one nn.Parameter(torch.view_as_real(z)), and call torch.view_as_complex in forward.",
+        )
+        for other, reason in (
+            ("hypergradient", "{algorithm} computes with real numbers"),
+            ("optimizer_roles", "steps with hyperparameters that a problem gives are of real numbers"),
+        )
+    ),
+    Row(
+        "tasks",
+        "sparse_layers",
+        "module",
+        "layers with dense gradients",
+        "torch.vmap has no sparse ones",
+        "Leave out sparse=True, and SparseAdam.",
+    ),
     Row("line_search", "fp16", "precision", "fp32 or bf16", "a line search compares losses, and fp16 scales them"),
     Row(
         "line_search",
@@ -218,23 +240,6 @@ ROWS: tuple[Row, ...] = (
             ("nested", "its pullback contains another one, where no loss scale keeps from underflow"),
             ("differentiated", "its pullback is differentiated, where no loss scale keeps from underflow"),
         )
-    ),
-    Row(
-        "compile",
-        "twice",
-        "compile",
-        "false, or an algorithm of first order",
-        "the hypergradient of '{solution}' takes second derivatives of a loss that it plays in, which torch.compile "
-        "does not have",
-        "Write hypergradient: finite_difference, or remove compile.",
-    ),
-    Row(
-        "compile",
-        "differentiated",
-        "compile",
-        "false",
-        "the pullback of '{solution}' is differentiated, and torch.compile has no second derivatives",
-        "Remove compile.",
     ),
     Row(
         "differences",
@@ -287,6 +292,8 @@ ROWS: tuple[Row, ...] = (
             ("directing", _BOTH, "the hypergradient of '{solution}' makes the steps of '{solution}'"),
             ("graphs", _BOTH, "the hypergradient of '{solution}' keeps the graphs of the steps of '{solution}'"),
             ("compile", _BOTH, "the module of '{name}' is compiled by itself"),
+            ("complex", _BOTH, "the parameters of '{name}' are complex"),
+            ("sparse_layers", _BOTH, "the gradient of '{name}' is sparse"),
             ("shard", _BOTH, "the parameters of '{name}' are divided among ranks"),
             ("sparse", _BOTH, "the steps of '{solution}' are taken again from their gradients (trajectory)"),
             ("forward", _BOTH, "the hypergradient of '{solution}' takes tangents, which a trace does not record"),

@@ -23,7 +23,7 @@ def prefer_fused_kernels(optimizer: Optimizer) -> None:
         return
     for group in optimizer.param_groups:
         is_open = group.get("fused") is None and group.get("foreach") is None
-        is_plain = not (group.get("capturable") or group.get("differentiable"))
+        is_plain = not group.get("capturable")
         if is_open and is_plain and all(_has_kernel(parameter) for parameter in group["params"]):
             group["fused"] = True
 

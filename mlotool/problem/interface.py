@@ -242,7 +242,6 @@ class AbstractHypergradient(ABC):
         is_constant: whether it takes the solution for a constant, so that no gradient passes through.
         is_zeroth_order: whether it takes no gradient of the problem's loss with respect to what shapes it.
         is_traceable: whether a pullback keeps nothing beside recorded steps, so that a trace of one holds for the next.
-        differentiates_twice: whether it needs second derivatives of the problem's loss by automatic differentiation.
     """
 
     curvature: str = "total"
@@ -255,7 +254,6 @@ class AbstractHypergradient(ABC):
     is_constant: bool = False
     is_zeroth_order: bool = False
     is_traceable: bool = False
-    differentiates_twice: bool = False
     horizon: int | None = None
     moves_solutions: bool = False
     pushes_solutions: bool = False

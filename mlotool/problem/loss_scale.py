@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.gradient import values_of
+
 SMALLEST = 2.0**-24
 """Of the factors: a gradient that is not finite with this one is no overflow of fp16."""
 
@@ -44,7 +46,7 @@ class LossScale:
 
         Cost: a transfer from the device.
         """
-        norms = torch._foreach_norm([tensor for tensor in gradient if tensor is not None], float("inf"))
+        norms = torch._foreach_norm([values_of(tensor) for tensor in gradient if tensor is not None], float("inf"))
         is_finite = not norms or bool(torch.stack(list(norms)).isfinite().all())
         if not is_finite and self.value > SMALLEST:
             self.value, self._num_finite = self.value / 2, 0

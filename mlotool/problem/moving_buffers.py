@@ -129,5 +129,6 @@ def _slots(module: nn.Module) -> dict[str, Slot]:
     return {
         f"{path}.{key}" if path else key: (each._buffers, key)
         for path, each in module.named_modules()
-        for key in each._buffers
+        # Of a module of torch.jit they are a dictionary that iterates otherwise.
+        for key in each._buffers.keys()  # noqa: SIM118
     }

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
+from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import Call, note
 from mlotool.problem.fused_step import FusedStep, Kernel, KernelGroup, KernelStep, aligned, prefer_fused_kernels
 from mlotool.problem.loss_scale import LossScale
@@ -91,6 +92,22 @@ class OptimizerStep:
             self._by_optimizer(gradient)
         self.advance()
         return norm
+
+    @property
+    def takes_sparse(self) -> bool:
+        """Whether a step is along sparse gradients as they are; for all others they are made dense.
+
+        By SGD and Adagrad it has the values of a step along the dense ones, by SparseAdam it has not.
+        """
+        optimizer = self._optimizer
+        if optimizer is None:
+            return False
+        if type(optimizer) not in (SGD, Adagrad):
+            # Other optimizers of torch refuse them; one of the user's may want them.
+            return type(optimizer) is SparseAdam or not type(optimizer).__module__.startswith("torch.")
+        groups = optimizer.param_groups
+        has_more = any(group.get("momentum") or group["weight_decay"] for group in groups)
+        return not (has_more or self._settings.optimizer_roles)
 
     @property
     def is_plain(self) -> bool:
@@ -287,9 +304,37 @@ class OptimizerStep:
 
     def _by_optimizer(self, gradient: Sequence[Tensor | None]) -> None:
         assert self._optimizer is not None
+        if any(value is not None and value.is_sparse for value in gradient):
+            # The kernels refuse it.
+            for group in self._optimizer.param_groups:
+                group["fused"] = False if group.get("fused") else group.get("fused")
         self._set_gradient(gradient)
-        self._optimizer.step()
+        try:
+            self._optimizer.step()
+        except Exception as error:
+            fault = self._fault(self._optimizer)
+            if fault is None:
+                raise
+            raise fault from error
         self._clear_gradient()
+
+    def _fault(self, optimizer: Optimizer) -> ConfigError | None:
+        """Return what is wrong where a step of torch's has failed; None of what is not known."""
+        key, name = f"problems.{self._name}.optimizer", type(optimizer).__name__
+        if type(optimizer) is SparseAdam and any(
+            each.grad is not None and not each.grad.is_sparse for each in self._parameters
+        ):
+            return ConfigError(
+                f"{key}: found {name} with a dense gradient; expected a problem on one rank with nothing but "
+                "nn.Embedding(sparse=True), whose gradient passes through no solution. Write optimizer: adam."
+            )
+        on_cpu = any(each.device.type == "cpu" for each in self._parameters)
+        if on_cpu and any(group.get("capturable") for group in optimizer.param_groups):
+            return ConfigError(
+                f"{key}.capturable: found true for {name} with parameters on the CPU; expected false there. Leave it "
+                "out, or choose a GPU: runner.accelerator=gpu."
+            )
+        return None
 
     def _evaluate_again(self, evaluate: Evaluate) -> float:
         loss, gradient = evaluate()

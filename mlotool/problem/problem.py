@@ -99,8 +99,8 @@ class Problem:
         check_problem(locals())
         self.name = name
         self.settings = ProblemSettings.of(name, settings)
-        check(Case(name, self.settings, parallel, module=module))
         check_module(name, module)
+        check(Case(name, self.settings, parallel, module=module))
         self.module = module
         self.parallel = parallel
         if self.settings.tasks is not None:

@@ -91,7 +91,7 @@ class ProblemSettings:
             evaluated for each task by itself (`torch.vmap`) on the task's part of the batch, along its first axis.
         precision: "fp32", or autocast around its loss: "bf16", or "fp16" with a loss scale of its own. Finite
             differences and penalties are taken in fp32 all the same; parameters and solvers stay in it.
-        compile: run its module through `torch.compile`. It has no second derivatives then.
+        compile: run its module through `torch.compile`, but for evaluations whose second derivatives are taken.
         shard: on several ranks each holds a part of its parameters, of their gradient and of the optimizer's state
             (FSDP2). Gradients are of first order then. A list of patterns of parameters' names, such as
             `["head.*"]` (`*` is any text), divides those alone, and leaves the others whole on each rank; of a shared

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.fingerprint import fingerprint, tolerance
+from mlotool.core.gradient import dense
 from mlotool.core.tracing import is_tracing
 
 _CHANGED = (
@@ -103,8 +104,8 @@ class TakenGradient:
 
 
 def _numbers(gradient: Sequence[Tensor | None]) -> Tensor:
-    """Return the fingerprints as rows; zeros of what is unused, or sparse."""
+    """Return the fingerprints as rows; zeros of what is unused."""
     device = next((each.device for each in gradient if each is not None), None)
     nothing = torch.zeros(2, dtype=torch.float64, device=device)
-    rows = [nothing if x is None or x.layout != torch.strided else fingerprint(x) for x in gradient]
+    rows = [nothing if each is None else fingerprint(each) for each in dense(gradient)]
     return torch.stack(rows)

@@ -1,16 +1,22 @@
 """Parameters with a leading axis of tasks, and losses that are evaluated for each task by itself."""
 
+import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.bound_module import BoundModule
+from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.replay import RandomState
 
 Stacked = dict[int, tuple[Tensor, ...]]
+
+_OfTask = Callable[[Stacked, Any], tuple[Tensor, Mapping[str, Tensor]]]
 
 
 def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
@@ -44,42 +50,111 @@ def stack_parameters(problem: str, module: nn.Module, num_tasks: int) -> None:
                 child._parameters[name] = stacked[id(parameter)]
 
 
-def evaluate_tasks(
-    problem: str,
-    evaluate: Callable[[Stacked, Any], LossOutput],
-    stacked: Stacked,
-    batch: Any,
-    num_tasks: int,
-    *,
-    with_metrics: bool,
-) -> LossOutput:
-    """Return the losses of all tasks, 1-D, with the mean of each metric.
+class TaskLosses:
+    """Evaluates a loss for each task by itself: all at once by `torch.vmap`, or one after the other where it cannot.
 
     Args:
         problem: whose loss it is, for messages.
-        evaluate: a task's loss, from its parameters and its part of the batch.
-        stacked: by number of the problem, its stacked parameters.
-        batch: tensors, in any nesting, whose first axis is the tasks'; or None.
-        num_tasks: length of that axis.
-        with_metrics: whether the metrics are wanted.
-
-    Raises:
-        ConfigError: the batch has another number of tasks.
+        num_tasks: how many there are.
+        devices: CUDA devices whose generators are used.
     """
 
-    def check(value: Any) -> Any:
+    def __init__(self, problem: str, num_tasks: int, devices: tuple[torch.device, ...]) -> None:
+        self._problem, self._num_tasks, self._devices = problem, num_tasks, devices
+        self._is_mapped = True
+
+    def __call__(
+        self, evaluate: Callable[[Stacked, Any], LossOutput], stacked: Stacked, batch: Any, *, with_metrics: bool
+    ) -> LossOutput:
+        """Return the losses of all tasks, 1-D, with the mean of each metric.
+
+        Args:
+            evaluate: a task's loss, from its parameters and its part of the batch.
+            stacked: by number of the problem, its stacked parameters.
+            batch: tensors, in any nesting, whose first axis is the tasks'; or None.
+            with_metrics: whether the metrics are wanted.
+
+        Raises:
+            ConfigError: the batch has another number of tasks.
+        """
+
+        def one(tensors: Stacked, part: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+            output = evaluate(tensors, part)
+            return output.loss, dict(output.metrics) if with_metrics else {}
+
+        tree_map(self._check, batch)
+        losses, metrics = self._evaluated(one, stacked, batch)
+        return LossOutput(losses, {name: values.mean() for name, values in metrics.items()})
+
+    def _evaluated(self, one: _OfTask, stacked: Stacked, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+        if not self._is_mapped:
+            return self._one_by_one(one, stacked, batch)
+        random = RandomState(self._devices)
+        try:
+            found: tuple[Tensor, Mapping[str, Tensor]] = torch.vmap(
+                one, in_dims=(0, None if batch is None else 0), randomness="different"
+            )(stacked, batch)
+            return found
+        except MlotoolError:
+            raise
+        except RuntimeError as error:
+            refusal = error
+        random.restore()
+        # What is wrong without vmap too is told by the loss itself.
+        found = self._one_by_one(one, stacked, batch)
+        self._is_mapped = False
+        warnings.warn(
+            f"problems.{self._problem}.tasks: torch.vmap cannot evaluate all tasks at once ({_said(refusal)}); they "
+            "are evaluated one after the other, with the same result, which takes longer. Leave it so, or replace what "
+            "it cannot: cells in a loop for nn.LSTM and nn.GRU, torch.where for an if on values.",
+            stacklevel=2,
+        )
+        return found
+
+    def _one_by_one(self, one: _OfTask, stacked: Stacked, batch: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+        leaves, structure = tree_flatten((stacked, batch))
+        # Not by index: its backward would fill zeros for all other tasks.
+        parts = zip(*[each.unbind() if isinstance(each, Tensor) else [each] * self._num_tasks for each in leaves])  # noqa: B905
+        found = [one(*tree_unflatten(list(part), structure)) for part in parts]
+        names = found[0][1]
+        return torch.stack([loss for loss, _ in found]), {
+            name: torch.stack([metrics[name] for _, metrics in found]) for name in names
+        }
+
+    def _check(self, value: Any) -> Any:
+        num_tasks = self._num_tasks
         if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != num_tasks):
             raise ConfigError(
-                f"problems.{problem}.loss: found a tensor of shape {tuple(value.shape)} in a batch for {num_tasks} "
-                f"tasks; expected the tasks along its first axis. Set stream.batch_size={num_tasks} with data whose "
-                "samples are tasks, such as data=sinusoid_episodes, or remove tasks."
+                f"problems.{self._problem}.loss: found a tensor of shape {tuple(value.shape)} in a batch for "
+                f"{num_tasks} tasks; expected the tasks along its first axis. Set stream.batch_size={num_tasks} with "
+                "data whose samples are tasks, such as data=sinusoid_episodes, or remove tasks."
             )
         return value
 
-    def one(tensors: Stacked, part: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
-        output = evaluate(tensors, part)
-        return output.loss, dict(output.metrics) if with_metrics else {}
 
-    tree_map(check, batch)
-    losses, metrics = torch.vmap(one, in_dims=(0, None if batch is None else 0), randomness="different")(stacked, batch)
-    return LossOutput(losses, {name: values.mean() for name, values in metrics.items()})
+def check_unmoved(problem: str, module: BoundModule) -> None:
+    """Refuse a module that moves its buffers in losses of tasks: they would share them, and nothing keeps them.
+
+    Args:
+        problem: whose module it is.
+        module: after an evaluation of the problem's own loss.
+
+    Raises:
+        ConfigError: it has moved one.
+    """
+    moved = module.moved_buffer()
+    if moved is not None:
+        raise ConfigError(
+            f"problems.{problem}.module: its forward has moved the buffer '{moved}' in a loss that is evaluated for "
+            "each task by itself; expected buffers that stay, since the tasks would share them. Write {problem: "
+            f"{problem}, mode: eval}} as the role, leave out what moves it (spectral_norm, running statistics, a "
+            "counter), or set tasks: null."
+        )
+
+
+def _said(error: BaseException) -> str:
+    """Return what torch says of a module, or of the loss."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [each for frame in frames if isinstance(each := frame.f_locals.get("self"), nn.Module)]
+    text = " ".join(str(error).split())[:200].rstrip(". ")
+    return f"{type(modules[-1]).__name__}: {text}" if modules else text

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.gradient import values_of
 from mlotool.core.tracing import is_tracing
 
 State = Mapping[str, Tensor]
@@ -113,7 +114,7 @@ def clipped(
         The gradient, and the norm: 0-D, or one a task.
     """
     start = 0 if num_tasks is None else 1
-    squares = [None if tensor is None else tensor.square().flatten(start).sum(start) for tensor in gradient]
+    squares = [None if tensor is None else _squares(tensor).flatten(start).sum(start) for tensor in gradient]
     if total is None:
         norm = _safe_sqrt(torch.stack([square for square in squares if square is not None]).sum(0))
     else:
@@ -146,9 +147,14 @@ def spread(key: str, value: Any, theta: Mapping[str, Tensor]) -> list[Any]:
     )
 
 
+def _squares(tensor: Tensor) -> Tensor:
+    values = values_of(tensor)
+    return (values.abs() if values.is_complex() else values).square()
+
+
 def _on_axis(factor: Tensor, tensor: Tensor) -> Tensor:
     """Return `factor`, 0-D or one a task, so that it multiplies a tensor with a leading task axis."""
-    return factor.reshape(factor.shape + (1,) * (tensor.dim() - factor.dim()))
+    return factor if factor.dim() == 0 else factor.reshape(factor.shape + (1,) * (tensor.dim() - factor.dim()))
 
 
 def _decayed(theta: Tensor, gradient: Tensor, hyperparameters: Hyperparameters) -> Tensor:

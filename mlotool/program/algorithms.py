@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.faults import shown
+from mlotool.core.not_differentiable import refuse_scripted
 from mlotool.problem.compatibility import check
 from mlotool.problem.compatibility_case import Case
 from mlotool.problem.interface import AbstractHypergradient
@@ -51,26 +52,29 @@ def check_algorithms(problems: Mapping[str, Problem], steps: Steps) -> None:
     needed: dict[str, bool] = {}
     for name, nodes in steps.items():
         problem, read = problems[name], next((node.problem for node in nodes), "")
-        check(Case(name, problem.settings, optimizer=problem.optimizer, read=read))
+        check(Case(name, problem.settings, optimizer=problem.optimizer, read=read, module=problem.module))
+        # An estimate moves the parameters above a solution as well.
+        estimate = find_zeroth_order(name, problems, steps)
+        check(Case(name, ProblemSettings(), algorithm=estimate, module=problem.module))
         _find_needed(nodes, problems, steps, needed, is_differentiated=False)
     for name, is_differentiated in needed.items():
         problem, algorithm = problems[name], algorithm_of(problems[name])
         is_nested = _is_nested(problem, steps)
         case = Case(
             name,
-            # Whether it is compiled or divided concerns those that play a role in its loss; see below.
-            replace(problem.settings, compile=False, shard=False),
+            # Whether it is divided concerns those that play a role in its loss; see below.
+            replace(problem.settings, shard=False),
             problem.parallel,
             problem.optimizer,
             algorithm=algorithm,
             is_nested=is_nested,
             is_differentiated=is_differentiated,
+            module=problem.module,
         )
         check(case)
+        if getattr(algorithm, "product", None) == "forward":
+            refuse_scripted([problems[role.problem].module for role in problem.roles.values()], name)
         _check_steps(problem, algorithm)
-        for other in {role.problem for role in problem.roles.values()}:
-            settings = ProblemSettings(compile=problems[other].settings.compile)
-            check(Case(other, settings, algorithm=algorithm, solution=name, is_differentiated=is_differentiated))
         if is_nested and algorithm.pushes_solutions:
             _check_moved(problem, problems, steps)
         algorithm.check_problem(name, problem.settings.tasks)

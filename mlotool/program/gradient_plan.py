@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.gradient import Recording, gradient_of
+from mlotool.core.gradient import Recording, dense, gradient_of
 from mlotool.core.loss_output import LossOutput
+from mlotool.core.tracing import is_tracing
 from mlotool.problem.problem import Problem
 from mlotool.problem.pullback import Connected, Pullback
 from mlotool.problem.usable import without_gradient
@@ -127,7 +128,10 @@ class GradientPlan:
         for each in taken:
             sources += each.leaves
         scaled = loss if scale is None else loss * scale.value
-        found: Gradient = gradient_of(scaled, sources)
+        found: Gradient = gradient_of(scaled, sources, keeps_sparse=True)
+        if any(each is not None and each.is_sparse for each in found):
+            is_kept = problem.optimizer_step.takes_sparse and not taken and self._engine.rank_mean.is_alone
+            found = found if is_kept and not is_tracing() else [*dense(found)]
         if scale is not None:
             # A pullback sees its cotangents without the factor.
             found = scale.unscaled(found)

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from mlotool.core.bound_module import tell_of_attribute
+from mlotool.core.bound_module import BoundModule, tell_of_attribute
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.user_code import Call, note
 from mlotool.problem.arguments import needs_batch
 from mlotool.problem.batch_share import Share
 from mlotool.problem.problem import Problem
-from mlotool.problem.tasks import evaluate_tasks
+from mlotool.problem.tasks import TaskLosses, check_unmoved
 
 Tensors = Sequence[Tensor]
 """The trained parameters of one problem, in the order of its `theta`."""
@@ -39,11 +39,14 @@ class LossPlan:
         self._live_roles = [(*role, role[1] == number) for role in self._roles]
         # Those that play a role and have a task axis, and its length.
         self._stacked = sorted({place for _, place, other, _ in self._roles if other.settings.tasks is not None})
-        self._num_tasks = None if not self._stacked else problems[self._stacked[0]].settings.tasks
+        num_tasks = None if not self._stacked else problems[self._stacked[0]].settings.tasks
+        self._tasks = None if num_tasks is None else TaskLosses(problem.name, num_tasks, problem.devices)
+        # Until its first evaluation has shown it.
+        self._keeps_buffers = False
         self._is_plain = problem.settings.precision == "fp32"
         self._synced = [each for each in problems if each.parallel is not None]
-        self._call: Callable[[Values, Any], LossOutput] = self._pure if self._num_tasks is None else self._of_tasks
-        self._live_call = self._live if self._num_tasks is None else self._live_of_tasks
+        self._call: Callable[[Values, Any], LossOutput] = self._pure if self._tasks is None else self._of_tasks
+        self._live_call = self._live if self._tasks is None else self._live_of_tasks
 
     def __call__(self, values: Values, batch: Any) -> LossOutput:
         """Return the loss as a pure function: no buffer moves.
@@ -100,8 +103,10 @@ class LossPlan:
         return output if weight == 1.0 else Share.weigh(output, weight)
 
     def _pure(self, values: Values, batch: Any) -> LossOutput:
-        roles = {role: other.player.pure(values[place], training) for role, place, other, training in self._roles}
-        return LossOutput.of(self.problem.loss(batch, **roles))
+        return LossOutput.of(self.problem.loss(batch, **self._players(values)))
+
+    def _players(self, values: Values) -> dict[str, BoundModule]:
+        return {role: other.player.pure(values[place], training) for role, place, other, training in self._roles}
 
     def _live(self, values: Values, batch: Any) -> LossOutput:
         roles = {
@@ -122,16 +127,24 @@ class LossPlan:
         return LossOutput(total, output.metrics)
 
     def _tasks_apart(self, values: Values, batch: Any, *, with_metrics: bool) -> LossOutput:
-        assert self._num_tasks is not None
+        assert self._tasks is not None
         stacked = {place: tuple(_or_current(values[place], self._problems[place])) for place in self._stacked}
 
         def one(tensors: dict[int, tuple[Tensor, ...]], part: Any) -> LossOutput:
             task = list(values)
             for place, each in tensors.items():
                 task[place] = each
-            return self._pure(task, part)
+            players = self._players(task)
+            output = LossOutput.of(self.problem.loss(part, **players))
+            if not self._keeps_buffers:
+                for role, _, other, _ in self._roles:
+                    if other is self.problem:
+                        check_unmoved(other.name, players[role])
+            return output
 
-        return evaluate_tasks(self.problem.name, one, stacked, batch, self._num_tasks, with_metrics=with_metrics)
+        output = self._tasks(one, stacked, batch, with_metrics=with_metrics)
+        self._keeps_buffers = True
+        return output
 
 
 def _or_current(tensors: Tensors | None, problem: Problem) -> Tensors:

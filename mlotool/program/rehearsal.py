@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.gradient import values_of
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.random_stream import RandomStream
 from mlotool.core.replay import RandomState
@@ -237,7 +238,7 @@ def _check_backward(engine: Engine, plan: LossPlan, values: Values, loss: Tensor
     slopes = torch.autograd.grad(loss, [leaf for leaf, _ in taken], allow_unused=True)
     # Where nothing but what shapes it moves the loss, no step would.
     gradient = [slope for slope, (_, is_shaping) in zip(slopes, taken, strict=True) if not is_shaping]
-    found = [_values(each) for each in gradient if each is not None]
+    found = [values_of(each) for each in gradient if each is not None]
     if not found:
         raise WrongResultError(
             "a tensor whose gradient does not reach the parameters",
@@ -292,10 +293,6 @@ def _told_foreign(engine: Engine, parameter: nn.Parameter) -> tuple[str, str, st
         "parameters of the problems' modules alone",
         "Make layers in a module's __init__, none in its forward; call requires_grad_(False) on what is to stay.",
     )
-
-
-def _values(gradient: Tensor) -> Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def _parameters(module: nn.Module) -> set[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.forward_mode import twice_differentiable_mode
+from mlotool.core.gradient import dense
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.not_differentiable import explained
 from mlotool.core.replay import RandomState
@@ -142,4 +143,4 @@ class StepRecorder:
         with twice_differentiable_mode(name) if traits.replaces_operators else nullcontext():
             output = loss.live(values, batch)
         with explained(name, "reverse"):
-            return output, torch.autograd.grad(output.loss, theta, create_graph=True, allow_unused=True)
+            return output, dense(torch.autograd.grad(output.loss, theta, create_graph=True, allow_unused=True))

@@ -28,7 +28,7 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
     problem, num_ranks = engine.problems[number], 1 if engine.rank_mean.is_alone else 2
     # Whether a module is compiled, divided or evaluated again concerns every loss in which it plays a role; see below.
     settings = replace(problem.settings, compile=False, shard=False, remat=None)
-    yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks)
+    yield Case(problem.name, settings, problem.parallel, problem.optimizer, num_ranks=num_ranks, module=problem.module)
     own = problem.hypergradient
     if own is not None and (
         own.directs_steps or (problem.trajectory.is_kept and (own.keeps_graphs or not own.trajectory.is_whole))
@@ -39,6 +39,6 @@ def _cases(number: int, engine: Engine) -> Iterator[Case]:
         held = ProblemSettings(
             compile=player.compiled is not None, shard=player.shards is not None, remat=player.settings.remat
         )
-        yield Case(player.name, held)
+        yield Case(player.name, held, module=player.module)
     for plan in all_plans(engine.solutions[number]):
         yield Case(plan.problem.name, ProblemSettings(), algorithm=plan.algorithm)

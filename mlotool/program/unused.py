@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mlotool.core.gradient import values_of
 from mlotool.core.replay import RandomState
 from mlotool.problem.problem import Problem
 
@@ -70,7 +71,7 @@ class UnusedWatch:
 
     def look(self, name: str, gradient: Sequence[Tensor | None], loss: Loss) -> None:
         """Look at a gradient of `name`, one of its first."""
-        found = [tensor for tensor in gradient if tensor is not None and tensor.numel()]
+        found = [values_of(tensor) for tensor in gradient if tensor is not None and tensor.numel()]
         is_zero = not found or not bool(torch.stack(torch._foreach_norm(found, float("inf"))).any())
         # The batches of one step (accumulate_batches) are one look.
         step = self._problems[name].num_steps

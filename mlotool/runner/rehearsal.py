@@ -167,6 +167,8 @@ def _traceless(program: Program) -> Iterator[None]:
             warnings.simplefilter("ignore")
             # Of the rehearsal itself.
             warnings.filterwarnings("default", message=r"problems\.\w+\.loss: the gradient of .* is exactly 0 at its f")
+            # Said once, and known from then on.
+            warnings.filterwarnings("default", message=r"problems\.\w+\.tasks: torch\.vmap cannot evaluate all tasks")
             yield
     finally:
         for problem, call in zip(problems, compiled, strict=True):

@@ -366,7 +366,7 @@ def test_errors_of_other_kinds_are_left_as_they_are():
 
 def test_scripted_modules_are_refused():
     net = nn.Sequential(nn.Tanh(), torch.jit.script(nn.Linear(1, 1)))
-    with pytest.raises(ConfigError, match=r"problems\.w\.module: found '1'.*torch\.jit.*product: reverse"):
+    with pytest.raises(ConfigError, match=r"problems\.w\.loss: found '1'.*torch\.jit.*product: reverse"):
         refuse_scripted([nn.Linear(1, 1), net], "w")
 
 

@@ -20,7 +20,6 @@ class Stranger(AbstractHypergradient):
     """
 
     is_careless: bool = False
-    differentiates_twice = True
 
     def pullback(self, view: LowerView, inputs: Vector) -> "_Pullback":
         """Return the pullback."""

@@ -76,6 +76,8 @@ CASES: dict[str, dict[str, Any]] = {
             "clip": {"gradient_clip_norm": 1.0},
         }.items()
     },
+    "complex": {"module": nn.Linear(1, 1, dtype=torch.complex64)},
+    "sparse_layers": {"module": nn.Embedding(2, 2, sparse=True)},
     "draws": {"module": drawing()},
     "path_statistics": {"module": drawing(paths=None, statistics="path")},
     "parallel": {"parallel": Auxiliary(2)},
@@ -87,7 +89,6 @@ CASES: dict[str, dict[str, Any]] = {
     "same_batch": {"stream": SameBatch(Stream(BATCHES, 2))},
     "reads": {"read": "low"},
     "hypergradient": {"algorithm": Implicit(Identity()), "solution": "low", "reader": "top"},
-    "twice": {"algorithm": Implicit(Identity())},
     "differences": {"algorithm": Implicit(Identity(), "finite_difference")},
     "sparse": {"algorithm": Unrolled(trajectory=KeepEvery())},
     "forward": {"algorithm": Implicit(Identity(), "forward")},

@@ -1,5 +1,6 @@
 """A problem with a leading task axis equals as many problems without one."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -162,6 +163,143 @@ def test_a_batch_of_other_tasks_is_refused() -> None:
 def test_running_statistics_are_refused() -> None:
     with pytest.raises(ConfigError, match="found the running statistics running_mean with tasks=2"):
         Problem("w", nn.BatchNorm1d(2), lambda batch, *, w: w(batch).sum(), roles={"w": "w"}, tasks=2)
+
+
+class Recurrent(nn.Module):
+    """The support's samples as a sequence."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.out = layer, nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layer(x)[0])
+
+
+class Cell(Recurrent):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.cat([self.layer(row[None])[0] for row in x]))
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Any, layer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.function, self.out = layer or nn.Linear(2, 3), function, nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.function(self.first(x)))
+
+
+class Twice(torch.autograd.Function):
+    """Without a rule for vmap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 2 * slope
+
+
+def positive_doubled(x: Tensor) -> Tensor:
+    y = x.tanh().clone()
+    y[y > 0] *= 2.0
+    return y
+
+
+UNMAPPED = {
+    "LSTM": lambda: Recurrent(nn.LSTM(2, 3)),
+    "GRU of two layers": lambda: Recurrent(nn.GRU(2, 3, num_layers=2)),
+    "RNN": lambda: Recurrent(nn.RNN(2, 3)),
+    "LSTMCell": lambda: Cell(nn.LSTMCell(2, 3)),
+    "if": lambda: Applied(lambda x: x.tanh() if x.sum() > 0 else x.sin()),
+    "mask": lambda: Applied(positive_doubled),
+    "nonzero": lambda: Applied(lambda x: x.tanh() / len((x > 0).nonzero())),
+    "item": lambda: Applied(lambda x: x.tanh() * x.sum().item()),
+    "numpy": lambda: Applied(lambda x: x * torch.from_numpy(x.detach().numpy())),
+    "autograd.Function": lambda: Applied(Twice.apply),
+}
+MAPPED = {
+    "softmax": lambda: Applied(nn.Softmax(dim=-1)),
+    "weight norm": lambda: Applied(torch.tanh, nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))),
+    "TorchScript": lambda: Applied(torch.jit.script(nn.Tanh())),
+}
+
+
+def gradient_through(module: Any, algorithm: Any, tasks: int | None, batch: Any, mode: str | None = None) -> Tensor:
+    """Return a hypergradient through one step, or through the solution."""
+    torch.manual_seed(0)
+    role = {"problem": "learner", "mode": mode}
+
+    def fit(batch: Any, *, model: Any, scale: Any = None) -> Tensor:
+        factor = 1.0 if scale is None else scale(torch.ones(1, 1, dtype=torch.float64)).exp().sum()
+        return factor * error(model, batch, "query" if scale is None else "support")
+
+    lower = Problem(
+        "learner",
+        module().double(),
+        fit,
+        roles={"model": role, "scale": "scale"},
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        hypergradient=algorithm,
+        tasks=tasks,
+    )
+    upper = Problem("scale", nn.Linear(1, 1).double(), fit, roles={"model": role})
+    program = Program([upper, lower], Graph({"scale": ["learner"]}, {"learner": ["scale"]}))
+    return program.gradient("scale", {"learner": batch, "scale": batch})["bias"]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("algorithm", [Unrolled(), Implicit(Exact(damping=1.0))], ids=["unrolled", "exact"])
+@pytest.mark.parametrize("name", [*UNMAPPED, *MAPPED])
+def test_a_loss_that_vmap_cannot_take_is_evaluated_task_by_task(name: str, algorithm: Any) -> None:
+    module = (UNMAPPED | MAPPED)[name]
+    batch = stacked(episodes()[:TASKS])
+    with pytest.warns(match="problems.*tasks: torch.vmap cannot") if name in UNMAPPED else nullcontext():
+        found = gradient_through(module, algorithm, TASKS, batch)
+    alone = [gradient_through(module, algorithm, None, episode) for episode in episodes()[:TASKS]]
+    assert torch.allclose(found, torch.stack(alone).mean(0), rtol=1e-9, atol=1e-13)
+
+
+def test_what_is_wrong_without_vmap_too_is_the_losss_own_error() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        gradient_through(lambda: Applied(lambda x: x @ x), Unrolled(), TASKS, stacked(episodes()[:TASKS]))
+
+
+class Counting(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.layer(x) / self.count
+
+
+MOVING = {
+    "spectral norm": lambda: Applied(torch.tanh, nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3))),
+    "old spectral norm": lambda: Applied(torch.tanh, nn.utils.spectral_norm(nn.Linear(2, 3))),
+    "counter": lambda: Counting(nn.Linear(2, 1)),
+    "spectral norm before an LSTM": lambda: nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)), Recurrent(nn.LSTM(2, 3))
+    ),
+    "counter beside a mask": lambda: Counting(Applied(positive_doubled)),
+}
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_a_module_that_moves_its_buffers_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"learner.module: its forward has moved the buffer .*mode: eval"):
+        gradient_through(MOVING[name], Unrolled(), TASKS, stacked(episodes()[:TASKS]))
+
+
+def test_a_spectral_norm_that_stays_in_eval_mode() -> None:
+    batch, module = stacked(episodes()[:TASKS]), MOVING["spectral norm"]
+    found = gradient_through(module, Unrolled(), TASKS, batch, "eval")
+    alone = [gradient_through(module, Unrolled(), None, episode, "eval") for episode in episodes()[:TASKS]]
+    assert torch.allclose(found, torch.stack(alone).mean(0), rtol=1e-9)
 
 
 @pytest.mark.parametrize("tasks", [0, 1.5])

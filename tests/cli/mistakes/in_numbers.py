@@ -19,15 +19,6 @@ FORWARD = "def forward(self, x):\n        "
 OUTPUT = "from mlotool import LossOutput\n"
 COUNTED = f"{OUTPUT}calls = 0\n\n\n"
 MEANT = "def __init__(self):\n        super().__init__()\n        "
-EMBEDDING = """\
-class Mine(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Embedding(100, 10, sparse=True)
-
-    def forward(self, x):
-        return self.layer((5 * x.flatten(1)).long().abs().clamp(max=99)).mean(1)
-"""
 BILEVEL = """\
 class Up(nn.Module):
     def __init__(self):
@@ -266,21 +257,6 @@ MISTAKES = {
         code=1,
         has_run=True,
     ),
-    "sparse gradients": _code(
-        EMBEDDING,
-        f"{P}module._target_=slip.Mine",
-        says=("its step failed", "Write sparse=False where the module makes its Embedding, or choose torch.optim.Sp"),
-        code=1,
-        has_run=True,
-    ),
-    "sparse gradients that are clipped": _code(
-        EMBEDDING,
-        f"{P}module._target_=slip.Mine",
-        f"{P}gradient_clip_norm=1.0",
-        says=("its step failed", "or leave gradient_clip_norm out"),
-        code=1,
-        has_run=True,
-    ),
     # data
     "keys that change by index": _item(
         'return {"input" if index % 2 else "image": self.inputs[index], "target": 0}',
@@ -378,8 +354,8 @@ MISTAKES = {
     ),
     "an optimizer for sparse gradients": _optimizer(
         "def Mine(params, lr):\n    return torch.optim.SparseAdam(params, lr=lr)",
-        "SparseAdam does not support dense gradients",
-        "Choose an optimizer for such gradients",
+        "problems.classifier.optimizer: found SparseAdam with a dense gradient",
+        "Write optimizer: adam",
         code=1,
         has_run=True,
     ),

@@ -1,0 +1,153 @@
+"""Complex parameters: refused where a hypergradient passes through them, right in problems above and by themselves."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mlotool import (
+    SABA,
+    ConjugateGradient,
+    EvolutionStrategies,
+    Exact,
+    FirstOrder,
+    Graph,
+    Identity,
+    Implicit,
+    Neumann,
+    Nystrom,
+    Penalty,
+    Problem,
+    Program,
+    Schedule,
+    Unrolled,
+)
+from mlotool.core.errors import ConfigError
+from tests.programs import Point
+
+START = torch.tensor([0.3 + 0.2j, -0.5 + 0.4j], dtype=torch.complex128)
+MATRIX = torch.tensor([[2.0, 0.5], [0.5, 1.5]], dtype=torch.float64)
+TARGET = torch.tensor([1.0, -1.0], dtype=torch.float64)
+
+
+class Pairs(nn.Module):
+    """The same as real numbers."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.view_as_real(value).clone())
+
+    def forward(self) -> Tensor:
+        return torch.view_as_complex(self.x)
+
+
+def inner(batch: Any, *, w: Any, z: Any) -> Tensor:
+    x, c = w(), z()
+    size = (x.abs() ** 2).sum()
+    return 0.5 * (x.conj() @ (MATRIX.to(x.dtype) @ x)).real - (x * c.conj()).real.sum() + 0.1 * size * c.abs().sum()
+
+
+def outer(batch: Any, *, w: Any, z: Any) -> Tensor:
+    return ((w() - TARGET).abs() ** 2).sum() + 0.05 * (z().abs() ** 2).sum()
+
+
+def bilevel(
+    algorithm: Any, lower: nn.Module | None = None, upper: type[nn.Module] = Point, trace: str | None = None, **of: Any
+) -> Program:
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    low = Problem("w", lower or Point(TARGET / 3), inner, roles={"w": "w", "z": "z"}, optimizer=sgd,
+                  hypergradient=algorithm, unroll_steps=2)  # fmt: skip
+    up = Problem("z", upper(START), outer, roles={"w": "w", "z": "z"}, **{"optimizer": sgd, **of})
+    return Program([low, up], Graph({"z": ["w"]}, {"w": ["z"]}), trace=trace)
+
+
+def end(program: Program) -> Tensor:
+    schedule = Schedule(program)
+    for _ in range(6):
+        schedule.tick()
+    found = program.problems["z"].theta["x"].detach()
+    return found if found.is_complex() else torch.view_as_complex(found)
+
+
+ALGORITHMS = [
+    Implicit(Exact()),
+    Implicit(Exact(), "forward"),
+    Implicit(ConjugateGradient(4)),
+    Implicit(Neumann(3, 0.1), "forward"),
+    Implicit(Nystrom(2)),
+    Implicit(Identity(), "finite_difference"),
+    Unrolled(),
+    Penalty(0.1),
+    SABA(0.1),
+    EvolutionStrategies(),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The .* solve at problem")
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=repr)
+def test_refused_in_a_lower_problem(algorithm: Any) -> None:
+    with pytest.raises(ConfigError, match=r"problems.w.module: found Point; expected real .*view_as_real.*as_complex"):
+        bilevel(algorithm, Point(TARGET + 0j), Pairs)
+    # As the message says.
+    assert end(bilevel(algorithm, Pairs(TARGET + 0j), Pairs)).isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:The .* solve at problem", "ignore:problems.* not traced")
+@pytest.mark.parametrize(
+    "settings", [{}, {"gradient_clip_norm": 0.3}, {"optimizer": partial(torch.optim.Adam, lr=0.1)}]
+)
+@pytest.mark.parametrize("trace", [None, "eager"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:-1], ids=repr)
+def test_right_in_an_upper_problem(algorithm: Any, trace: str | None, settings: Any) -> None:
+    found, expected = (end(bilevel(algorithm, upper=upper, trace=trace, **settings)) for upper in (Point, Pairs))
+    assert torch.allclose(found, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_an_estimate_of_a_complex_gradient_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"problems.z.module: found Point; .* since EvolutionStrategies computes"):
+        bilevel(EvolutionStrategies())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad], ids=str)
+@pytest.mark.parametrize("largest", [0.1, 100.0])
+def test_clipped_steps_are_those_of_torch(optimizer: Any, largest: float) -> None:
+    def loss(batch: Any, *, w: Any) -> Tensor:
+        return ((w() - (1 + 2j)).abs() ** 2).sum()
+
+    made = partial(optimizer, lr=0.1)
+    problem = Problem("w", Point(START), loss, roles={"w": "w"}, optimizer=made, gradient_clip_norm=largest)
+    schedule, other = Schedule(Program([problem], Graph())), Point(START)
+    step = made(list(other.parameters()))
+    for _ in range(5):
+        schedule.tick()
+        step.zero_grad()
+        loss(None, w=other).backward()
+        torch.nn.utils.clip_grad_norm_(other.parameters(), largest)
+        step.step()
+    assert torch.allclose(problem.theta["x"], other.x, rtol=1e-12)
+
+
+class Spectral(nn.Module):
+    """Complex numbers between real parameters, and a complex buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(TARGET.clone())
+        self.register_buffer("phase", torch.tensor([1 + 0j, 0.6 + 0.8j], dtype=torch.complex128))
+
+    def forward(self) -> Tensor:
+        return torch.fft.ifft(torch.fft.fft(self.x) * self.phase)
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS[:4], Unrolled()], ids=repr)
+def test_complex_values_of_real_parameters(algorithm: Any) -> None:
+    reference = bilevel(Implicit(Exact()) if isinstance(algorithm, Implicit) else Unrolled(), Spectral(), Pairs)
+    found = bilevel(algorithm, Spectral(), Pairs).gradient("z")["x"]
+    near = 1.0 if isinstance(getattr(algorithm, "solver", None), Neumann) else 1e-6
+    assert torch.allclose(found, reference.gradient("z")["x"], rtol=near, atol=near)
+
+
+def test_a_solution_that_is_a_constant_may_be_complex() -> None:
+    assert end(bilevel(FirstOrder(), Point(TARGET + 0j))).isfinite().all()
