@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from mlotool.core.user_code import Call, note
 from mlotool.problem.fused_step import FusedStep, Kernel, KernelGroup, KernelStep, aligned, prefer_fused_kernels
@@ -236,6 +236,11 @@ class OptimizerStep:
         """Take the state back."""
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
+            if self._shards is None and type(self._optimizer) in (SGD, Adam, AdamW):
+                # In the order of its parameter, by which the kernels read it.
+                for parameter, kept in self._optimizer.state.items():
+                    vectors = {key: value for key, value in kept.items() if key != "step" and value is not None}
+                    kept.update((key, aligned(value, parameter)) for key, value in vectors.items())
             self._bind_kernel()
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
