@@ -31,7 +31,7 @@ _DICTS = {"collections OrderedDict": (_NOTHING,), "collections Counter": (_NOTHI
 """With the arguments with which they are called; Counter is one of a scheduler's milestones."""
 
 _CALLED = (
-    *("torch Size", "torch device", "torch._utils _rebuild_parameter"),
+    *("torch device", "torch._utils _rebuild_parameter"),
     *("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor_v3"),
 )
 """What may be called besides; what is asked for and not called are torch's types alone."""
