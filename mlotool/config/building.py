@@ -127,6 +127,7 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     """
     from mlotool.problem.same_batch import SameBatch
     from mlotool.program import Graph, Program
+    from mlotool.program.saved_state import check_saved
     from mlotool.spaces.decisions import deciding
 
     graph = Graph(**values["graph"])
@@ -145,6 +146,8 @@ def assemble(values: Values, data: Any, reduce: "Reduce | None" = None) -> Built
     analyses = {name: _analysis(f"analyses.{name}", node) for name, node in values["analyses"].items()}
     tracing = _tracing(values["runner"]["trace"], problems)
     program = Program(problems, graph, reduce, run_length=values["runner"]["max_ticks"], **tracing)
+    if values["runner"]["checkpoint"]:
+        check_saved(problems)
     own = {name: made for name, made in decisions.items() if made}
     return Built(program, data, analyses, _metrics(values["evaluate"] or {}), own)
 

@@ -1,6 +1,7 @@
 """What a batch holds, in words: for messages about code that could not deal with it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 MAX_ITEMS = 8
@@ -21,7 +22,7 @@ def described(value: Any) -> str:
         items = [f"{key}: {described(each)}" for key, each in list(value.items())[:MAX_ITEMS]]
         return f"{{{', '.join(items + _more(value))}}}"
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        items = [described(each) for each in value[:MAX_ITEMS]]
+        items = [described(each) for each in islice(value, MAX_ITEMS)]
         return f"a {type(value).__name__} of {len(value)}: [{', '.join(items + _more(value))}]"
     if value is None or isinstance(value, bool | int | float | str):
         text = repr(value)

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from mlotool.core.form import check_random_state
 from mlotool.core.replay import RandomState
 
 
@@ -89,10 +90,10 @@ class RandomStream:
         """Go on from there; on devices that the state does not have, as it is.
 
         Raises:
-            RuntimeError: it is no state of these generators.
+            ConfigError: it is no state of these generators.
         """
         # Refused here, and not by the step that would draw.
-        torch.Generator().set_state(state["cpu"].cpu())
+        check_random_state("random", state)
         saved = RandomState.from_state_dict(state)
         with self:
             saved.restore(self._devices)

@@ -283,7 +283,7 @@ class Problem:
         """Take the state back.
 
         Args:
-            state: what `state_dict` returned.
+            state: what `state_dict` returned; `mlotool.problem.saved_form` looks at it before.
             streams: those of the problems that it reads.
         """
         # The optimizer keeps what it loads: without a copy two problems would share their momentum.

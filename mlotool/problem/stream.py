@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.arguments import is_whole, require
+from mlotool.core.form import MAX_COUNT
 from mlotool.core.unchanged import is_unchanged
 from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset, draws_nothing, mixed_seed
 from mlotool.problem.batch_share import Share
@@ -252,7 +253,8 @@ class Stream:
         """Go to a position."""
         keys, size = ("epoch", "batches_consumed"), self.num_batches
         is_right = isinstance(state, Mapping) and all(is_whole(state.get(key), 0) for key in keys)
-        is_right = is_right and state["batches_consumed"] <= size
+        is_right = is_right and state["batches_consumed"] <= size and state["epoch"] < MAX_COUNT
+        is_right = is_right and is_whole(state.get("times_given", 1), 1) and state.get("times_given", 1) <= self._repeat
         expected = f"a position: an epoch from 0 on, and batches_consumed from 0 to {size}"
         require(is_right, "Stream.state", state, expected, "Give what state_dict() of such a stream has returned.")
         self._epoch, self._batches_consumed = state["epoch"], state["batches_consumed"]

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from mlotool.core.arguments import require, shown
+from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.core.user_code import named
+from mlotool.core.form import is_like
+from mlotool.core.user_code import is_of_user, named
 
 
 def check_module(problem: str, module: Any) -> None:
@@ -86,49 +87,24 @@ def check_kept(problem: str, module: nn.Module, theta: Mapping[str, Tensor]) -> 
         )
 
 
-def check_state(problem: str, state: Any, module: nn.Module, optimizer: Any, *, is_whole: bool) -> None:
-    """Refuse a saved state of another problem.
+def check_module_state(key: str, saved: Mapping[str, Any], module: nn.Module) -> None:
+    """Refuse a saved state of another module.
 
     Args:
-        problem: the problem's name.
-        state: what its `state_dict` should have returned.
+        key: of the problem's state.
+        saved: what the module's `state_dict` should have returned.
         module: of the problem.
-        optimizer: of the problem.
-        is_whole: whether this rank holds all of the module.
 
     Raises:
-        ConfigError: it is none, its tensors have other shapes, or its optimizer is another one.
+        ConfigError: a tensor has another shape, or other kinds of numbers.
     """
-    key, expected = f"state.{problem}", "what state_dict() of the same problems has returned"
-    advice = "Give that."
-    keys = ("module", "optimizer", "scheduler", "num_steps", "stream", "hypergradient", "trajectory")
-    require(isinstance(state, Mapping), key, state, expected, advice)
-    missing = [each for each in keys if each not in state]
-    if missing:
-        raise ConfigError(f"{key}: found no '{missing[0]}' in it; expected {expected}. {advice}")
-    own = {name: tensor for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
-    for name, tensor in own.items() if is_whole else ():
-        saved = state["module"].get(name)
+    for name, tensor in module.state_dict().items():
         # A lazy parameter takes the shape of what it loads.
-        if not is_lazy(tensor) and (not isinstance(saved, Tensor) or saved.shape != tensor.shape):
+        if isinstance(tensor, Tensor) and not is_lazy(tensor) and not is_like(saved.get(name), tensor):
             raise ConfigError(
-                f"{key}: found {shown(saved)} for '{name}' of its module; expected {shown(tensor)}. Load it into the "
-                "same module."
+                f"{key}: found {shown(saved.get(name))} for '{name}' of its module; expected {shown(tensor)}. Load it "
+                "into the same module."
             )
-    if (state["optimizer"] is None) != (optimizer is None):
-        raise ConfigError(f"{key}: found an optimizer in one alone of the state and the problem; expected {expected}.")
-    if optimizer is None:
-        return
-    [own_settings, saved_settings] = [
-        {name for group in each["param_groups"] for name in group}
-        for each in (optimizer.state_dict(), state["optimizer"])
-    ]
-    lacking = sorted(own_settings - saved_settings - {"initial_lr"})
-    if lacking:
-        raise ConfigError(
-            f"{key}: found the state of another optimizer, without '{lacking[0]}'; expected that of "
-            f"{type(optimizer).__name__}. Load it into a problem with the optimizer that it was saved by."
-        )
 
 
 def without_gradient(problem: str) -> ConfigError:
@@ -147,11 +123,13 @@ def without_gradient(problem: str) -> ConfigError:
 
 
 def check_saving(problem: str, module: nn.Module) -> None:
-    """Refuse a module of the user's that does not take back what it saves.
+    """Refuse a module of the user's that does not take back what it saves; a lazy one has nothing yet.
 
     Raises:
         ConfigError: its state lacks a parameter, or it does not load it.
     """
+    if not is_of_user(*module.modules()) or any(map(is_lazy, module.parameters())):
+        return
     key, name = f"problems.{problem}.module", named(module)
     try:
         state = module.state_dict()

@@ -3,6 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from mlotool.core.arguments import require
+from mlotool.core.form import ADVICE, check_mapping
 from mlotool.problem.memory import Memory
 from mlotool.problem.problem import Problem
 
@@ -30,8 +36,25 @@ class Memories:
         algorithm = self._algorithms[name]
         return {} if algorithm is None else algorithm.state_dict(self.by_name[name].value)
 
-    def load_state_dict(self, name: str, saved: dict[str, Any]) -> None:
-        """Take it back."""
-        algorithm = self._algorithms[name]
-        if algorithm is not None:
-            self.by_name[name].value = algorithm.load_state(saved)
+    def loaded(self, name: str, saved: Any, problems: Mapping[str, Problem]) -> Any:
+        """Return what was kept for a problem; nothing is changed.
+
+        Args:
+            name: of the problem.
+            saved: what `state_dict` has returned.
+            problems: by name, to whose parameters the tensors are like.
+
+        Raises:
+            ConfigError: one of them is not, or it is no state at all.
+        """
+        algorithm, key = self._algorithms[name], f"state.{name}.hypergradient"
+        check_mapping(key, saved)
+        if algorithm is None:
+            return None
+        if type(algorithm).__module__.startswith("mlotool."):
+            shapes = {tensor.shape for problem in problems.values() for tensor in problem.own}
+            for tensor in tree_leaves(saved):
+                is_right = not isinstance(tensor, Tensor) or tensor.dtype is torch.uint8
+                is_right = is_right or tensor.dim() == 0 or tensor.shape in shapes
+                require(is_right, key, tensor, "tensors in the shapes of parameters", ADVICE)
+        return algorithm.load_state(saved)

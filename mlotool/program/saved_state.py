@@ -1,12 +1,16 @@
 """What a program saves and reports: the state of its problems, and what their algorithms keep."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from mlotool.core.arguments import require
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.form import ADVICE
+from mlotool.core.plain_state import Plain, check_plain
 from mlotool.problem.problem import Problem
-from mlotool.problem.usable import check_state
+from mlotool.problem.saved_form import check_whole
+from mlotool.problem.usable import check_saving
 from mlotool.program.memories import Memories
 
 
@@ -19,6 +23,19 @@ def statistics(problems: Mapping[str, Problem], memories: Memories) -> dict[str,
             values |= problem.parallel.statistics()
         found.update({f"{name}/{key}": value for key, value in values.items()})
     return found
+
+
+def check_saved(problems: Iterable[Problem]) -> None:
+    """Refuse problems whose state a checkpoint cannot hold, or that do not take it back.
+
+    Raises:
+        ConfigError: with the module, optimizer or scheduler, and the place in its state.
+    """
+    plain = Plain(before_run=True)
+    for problem in problems:
+        check_saving(problem.name, problem.module)
+        state = {"module": problem.module.state_dict(), **problem.optimizer_step.state_dict()}
+        check_plain({problem.name: state}, ConfigError, plain=plain)
 
 
 def state_dict(problems: Mapping[str, Problem], memories: Memories) -> dict[str, Any]:
@@ -37,12 +54,29 @@ def load_state_dict(problems: Mapping[str, Problem], memories: Memories, state: 
     require(isinstance(state, Mapping), "state", state, "what state_dict() has returned", "Give that.")
     if set(state) != set(problems):
         raise ConfigError(
-            f"A saved program has the problems {sorted(state)}; expected {sorted(problems)}. "
+            f"A saved program has the problems {sorted(map(str, state))}; expected {sorted(problems)}. "
             "Load it with the recipe it was saved by."
         )
+    for name, problem in problems.items():
+        check_whole(f"state.{name}", state[name], problem, problems)
     streams = {name: problem.stream for name, problem in problems.items()}
-    for name, problem in problems.items():
-        check_state(name, state[name], problem.module, problem.optimizer, is_whole=problem.shards is None)
-    for name, problem in problems.items():
-        problem.load_state_dict(state[name], streams)
-        memories.load_state_dict(name, state[name]["hypergradient"])
+    with _told():
+        kept = {name: memories.loaded(name, state[name].get("hypergradient"), problems) for name in problems}
+        for name, problem in problems.items():
+            problem.load_state_dict(state[name], streams)
+            memories.by_name[name].value = kept[name]
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turn what a user's module, optimizer or algorithm says of its state into one message."""
+    try:
+        yield
+    except MlotoolError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise ConfigError(
+            f"state: found one that does not fit ({type(error).__name__}: {reason}); expected that of the same "
+            f"program. {ADVICE}"
+        ) from error

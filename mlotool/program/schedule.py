@@ -7,11 +7,13 @@ from torch import Tensor
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
+from mlotool.core.form import ADVICE, check_count, check_form, check_list, check_mapping
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.replay import RandomState
 from mlotool.core.user_code import Call, is_of_user, note
 from mlotool.problem.mean_gradient import averaged, mean_gradient
 from mlotool.problem.problem import Evaluate, Problem
+from mlotool.problem.saved_form import check_learned
 from mlotool.problem.trajectory import StepGraph
 from mlotool.problem.usable import check_used
 from mlotool.program.moment import NOW, Moment
@@ -175,11 +177,23 @@ class Schedule:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the state back."""
-        keys = ("num_ticks", "waited", "snapshots", "at_start")
-        is_right = isinstance(state, Mapping) and all(each in state for each in keys)
-        require(is_right, "state", state, "what a schedule's state_dict() has returned", "Give that.")
-        self.num_ticks = state["num_ticks"]
+        check_mapping("state", state, ("num_ticks", "waited", "snapshots", "at_start"))
+        check_count("state.num_ticks", state["num_ticks"])
+        check_list("state.waited", state["waited"])
+        for each in state["waited"]:
+            check_form("state.waited", each, ["", "", 0])
+            check_count("state.waited", each[2])
+        check_list("state.at_start", state["at_start"])
+        check_mapping("state.snapshots", state["snapshots"])
+        for name in (*state["at_start"], *state["snapshots"]):
+            is_known = isinstance(name, str) and name in self.program.problems
+            require(is_known, "state", name, f"one of {', '.join(self.program.problems)}", ADVICE)
+        for name, snapshot in state["snapshots"].items():
+            check_learned(f"state.snapshots.{name}", snapshot, self.program.problems[name])
         waited = {(upper, lower): steps for upper, lower, steps in state["waited"]}
+        missing = [f"{upper} of {lower}" for upper, lower in self._order.edges if (upper, lower) not in waited]
+        require(not missing, "state.waited", state["waited"], f"the steps that {missing[:1]} waits for", ADVICE)
+        self.num_ticks = state["num_ticks"]
         self._waited = tuple(waited[edge] for edge in self._order.edges)
         self._snapshots = dict(state["snapshots"])
         self._at_start = set(state["at_start"])

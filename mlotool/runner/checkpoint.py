@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import CheckpointError
 from mlotool.core.files import replacing
+from mlotool.core.form import check_form, check_mapping
+from mlotool.core.plain_state import is_dense
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 from mlotool.runner.checkpoint_file import STATE_KEY, fitting, load_checked, unreadable
@@ -47,13 +49,11 @@ def write_checkpoint(checkpoint: Mapping[str, Any], path: Path) -> None:
 
 
 def _with_own_memory(checkpoint: Mapping[str, Any]) -> Any:
-    """Return the same with tensors that are parts of larger ones copied: a file would hold the whole of these."""
+    """Return the same with copies of tensors that are not dense, or parts of larger ones, which a file would hold."""
     copies: dict[Any, Tensor] = {}
 
     def own(tensor: Tensor) -> Tensor:
-        if is_lazy(tensor) or tensor.layout is not torch.strided:
-            return tensor
-        if tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.itemsize:
+        if tensor.untyped_storage().nbytes() <= tensor.numel() * tensor.itemsize and is_dense(tensor):
             return tensor
         # What stands twice in a checkpoint stands once in its file.
         key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
@@ -194,7 +194,8 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write before the first tick: a run that fails in its first round has a good state too."""
         self.due_at = time.monotonic() + self._pause
-        if not self._is_resumed:
+        # A lazy module has no state yet that could be written: whoever resumes begins again.
+        if not self._is_resumed and not any(map(is_lazy, pl_module.parameters())):
             self.write(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -286,8 +287,10 @@ def early_stopping(monitor: str, mode: str, patience: int) -> EarlyStopping:
 def restore_callbacks(callbacks: list[Callback], checkpoint: Mapping[str, Any]) -> bool:
     """Take the callbacks' states back; return whether early stopping had ended the run."""
     states = checkpoint.get("callbacks", {})
+    check_mapping("callbacks", states)
     for callback in callbacks:
         if callback.state_key in states:
+            check_form(f"callbacks.{callback.state_key}", states[callback.state_key], callback.state_dict())
             callback.load_state_dict(states[callback.state_key])
     return any(
         isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED

@@ -13,10 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from mlotool.core.errors import CheckpointError, MlotoolError
+from mlotool.core.errors import CheckpointError, MlotoolError, RunError
+from mlotool.core.plain_state import Plain, check_plain, is_dense
 from mlotool.core.run_files import located, open_file
+from mlotool.core.user_code import explained
 from mlotool.core.zip_files import check_members, open_zip
+from mlotool.program import Schedule
 from mlotool.runner.checkpoint_pickle import check_pickle
 
 # Our part of a Lightning checkpoint.
@@ -26,19 +30,12 @@ MAX_FILE_BYTES = 1 << 42
 MAX_LIST_BYTES = 20_000_000
 """Of the zip file's list of members, a hundred for each tensor."""
 
-MAX_PICKLE_BYTES = 16_000_000
-"""Of what is no tensor; a hundred for each tensor too."""
-
-MAX_REPEATED = 16
-"""How often the same memory may stand in a checkpoint: shared parameters, Lightning's copy of the modules' state."""
+MAX_PICKLE_BYTES, PICKLE_BYTES_A_MEMBER = 16_000_000, 1_000
+"""Of what is no tensor: in all, and more for each tensor."""
 
 MAX_NUMBER = 10**15
 """Of ticks, bytes and seconds."""
 
-MAX_VALUES, MAX_DEPTH = 500_000, 50
-"""In a checkpoint, what stands there several times counted as often: a few lists in each other may be endless."""
-
-_SPARE_BYTES = 64_000_000
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "program": Mapping,
     "schedule": Mapping,
@@ -48,6 +45,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "metrics_position": int,
     "training_s": (int, float),
     "random_states": list,
+    "is_pending": bool,
 }
 
 
@@ -68,10 +66,12 @@ def load_checked(path: Path) -> dict[str, Any]:
             raise zipfile.BadZipFile("it is a zip file of something else than torch.save")
         pickles = [each for each in archive.infolist() if each.filename.endswith(".pkl")]
         num_pickled = sum(each.file_size for each in pickles)
-        if num_pickled > MAX_PICKLE_BYTES:
-            raise zipfile.BadZipFile(f"it has {num_pickled} bytes beside its tensors, and at most {MAX_PICKLE_BYTES}")
+        num_members = len(archive.infolist())
+        limit = MAX_PICKLE_BYTES + PICKLE_BYTES_A_MEMBER * num_members
+        if num_pickled > limit:
+            raise zipfile.BadZipFile(f"it has {num_pickled} bytes beside its tensors, and at most {limit} are read")
         for each in pickles:
-            check_pickle(archive.read(each), len(archive.infolist()))
+            check_pickle(archive.read(each), num_members)
     checkpoint = torch.load(located(root, path.relative_to(root)), map_location="cpu", weights_only=True)
     _check_memory(checkpoint, num_bytes)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(STATE_KEY), dict):
@@ -83,7 +83,7 @@ def load_checked(path: Path) -> dict[str, Any]:
     for key, kind in _KINDS.items():
         value = state.get(key)
         is_wrong = isinstance(value, int | float) and not 0 <= value < MAX_NUMBER
-        if not isinstance(value, kind) or isinstance(value, bool) or is_wrong:
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or is_wrong:
             found = str(value)[:60] if isinstance(value, str | int | float) else f"a {type(value).__name__}"
             raise CheckpointError(
                 f"{path} has a wrong '{key}' in it ({found!r}); expected a checkpoint as a run of this version writes "
@@ -102,11 +102,33 @@ def fitting(path: Path) -> Iterator[None]:
         raise
     # What a state lacks shows as an error of whatever takes it.
     except Exception as error:
-        text = " ".join(str(error).split())[:300].rstrip(".") or "no reason given"
-        reason = text if isinstance(error, MlotoolError) else f"{type(error).__name__}: {text}"
         raise CheckpointError(
-            f"{path} does not fit the problems of its config.yaml ({reason}); expected the "
+            f"{path} does not fit the problems of its config.yaml ({_said(error)}); expected the "
             "checkpoint that this run wrote, by the same code. Put it back, or the code as it was."
+        ) from error
+
+
+@contextmanager
+def going_on(path: Path | None, schedule: Schedule) -> Iterator[None]:
+    """Put an error in the first ticks after a resume, which nobody's code has made, down to the state that was read.
+
+    Its form was looked at, but not all that algorithms have made of it.
+
+    Args:
+        path: of the checkpoint; None where a run begins.
+        schedule: steps the program.
+    """
+    last = schedule.num_ticks + schedule.cycle_length()
+    try:
+        yield
+    except MlotoolError:
+        raise
+    except Exception as error:
+        if path is None or schedule.num_ticks > last or explained(error) is not None:
+            raise
+        raise CheckpointError(
+            f"{path} cannot be gone on from ({_said(error)}); expected the state that this run wrote, by the same "
+            "code. Put it back, or go on from another checkpoint of the folder."
         ) from error
 
 
@@ -118,6 +140,24 @@ def unreadable(path: Path, reason: str) -> str:
     )
 
 
+def check_writable(checkpoint: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint that could not be read again.
+
+    Raises:
+        RunError: somebody's code keeps what no checkpoint holds.
+    """
+    plain, state = Plain(), checkpoint[STATE_KEY]
+    check_plain(state["program"], plain=plain)
+    fault = plain.fault({**checkpoint, STATE_KEY: {**state, "program": None}})
+    if fault is not None:
+        raise RunError(f"checkpoint: found {fault.found}, at '{fault.path}'; expected plain values. {fault.advice}")
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(error).split())[:300].rstrip(".") or "no reason given"
+    return text if isinstance(error, MlotoolError) else f"{type(error).__name__}: {text}"
+
+
 def _check_metrics(path: Path, metrics: Mapping[Any, Any]) -> None:
     if not all(isinstance(key, str) and type(value) in (int, float) for key, value in metrics.items()):
         raise CheckpointError(
@@ -127,32 +167,17 @@ def _check_metrics(path: Path, metrics: Mapping[Any, Any]) -> None:
 
 
 def _check_memory(checkpoint: Any, num_bytes: int) -> None:
-    """Refuse tensors that claim memory which the file does not have, and those that a copy would blow up."""
+    """Refuse what no writer puts into a checkpoint, and tensors that claim memory which the file does not have."""
+    fault = Plain().fault(checkpoint)
+    if fault is not None:
+        raise ValueError(f"it holds {fault.found}, at '{fault.path}'")
     storages: dict[int, int] = {}
-    total = 0
-    for tensor in _tensors(checkpoint):
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            raise ValueError(f"it has a tensor of another kind: {tensor.device}, {tensor.layout}")
-        storage = tensor.untyped_storage()
-        storages[storage._cdata] = storage.nbytes()
-        total += tensor.numel() * tensor.element_size()
+    for tensor in tree_leaves(checkpoint):
+        if isinstance(tensor, Tensor):
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+            if tensor.device.type != "cpu" or not is_dense(tensor):
+                raise ValueError(f"it has a tensor on {tensor.device} with the strides {tensor.stride()}")
     claimed = sum(storages.values())
-    if claimed > num_bytes or total > MAX_REPEATED * num_bytes + _SPARE_BYTES:
-        raise ValueError(f"its tensors claim {max(claimed, total)} bytes, and the file has {num_bytes}")
-
-
-def _tensors(node: Any) -> Iterator[Tensor]:
-    """Yield all tensors of a tree; one that stands in it several times as often."""
-    waiting, num_values = [(node, 0)], 0
-    while waiting:
-        each, depth = waiting.pop()
-        num_values += 1
-        if num_values > MAX_VALUES or depth > MAX_DEPTH:
-            raise ValueError(f"it has more than {MAX_VALUES} values, or more than {MAX_DEPTH} levels")
-        if isinstance(each, Tensor):
-            yield each
-            continue
-        if isinstance(each, Mapping):
-            each = list(each.values())
-        if isinstance(each, list | tuple | set):
-            waiting += [(inner, depth + 1) for inner in each]
+    if claimed > num_bytes:
+        raise ValueError(f"its tensors claim {claimed} bytes, and the file has {num_bytes}")

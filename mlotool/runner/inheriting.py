@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from mlotool.config import build_module, load_run_config
 from mlotool.config.finished_run import finished_run, folder_of
+from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError
+from mlotool.core.form import check_mapping, is_like
 from mlotool.program import Program
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.checkpoint_file import fitting
@@ -18,7 +21,7 @@ from mlotool.runner.module_size import check_module_sizes
 from mlotool.spaces import SharedSpace, Space
 
 MAX_SHOWN = 3
-State = Mapping[str, Tensor]
+State = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,10 @@ def _read(folder: Path, path: Path, stamp: tuple[int, int]) -> _Source:
     program = read_checkpoint(path)["program"]
     shared = {}
     with fitting(path):
+        check_mapping("program", program, tuple(config.problems))
+        for name in config.problems:
+            check_mapping(f"program.{name}", program[name], ("module",))
+            check_mapping(f"program.{name}.module", program[name]["module"])
         states = {name: program[name]["module"] for name in config.problems}
         for name, problem in config.problems.items():
             if isinstance(problem.module, Mapping) and problem.module.get("shared"):
@@ -125,9 +132,9 @@ def _difference(own: State, found: State) -> str:
         *(f"{key} is missing there" for key in own if key not in found),
         *(f"{key} is not here" for key in found if key not in own),
         *(
-            f"{key} is {tuple(each.shape)} here and {tuple(found[key].shape)} there"
+            f"{key} is {shown(each)} here and {shown(found[key])} there"
             for key, each in own.items()
-            if key in found and each.shape != found[key].shape
+            if key in found and isinstance(each, Tensor) and not is_like(found[key], each)
         ),
     ]
     more = [f"and {len(faults) - MAX_SHOWN} more"] if len(faults) > MAX_SHOWN else []

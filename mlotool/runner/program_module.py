@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 
+from mlotool.core.arguments import require
 from mlotool.distributed.collectives import Ranks
 from mlotool.problem.shards import gathered
 from mlotool.program import Program, Schedule
 from mlotool.runner.blame import Traces, explain
 from mlotool.runner.checkpoint import STATE_KEY, LastCheckpoint
+from mlotool.runner.checkpoint_file import check_writable
 from mlotool.runner.distributed import AgreedInterrupt, agree_on_buffers, check_agreement, merge_shards
 from mlotool.runner.evaluation import Evaluator
 from mlotool.runner.finiteness import check_parameters
@@ -20,12 +22,17 @@ from mlotool.runner.learned import LearnedValues
 from mlotool.runner.logging import MetricLog
 from mlotool.runner.objective import Objective, Watch
 from mlotool.runner.path_watch import PathWatch
-from mlotool.runner.plain_state import check_plain
 from mlotool.runner.plan import ChunkLoader, TickPlan
 from mlotool.runner.problem_module import ProblemModule, check_scheduler
 from mlotool.runner.process_settings import Interrupt
 from mlotool.runner.progress import ProgressDisplay, advance_clock
-from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
+from mlotool.runner.random_state import (
+    check_random_states,
+    random_states,
+    restore_random_states,
+    with_own_snapshots,
+    with_own_steps,
+)
 from mlotool.runner.seat import AbstractSeat
 from mlotool.runner.window import Window
 
@@ -181,10 +188,9 @@ class ProgramModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add everything that a bit-identical resume needs, in plain containers."""
         self._check_finite()
-        program, schedule = self.program.state_dict(), self.schedule.state_dict()
-        check_plain(program)
+        schedule = self.schedule.state_dict()
         checkpoint[STATE_KEY] = {
-            "program": program,
+            "program": self.program.state_dict(),
             "schedule": schedule,
             # A checkpoint at the start of a resumed run comes before the states are put back.
             "random_states": self._random_states or random_states(self.program, self.ranks, schedule["snapshots"]),
@@ -196,10 +202,14 @@ class ProgramModule(LightningModule):
             "training_s": self.training_s + self._clock() - self._began,
         }
         self._gather_shards(checkpoint)
+        check_writable(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take it back."""
         state = checkpoint[STATE_KEY]
+        check_random_states(state["random_states"])
+        ticks = state["schedule"].get("num_ticks")
+        require(ticks == state["tick"], "schedule.num_ticks", ticks, f"the tick of the checkpoint, {state['tick']}")
         self.program.load_state_dict(with_own_steps(state["program"], state["random_states"], self.ranks))
         self.schedule.load_state_dict(with_own_snapshots(state["schedule"], state["random_states"], self.ranks))
         self.window.load_state_dict(state["window"], state["tick"])

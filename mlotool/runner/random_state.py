@@ -7,6 +7,8 @@ from typing import Any
 import numpy
 import torch
 
+from mlotool.core.arguments import is_number, is_whole, require
+from mlotool.core.form import ADVICE, check_form, check_list, check_random, check_random_state
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 
@@ -61,6 +63,32 @@ def random_states(program: Program, ranks: Ranks, snapshots: Mapping[str, Any] |
             if problem.parallel is not None and problem.parallel.differs_by_rank
         }
     return ranks.gather(own)
+
+
+def check_random_states(states: list[Any]) -> None:
+    """Refuse states that the generators would not take, or, as numpy's, would take and read past their end.
+
+    Raises:
+        ConfigError: with the first of them.
+    """
+    own = random_state()
+    for rank, state in enumerate(states):
+        key = f"random_states.{rank}"
+        check_form(key, state, {name: own[name] for name in ("numpy", "python")})
+        check_random(f"{key}.torch", state.get("torch"))
+        check_list(f"{key}.cuda", state.get("cuda"))
+        position = state["numpy"][2]
+        is_right = is_whole(position, 0) and position <= len(own["numpy"][1])
+        require(is_right, f"{key}.numpy", position, "a position in the state of numpy's generator", ADVICE)
+        gauss = state["python"][2]
+        require(gauss is None or is_number(gauss), f"{key}.python", gauss, "a number or null", ADVICE)
+        try:
+            random.Random().setstate(_python_state(state))
+            numpy.random.RandomState().set_state(_numpy_state(state))
+        except (ValueError, TypeError, OverflowError) as error:
+            require(False, key, state, f"states of Python's and numpy's generators ({error})", ADVICE)
+        if "program" in state:
+            check_random_state(f"{key}.program", state["program"])
 
 
 def restore_random_states(states: list[dict[str, Any]], program: Program, ranks: Ranks) -> None:
@@ -160,7 +188,15 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 def restore_global_state(state: dict[str, Any]) -> None:
     """Take the states of numpy's and Python's global generators back."""
-    kind, keys, position, has_gauss, cached_gaussian = state["numpy"]
-    numpy.random.set_state((kind, keys.numpy().astype("uint32"), position, has_gauss, cached_gaussian))
+    numpy.random.set_state(_numpy_state(state))
+    random.setstate(_python_state(state))
+
+
+def _numpy_state(state: Mapping[str, Any]) -> Any:
+    kind, keys, *others = state["numpy"]
+    return kind, keys.numpy().astype("uint32"), *others
+
+
+def _python_state(state: Mapping[str, Any]) -> Any:
     version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal.tolist()), gauss_next))
+    return version, tuple(internal.tolist()), gauss_next

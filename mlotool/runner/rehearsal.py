@@ -16,10 +16,9 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.unchanged import is_unchanged, snapshot
-from mlotool.core.user_code import WrongResultError, is_of_user, note, user_code
+from mlotool.core.user_code import WrongResultError, note, user_code
 from mlotool.layerparallel import MultigridResidual
 from mlotool.problem.batch_share import Share
-from mlotool.problem.usable import check_saving
 from mlotool.program import Problem, Program, Stream
 from mlotool.runner.blame import related, unsound_path
 from mlotool.runner.evaluation import Evaluator
@@ -62,8 +61,6 @@ def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str
         program.start(name)
         if _can_rehearse(problem):
             check_start(name, problem)
-            if is_of_user(*problem.module.modules()):
-                check_saving(name, problem.module)
     with user_code(ConfigError):
         batches = {name: None if each.stream is None else each.stream.peek() for name, each in problems.items()}
         for name, problem in problems.items():

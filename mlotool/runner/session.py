@@ -39,7 +39,7 @@ from mlotool.runner.checkpoint import (
     read_whole_checkpoint,
     restore_callbacks,
 )
-from mlotool.runner.checkpoint_file import fitting
+from mlotool.runner.checkpoint_file import fitting, going_on
 from mlotool.runner.device import place
 from mlotool.runner.distributed import AgreedInterrupt, ReadOnlyCheckpointIO, distribute, merge_shards
 from mlotool.runner.evaluation import find_split
@@ -179,13 +179,12 @@ class Session:
             seat=seat,
         )
         trainer = self._trainer(folder, callbacks)
+        had_ended = False
         if checkpoint is not None and resume_from is not None:
             with fitting(resume_from):
                 had_ended = _restore(module, trainer, callbacks, checkpoint, ranks)
             if seat is not None:
                 seat.join(self._schedule)
-        else:
-            had_ended = False
         if had_ended:
             outcome.training_s = module.training_s
             module.flush()
@@ -195,7 +194,8 @@ class Session:
         began = clock()
         try:
             # Runs that share a process end in any order: it listens for them.
-            with alone_in_process(interrupt) if seat is None else nullcontext():
+            alone = alone_in_process(interrupt) if seat is None else nullcontext()
+            with alone, going_on(resume_from, self._schedule):
                 trainer.fit(module)
         except SystemExit:
             # Lightning's answer to a signal that came before its handler was ours.

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlotool.core.arguments import is_number, require
 from mlotool.core.errors import NonFiniteLossError
+from mlotool.core.form import ADVICE
 from mlotool.problem.rank_mean import Reduce, identity_reduce
 from mlotool.program import StepResult
 from mlotool.runner.blame import Traces
@@ -75,6 +77,9 @@ class Window:
 
     def load_state_dict(self, state: Mapping[str, Any], num_ticks: int) -> None:
         """Take it back; the next step belongs to tick `num_ticks + 1`."""
+        for key, numbers in state.items():
+            is_right = isinstance(key, str) and isinstance(numbers, list) and len(numbers) > 0
+            require(is_right and all(map(is_number, numbers)), f"window.{key}", numbers, "a list of numbers", ADVICE)
         self.restart(num_ticks)
         self._traces = Traces(is_resumed=num_ticks > 0)
         self._collected = {key: list(numbers) for key, numbers in state.items()}

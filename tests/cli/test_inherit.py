@@ -165,7 +165,7 @@ def test_a_plain_run_inherits_a_run_of_the_same_model(folder: Path, run: Run) ->
         (["inherit=cut"], "inherit: found 'cut', a run that is interrupted; expected one that has finished."),
         (
             ["inherit=shared", "problems.classifier.module.base.hidden=[8,9]"],
-            "layers.3.weight is (9, 8) here and (8, 8) there",
+            "layers.3.weight is a tensor of shape (9, 8) here and a tensor of shape (8, 8) there",
         ),
         (["inherit=plain", *SHARED], "its module here: "),
         (

@@ -1,0 +1,168 @@
+"""What a checkpoint can hold: one definition, to which its writer and its reader keep.
+
+Reading a checkpoint must not call anything, and a few bytes of it must not ask for hours or for all memory. So it holds
+plain values alone, as many as its size allows.
+"""
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from mlotool.core.arguments import shown
+from mlotool.core.errors import MlotoolError, RunError
+
+MAX_PLAIN, PLAIN_A_TENSOR, WEIGHT_OF_TENSOR = 100_000, 40, 8
+"""Values and keys that are no tensors: in all, and more for each tensor; one that stands there again counts as some."""
+
+MAX_DEPTH = 50
+MAX_LETTERS = 1_000_000
+MAX_BITS, MAX_KEY_BITS = 512, 63
+"""Of whole numbers. Keys with more may all have the same hash, so that a dict of them takes hours."""
+
+_NUMBERS = (bool, int, float)
+_PLAIN = (type(None), *_NUMBERS, str, torch.device, torch.dtype)
+_KEYS = (type(None), *_NUMBERS, str)
+_CONTAINERS = (dict, OrderedDict, Counter, list, tuple, torch.Size)
+_EXPECTED = "tensors, numbers, texts, and dicts and lists of them, which alone a checkpoint can hold"
+
+
+class Fault(NamedTuple):
+    """Something that a checkpoint cannot hold.
+
+    Args:
+        path: its place.
+        found: in words.
+        advice: what to do, a sentence.
+    """
+
+    path: str
+    found: str
+    advice: str
+
+
+class Plain:
+    """Looks through values that go into one checkpoint, or come out of it, and counts them.
+
+    Args:
+        before_run: take tensors that have no values yet, on the device `meta` or of a lazy module.
+
+    Example:
+        >>> Plain().fault({"a": [1, {2.5}]}).path
+        'a.1'
+    """
+
+    def __init__(self, *, before_run: bool = False) -> None:
+        self._before_run = before_run
+        self._num_plain = self._num_letters = 0
+        self._tensors: set[int] = set()
+
+    def fault(self, value: Any) -> Fault | None:
+        """Return the first fault of a tree; None where there is none, in what came before as well."""
+        return next(self._faults(value, ()), None)
+
+    def _faults(self, value: Any, path: tuple[Any, ...]) -> Iterator[Fault]:
+        # Not isinstance: numpy's float64 is a float, and is saved as a call of numpy.
+        kind = type(value)
+        self._num_plain += 1
+        if isinstance(value, Tensor):
+            yield from self._of_tensor(value, path)
+        elif kind in _CONTAINERS:
+            yield from self._of_container(value, path)
+        elif kind not in _PLAIN:
+            advice = "Make it a list or a tensor, or a number as in float(x), or leave it out of what is saved."
+            yield Fault(_joined(path), f"{shown(value)}, of class {kind.__module__}.{kind.__qualname__}", advice)
+        elif kind is int and value.bit_length() > MAX_BITS:
+            yield Fault(_joined(path), f"a number of more than {MAX_BITS} bits", "Make it a text.")
+        elif kind is str:
+            self._num_letters += len(value)
+        if self._num_plain > MAX_PLAIN + PLAIN_A_TENSOR * len(self._tensors):
+            yield Fault(_joined(path), f"more than {MAX_PLAIN} values beside its tensors", "Make long lists tensors.")
+        if self._num_letters > MAX_LETTERS:
+            yield Fault(_joined(path), f"texts of more than {MAX_LETTERS} letters", "Keep them in a file of your own.")
+
+    def _of_container(self, value: Any, path: tuple[Any, ...]) -> Iterator[Fault]:
+        if len(path) > MAX_DEPTH:
+            yield Fault(_joined(path), f"more than {MAX_DEPTH} levels of dicts and lists", "Make it flat.")
+            return
+        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            if isinstance(value, Mapping):
+                self._num_plain += 1
+                self._num_letters += len(key) if type(key) is str else 0
+                if type(key) not in _KEYS or (type(key) is int and key.bit_length() > MAX_KEY_BITS):
+                    advice = "Make the key a text, as in str(key)."
+                    yield Fault(_joined(path), f"the key {shown(key)} in a dict", advice)
+            yield from self._faults(each, (*path, key))
+
+    def _of_tensor(self, tensor: Tensor, path: tuple[Any, ...]) -> Iterator[Fault]:
+        if self._before_run and (is_lazy(tensor) or tensor.is_meta):
+            return
+        found = _kind(tensor)
+        if found:
+            advice = (
+                "Save a plain tensor in its place (x.to_dense(), x.dequantize(), x.detach()), or none: "
+                "register_buffer(.., persistent=False)."
+            )
+            yield Fault(_joined(path), found, advice)
+        else:
+            self._num_plain += WEIGHT_OF_TENSOR
+            self._tensors.add(tensor.untyped_storage()._cdata)
+
+
+def check_plain(
+    program: Mapping[str, Any], raises: type[MlotoolError] = RunError, *, plain: Plain | None = None
+) -> None:
+    """Refuse a state of a program that a checkpoint cannot hold.
+
+    Args:
+        program: by problem, the parts of its state.
+        raises: the class of the error.
+        plain: has seen what goes into the same checkpoint.
+
+    Raises:
+        MlotoolError: a module, an optimizer, a scheduler or an algorithm keeps something else than plain values.
+    """
+    plain = plain or Plain()
+    for name, state in program.items():
+        for part, value in state.items():
+            fault = plain.fault(value)
+            if fault is not None:
+                raise raises(
+                    f"problems.{name}.{part}: its state_dict() holds {fault.found}, at '{fault.path}'; expected "
+                    f"{_EXPECTED}. {fault.advice}"
+                )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Say whether each element has a place of its own in memory, and there are no others; so are all of a checkpoint.
+
+    Example:
+        >>> is_dense(torch.ones(2, 3).t()), is_dense(torch.ones(2, 1).expand(2, 3)), is_dense(torch.ones(9)[::2])
+        (True, False, False)
+    """
+    return tensor.stride() == torch.empty_like(tensor, device="meta").stride()
+
+
+def _kind(tensor: Tensor) -> str:
+    """Return in words what a tensor is that no checkpoint holds; empty for others."""
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return f"a tensor of class {type(tensor).__module__}.{type(tensor).__qualname__}"
+    if tensor.is_nested or tensor.is_quantized:
+        return f"a {'nested' if tensor.is_nested else 'quantized'} tensor"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    # Of those of a few bits torch writes none.
+    if re.fullmatch(r"torch\.u?int[1-7]", str(tensor.dtype)):
+        return f"a tensor of {tensor.dtype}"
+    if tensor.is_meta:
+        return "a tensor without values, on the device 'meta'"
+    # torch writes those as a call.
+    return f"a tensor with the attribute '{next(iter(vars(tensor)))}'" if vars(tensor) else ""
+
+
+def _joined(path: tuple[Hashable, ...]) -> str:
+    return ".".join(str(each)[:100] for each in path[:MAX_DEPTH]) or "all of it"
