@@ -15,7 +15,7 @@ from mlotool.cli.fetch import is_url
 from mlotool.config.names import is_plain_name
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
-from mlotool.core.files import cannot_write
+from mlotool.core.files import at_home, cannot_write
 
 DESCRIPTION = """Copy a recipe to ./recipes, where `mlotool run NAME` finds it before the built-in one, or elsewhere.
 
@@ -83,8 +83,9 @@ def _from_here(recipe: str, parser: VerbParser) -> Found:
 def _from_web(url: str, target: str, trusted: Sequence[str]) -> Found:
     """Fetch a recipe, and check all of it where nothing else lies: what it inherits has to be here already."""
     from mlotool import config
-    from mlotool.cli.fetch import fetch, without_query
+    from mlotool.cli.fetch import check_url, fetch, without_query
 
+    check_url(url)
     file_name = unquote(urlsplit(url).path).rpartition("/")[2]
     if not file_name.endswith(".yaml") or not is_plain_name(file_name):
         if not target.endswith(".yaml"):
@@ -160,7 +161,7 @@ def _target_file(target: str, file_name: str) -> Path:
             f"'{target}': found an override; expected a folder or a .yaml file, as a copy is the recipe's own text. "
             "Leave it out, and write it behind mlotool run, or into the copy."
         )
-    path = Path(target).expanduser()
+    path = at_home(target)
     if path.suffix not in ("", ".yaml") and not path.is_dir():
         raise ConfigError(
             f"'{target}': found the ending '{path.suffix}'; expected a .yaml file, or a folder. Write "

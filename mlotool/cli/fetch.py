@@ -53,7 +53,7 @@ def fetch(url: str, *, seconds: float = SECONDS_IN_ALL) -> str:
     Raises:
         ConfigError: another scheme, an address that a redirect may not lead to, too large, too slow, no text.
     """
-    _check_url(url)
+    check_url(url)
     found: list[bytes | Exception] = []
 
     def work() -> None:
@@ -129,8 +129,17 @@ def _read(url: str, response: Any) -> bytes:
     return content
 
 
-def _check_url(url: str) -> None:
-    parts = urlsplit(url) if _URL.fullmatch(url) else None
+def check_url(url: str) -> None:
+    """Refuse what is no URL of http or https, and one with a password in it.
+
+    Raises:
+        ConfigError: with what was found.
+    """
+    try:
+        parts = urlsplit(url) if _URL.fullmatch(url) else None
+    except ValueError:
+        # A bracket without its other half, an address that is none.
+        parts = None
     if parts is None or parts.scheme.lower() not in SCHEMES or not parts.hostname:
         raise ConfigError(
             f"found the URL '{url}'; expected one of {' or '.join(f'{each}://' for each in SCHEMES)}, in ASCII. Give "
@@ -163,7 +172,7 @@ class _Redirects(HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     def _check(self, req: Request, newurl: str) -> None:
-        _check_url(newurl)
+        check_url(newurl)
         host = urlsplit(newurl).hostname or ""
         if req.type == "https" and not newurl.lower().startswith("https:"):
             raise ConfigError(f"'{req.full_url}': redirects to '{newurl}'; expected https. Give the URL behind it.")

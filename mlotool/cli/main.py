@@ -9,8 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
+from mlotool.cli.streams import check_stdout, open_streams
 from mlotool.core.advice import MORE_MEMORY, is_out_of_memory
-from mlotool.core.errors import ConfigError, MlotoolError
+from mlotool.core.errors import ConfigError, MlotoolError, WriteError
 from mlotool.core.escape import escape
 from mlotool.core.faults import bounded
 from mlotool.core.files import cannot_write
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return _run(list(arguments))
+    open_streams()
     code = _run(sys.argv[1:])
     end_with_threads(code)
     return code
@@ -79,12 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     debug = "--debug" in words
-    _open_closed_streams()
+    code = _ended(words, debug=debug)
+    try:
+        check_stdout()
+    except WriteError as error:
+        _say(f"error: {error}", debug=debug)
+        return code or EXIT_FAILURE
+    return code
+
+
+def _ended(words: list[str], *, debug: bool) -> int:
+    """Return the exit code of a command, once it has said what went wrong."""
     try:
         with plain_warnings(debug=debug), command_line(), terminable():
-            code = _dispatch([word for word in words if word != "--debug"])
-        sys.stdout.flush()  # a broken pipe shows here, not behind our back at exit
-        return code
+            return _dispatch([word for word in words if word != "--debug"])
     except SystemExit as exit_:  # argparse, after --help; or code of the user's, which has not finished a run so
         if (text := explained(exit_)) is not None:
             _say(f"error: {text}", debug=debug)
@@ -95,10 +105,6 @@ def _run(words: list[str]) -> int:
         # SIGTERM comes as a KeyboardInterrupt too, with a code of its own.
         code = getattr(interrupted, "exit_code", EXIT_INTERRUPTED)
         return int(code)
-    except BrokenPipeError:
-        # The reader (`| head`) has gone. Python would complain again when it flushes stdout at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except MlotoolError as error:
         _say(f"error: {error}", debug=debug)
         return error.exit_code
@@ -135,13 +141,6 @@ def _run(words: list[str]) -> int:
         return EXIT_FAILURE
 
 
-def _open_closed_streams() -> None:
-    """Write what goes to a closed stdout or stderr (`>&-`) to nowhere: Python has None there."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - as long as the process
-
-
 def _is_folder_gone() -> bool:
     try:
         Path.cwd()
@@ -151,6 +150,13 @@ def _is_folder_gone() -> bool:
 
 
 def _dispatch(words: list[str]) -> int:
+    for word in words:
+        if not _is_text(word):
+            raise ConfigError(
+                f"Found {word!r}, which is no text in this terminal's encoding ({sys.getfilesystemencoding()}); "
+                "expected text, as it is written into the files of a run. Rename the file that is meant, or call "
+                "PYTHONUTF8=1 mlotool .."
+            )
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP.format(verbs="\n".join(f"  {verb:<12} {text}" for verb, text in VERBS.items())), end="")
         return 0 if words else EXIT_USAGE
@@ -166,6 +172,14 @@ def _dispatch(words: list[str]) -> int:
     if words[0] not in (*VERBS, *INTERNAL_VERBS):
         raise ConfigError(_unknown_verb(words[0]))
     return _call(words[0], words[1:])
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _call(name: str, words: list[str]) -> int:

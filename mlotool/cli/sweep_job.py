@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlotool.cli.main import EXIT_FAILURE, EXIT_INTERRUPTED, plain_warnings
+from mlotool.cli.streams import open_streams
 from mlotool.core.escape import escape
 from mlotool.core.leaving import leave
 from mlotool.sweep.job_folder import JobSpec, has_run, note_failure, read_job
@@ -79,4 +80,5 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    open_streams()
     leave(main([Path(each) for each in sys.argv[1:]]))

@@ -7,6 +7,7 @@ from typing import Any
 from mlotool.config.finished_run import finished_run, folder_of
 from mlotool.config.reading import leaves
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 
 PLACES = ("root", "folder", "tokenizer", "parameters_file")
 """Keys of nodes that name files or folders which have to be there."""
@@ -38,7 +39,7 @@ def machine_faults(values: Mapping[str, Any]) -> Iterator[str]:
             continue
         for key, value in leaves(node, place):
             is_place = key.rpartition(".")[2] in PLACES and isinstance(value, str)
-            if is_place and not Path(value).expanduser().exists():
+            if is_place and not at_home(value).exists():
                 yield (
                     f"{key}: found '{value}', which is not there; expected a file or folder. Put the data there, or "
                     f"name another place: {key}=.."

@@ -15,6 +15,7 @@ from mlotool.config.trusted import is_of_user
 Values = Mapping[str, Any]
 MAX_THREADS = MAX_DEVICES = 1_024
 MAX_TICKS = 10**12
+MAX_TASKS = 1_000_000
 MIN_PROCESSES = 64
 """As many loaders of data are taken on any machine, so that a recipe does not depend on its cores."""
 
@@ -106,13 +107,16 @@ def number_faults(values: Values) -> Iterator[str]:
 
 def _loop_faults(key: str, problem: Values) -> Iterator[str]:
     """Yield what would keep a problem's first step from ending."""
-    yield from named_faults(key, problem, {"accumulate_batches": Range(-math.inf, most=ROUNDS.most, whole=True)})
-    stream, most = problem.get("stream"), max(MIN_PROCESSES, 4 * (os.cpu_count() or 1))
+    most = {"accumulate_batches": ROUNDS.most, "tasks": MAX_TASKS}
+    yield from named_faults(
+        key, problem, {name: Range(-math.inf, most=each, whole=True) for name, each in most.items()}
+    )
+    stream, most_workers = problem.get("stream"), max(MIN_PROCESSES, 4 * (os.cpu_count() or 1))
     num_workers = stream.get("num_workers") if isinstance(stream, Mapping) else None
-    if isinstance(num_workers, int) and num_workers > most:
+    if isinstance(num_workers, int) and num_workers > most_workers:
         yield (
-            f"{key}.stream.num_workers: found {num_workers}; expected at most {most} on this machine, as each is a "
-            f"process. Set {key}.stream.num_workers=4."
+            f"{key}.stream.num_workers: found {num_workers}; expected at most {most_workers} on this machine, as each is "
+            f"a process. Set {key}.stream.num_workers=4."
         )
 
 

@@ -3,9 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mlotool.config.ranges import Range, named_faults
 from mlotool.config.resolve import is_known
 from mlotool.config.schema import OBJECTIVE_MODES, OF_ONE_OBJECTIVE, PRUNERS, SAMPLERS, SWEEP_LAUNCHERS, SWEEP_METHODS
 from mlotool.core.suggest import did_you_mean
+
+_PROCESSES, _JOBS = Range(1, most=1_024, whole=True), Range(1, most=1_000_000, whole=True)
+_COUNTS = {"workers": _PROCESSES, "jobs_per_device": _PROCESSES, "num_trials": _JOBS, "repeats": _JOBS}
 
 AUTO = "auto"
 """What `sweep.fuse` may be beside a number: as many jobs as there are, up to a limit."""
@@ -21,14 +25,12 @@ def sweep_node_faults(values: Mapping[str, Any]) -> Iterator[str]:
                 f"sweep.{key}: found '{sweep[key]}'; expected one of {', '.join(options)}."
                 f"{did_you_mean(sweep[key], options)} Correct sweep.{key}."
             )
-    for key in ("workers", "jobs_per_device", "num_trials", "repeats"):
-        if is_known(sweep[key]) and sweep[key] < 1:
-            yield f"sweep.{key}: found {sweep[key]}; expected a whole number of at least 1. Correct sweep.{key}."
+    yield from named_faults("sweep", sweep, _COUNTS)
     fuse = sweep["fuse"]
     found = "null" if fuse is None else fuse if str(fuse).strip() else "nothing"
-    if is_known(fuse) and fuse != AUTO and not (type(fuse) is int and fuse >= 1):
+    if is_known(fuse) and fuse != AUTO and not (type(fuse) is int and _JOBS.holds(fuse)):
         yield (
-            f"sweep.fuse: found {found}; expected a whole number of at least 1, the jobs of a process, or "
+            f"sweep.fuse: found {found}; expected {_JOBS}, the jobs of a process, or "
             f"auto.{did_you_mean(str(fuse), (AUTO,))} Correct sweep.fuse."
         )
     if sweep["devices"] == []:

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from mlotool.config.check_evaluation import class_faults
@@ -16,6 +15,7 @@ from mlotool.config.reading import leaves
 from mlotool.config.trusted import is_of_user
 from mlotool.config.user_data import built_data, split_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 
 Values = Mapping[str, Any]
 MAX_SAMPLES = 200_000
@@ -102,7 +102,7 @@ def _is_small(node: Values) -> bool:
 def _is_here(node: Values) -> bool:
     """Say whether all files that a node names are there: nothing is downloaded."""
     places = [value for key, value in leaves(node) if key.rpartition(".")[2] in PLACES and isinstance(value, str)]
-    return node.get("download") is not True and all(Path(place).expanduser().exists() for place in places)
+    return node.get("download") is not True and all(at_home(place).exists() for place in places)
 
 
 def _splits(values: Values) -> Iterator[tuple[str, str]]:

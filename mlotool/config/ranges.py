@@ -27,7 +27,7 @@ class Range:
     def holds(self, value: float) -> bool:
         """Say whether a number is in the range; NaN and infinity never are."""
         is_high_enough = value > self.low if self.above else value >= self.low
-        return math.isfinite(value) and is_high_enough and value < self.below and value <= self.most
+        return -math.inf < value < math.inf and is_high_enough and value < self.below and value <= self.most
 
     def __str__(self) -> str:
         what = "a whole number" if self.whole else "a number"

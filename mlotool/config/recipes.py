@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlotool.config.paths import GROUP, SUFFIX, is_inside, is_literal, recipe_file, recipe_folders
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import nearby
 
@@ -104,7 +105,7 @@ def recipe_argument(recipe: str | None) -> tuple[list[str], list[Path]]:
     if not recipe.endswith((SUFFIX, ".yml")) and not Path(recipe).is_absolute():
         find_recipe(recipe)
         return [f"+{GROUP}={quoted(recipe)}"], []
-    path = Path(os.path.normpath(Path(recipe).expanduser().absolute()))
+    path = Path(os.path.normpath(at_home(recipe).absolute()))
     if not is_literal(str(path)):
         raise ConfigError(
             f"recipe: found '{recipe}'; expected a path without '$' and backslashes, which Hydra would resolve. Rename "

@@ -25,6 +25,7 @@ UNKNOWN = Unknown()
 _OF_DATA = re.compile(r"\$\{data\.(?P<key>\w+(\.\w+)*)\}")
 MAX_REFERRED = 500
 MAX_DEPTH = 60
+MAX_BITS = 63
 
 
 def is_known(value: Any) -> bool:
@@ -69,7 +70,7 @@ def resolve_config(config: DictConfig) -> tuple[dict[str, Any], list[str]]:
         )
     faults = Faults()
     values = _resolve(config, "", faults)
-    if any(is_container(fault.partition(":")[0]) for fault in faults):
+    if faults.are_all or any(is_container(fault.partition(":")[0]) for fault in faults):
         raise ConfigError(fault_list(faults))
     return values, faults
 
@@ -90,6 +91,8 @@ class Faults(list[str]):
     """Around the value that is looked at."""
     num_values = 0
     """That references stand for."""
+    are_all = False
+    """Whether no other check can go on: Python itself does not take such a value."""
 
     def note(self, path: str) -> None:
         """Count one more value.
@@ -149,6 +152,12 @@ def _item(node: Any, key: Any, place: str, faults: Faults) -> Any:
     faults.num_references += is_reference
     resolved = _resolve(value, place, faults)
     faults.num_references -= is_reference
+    if isinstance(resolved, int) and resolved.bit_length() > MAX_BITS:
+        faults.append(
+            f"{place}: found a whole number of {resolved.bit_length()} bits; expected at most {MAX_BITS}, as torch's "
+            f"numbers have. Correct {place}."
+        )
+        faults.are_all = True
     return resolved
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")
 MORE_MEMORY = "Expected room for it in the memory: lower batch sizes, data.sizes or the model, or end other programs."
 NO_EXIT = "Expected that the code there returns; nothing has finished. Raise an error there that says why."
 _ADVICE = {

@@ -28,6 +28,12 @@ _EXPECTED = {
 }
 
 
+def at_home(path: Path | str) -> Path:
+    """Return a path with `~` resolved; that of a user who is not known stays as it is, where nothing lies."""
+    # Path.expanduser raises there.
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
 def cannot_write(path: Path | str, error: OSError) -> WriteError:
     """Return what to raise where the disk does not take a file or folder: what was found, expected, and what to do."""
     expected, advice = _EXPECTED.get(error.errno or 0, ("a place that can be written to", "Choose another folder."))

@@ -1,11 +1,11 @@
 """Clothing1M: a million pictures of clothes with the labels that shops gave them, and some that were checked."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_data import Part, checked_num_classes, draw, load_images
 from mlotool.data.image_files import ImageFiles
@@ -88,16 +88,16 @@ def _read(root: str, split: str, image_shape: Sequence[int], num_threads: int) -
                 f"data.root={root}: {keys_name} names {key}, which {labels_name} does not; expected a label of each. "
                 "Unpack the published lists again."
             )
-    folder = Path(root).expanduser()
+    folder = at_home(root)
     files = ImageFiles([folder / key for key in keys], image_shape[1], image_shape[2], num_threads)
     return Part(files, torch.tensor([int(labels[key]) for key in keys]))
 
 
 def _lines(root: str, name: str) -> list[str]:
-    folder = Path(root).expanduser()
+    folder = at_home(root)
     for path in (folder / name, folder / "annotations" / name):
         if path.is_file():
-            return [line for line in path.read_text().splitlines() if line.strip()]
+            return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     raise ConfigError(
         f"data.root={root}: Clothing1M has no file {folder / name}; expected the published lists "
         "{noisy_train,clean_train,clean_val,clean_test}_key_list.txt and {noisy,clean}_label_kv.txt beside images/. "

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.augmented_copies import AugmentedCopies
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, load_images
@@ -57,7 +58,7 @@ class ImageFolder(AbstractImageData):
         num_threads: int = 8,
     ) -> None:
         check_rgb(image_shape)
-        folder = Path(root).expanduser()
+        folder = at_home(root)
         classes = _class_names(folder / "train", root)
         train = find_images(folder / "train", classes, image_shape, num_threads)
         test = None

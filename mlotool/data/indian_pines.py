@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 from mlotool.data.spectra import AbstractSpectra
 
 # h, w: height and width in pixels, d: bands
@@ -48,7 +49,7 @@ class IndianPines(AbstractSpectra):
         image_shape: Sequence[int] = (220,),
         seed: int = 0,
     ) -> None:
-        folder = Path(root).expanduser()
+        folder = at_home(root)
         image = _read_image(folder, tuple(image_shape))
         labels = read_array(folder / GROUND_TRUTH, num_axes=2)
         if image.shape[:2] != labels.shape:

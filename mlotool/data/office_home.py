@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.domains import AbstractTwoDomains
 from mlotool.data.image_data import load_images
@@ -74,7 +75,7 @@ class OfficeHome(AbstractTwoDomains):
 def _find_domain(root: str, key: str, domain: str) -> Path:
     check_choice(key, domain, DOMAINS)
     names = ["Real World", "Real_World", "RealWorld"] if domain == "RealWorld" else [domain]
-    folders = [Path(root).expanduser() / name for name in names]
+    folders = [at_home(root) / name for name in names]
     for folder in folders:
         if folder.is_dir():
             return folder

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 from mlotool.data.text_data import AbstractTextData, TextOptions, TextPart
 
 NEUTRAL = 2
@@ -49,7 +50,7 @@ class SST(AbstractTextData):
         tokenizer: str | None = None,
         seed: int = 0,
     ) -> None:
-        folder = Path(root).expanduser()
+        folder = at_home(root)
         if (folder / "train.tsv").is_file() and (folder / "dev.tsv").is_file():
             train, dev = _read_table(folder / "train.tsv"), _read_table(folder / "dev.tsv")
             parts = {"train": train, "meta": train, "val": train, "test": dev}

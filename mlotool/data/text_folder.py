@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 from mlotool.data.language_data import (
     BYTES,
     AbstractLanguageData,
@@ -64,7 +65,7 @@ class TextFolder(AbstractLanguageData):
         sha256: str | None = None,
     ) -> None:
         check_length(length)
-        documents = _read(Path(path).expanduser(), pattern)
+        documents = _read(at_home(path), pattern)
         if domains is not None:
             check_domains(domains, tuple(documents))
             documents = {name: documents[name] for name in domains}

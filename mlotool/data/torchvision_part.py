@@ -1,9 +1,9 @@
 """Published files that torchvision knows how to read."""
 
-from pathlib import Path
 from typing import Any
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 
 
 def read_with_torchvision(reader: str, root: str, *, is_train: bool, download: bool, files: str, instead: str) -> Any:
@@ -22,7 +22,7 @@ def read_with_torchvision(reader: str, root: str, *, is_train: bool, download: b
     """
     from torchvision import datasets  # takes a second to import
 
-    folder = Path(root).expanduser()
+    folder = at_home(root)
     try:
         return getattr(datasets, reader)(folder, train=is_train, download=download)
     except (OSError, RuntimeError) as error:

@@ -3,13 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 
 # n: texts, t: length in tokens
 
@@ -113,7 +113,7 @@ def load_tokenizer(path: str) -> Any:
             f"data.tokenizer={path} needs transformers, which is not installed; expected it, or data.tokenizer=null. "
             "Run pip install 'mlotool[text]'."
         ) from error
-    folder = Path(path).expanduser()
+    folder = at_home(path)
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:

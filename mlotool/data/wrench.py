@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 from mlotool.data.text_data import AbstractTextData, TextOptions, TextPart
 
 FILES = ("train.json", "valid.json", "test.json")
@@ -72,7 +72,7 @@ def _read_part(root: str, name: str) -> TextPart:
 
 
 def _read_json(root: str, name: str) -> dict[str, Any]:
-    path = Path(root).expanduser() / name
+    path = at_home(root) / name
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,9 +1,9 @@
 """Reading a Hugging Face model of a folder on this machine: no download, and no code of the folder is run."""
 
-from pathlib import Path
 from typing import Any
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
@@ -22,7 +22,7 @@ def read_pretrained(folder: str, loader: str, kind: str, example: str, known: st
     Raises:
         ConfigError: transformers is not installed; the folder holds no such model.
     """
-    path = Path(folder).expanduser()
+    path = at_home(folder)
     missing = [name for name in (CONFIG, WEIGHTS) if not (path / name).is_file()]
     if missing:
         raise ConfigError(

@@ -1,13 +1,13 @@
 """Any classifier of torchvision, untrained or with parameters of a file."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
 from torch import nn
 
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import at_home
 from mlotool.core.suggest import did_you_mean
 
 # These two return more than logits while they train.
@@ -70,7 +70,7 @@ def torchvision_model(
 def _load(model: nn.Module, name: str, file: str) -> None:
     own = model.state_dict()
     try:
-        found = torch.load(Path(file).expanduser(), map_location="cpu", weights_only=True)
+        found = torch.load(at_home(file), map_location="cpu", weights_only=True)
         fitting = {key: value for key, value in found.items() if key in own and value.shape == own[key].shape}
     except (OSError, RuntimeError, EOFError, AttributeError, UnpicklingError) as error:
         raise ConfigError(

@@ -62,7 +62,9 @@ class Launch:
 
     def request(self, config: Any, output_dir: Path | None, origin: Origin, resume: str | Path | None) -> None:
         """Write what the ranks are to run."""
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
+        (self.folder / "config.yaml").write_text(
+            yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
+        )
         recipe = origin.recipe_path
         content = {
             "output_dir": None if output_dir is None else str(Path(output_dir).absolute()),

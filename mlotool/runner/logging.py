@@ -44,7 +44,7 @@ class MetricLog:
             _cut(path, position)
         with writing(path):
             is_new = not path.exists() or path.stat().st_size == 0
-            self._file: TextIO = path.open("a", newline="")
+            self._file: TextIO = path.open("a", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if is_new:
             self._writer.writerow(HEADER)

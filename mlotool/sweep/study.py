@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlotool.config.schema import OWN_SAMPLERS
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
 from mlotool.sweep.folder import STUDY_FILE
@@ -20,7 +19,7 @@ from mlotool.sweep.study_counts import JobCounts
 from mlotool.sweep.study_decisions import is_drawn, make_all, note_drawn, note_infeasible, reason_of, words_of
 from mlotool.sweep.study_dimensions import check_values, distributions_of
 from mlotool.sweep.study_file import check_own_study
-from mlotool.sweep.study_options import make_pruner, make_sampler, sampler_options
+from mlotool.sweep.study_options import make_pruner, make_study_sampler, sampler_options
 from mlotool.sweep.study_queue import ask
 from mlotool.sweep.study_same import MOST_IN_A_ROW, SamePoints
 from mlotool.sweep.study_storage import import_optuna, open_storage, storing
@@ -88,12 +87,8 @@ class StudyPoints(AbstractPoints):
             self._begun, self._waiting = self._take_up(folder, record)
         if self._study.user_attrs.get(_ALL_TRIED) is True:
             self._end(_ALL_TRIED_TEXT)
-        # The first points of a seed are not to be drawn again. A sequence (qmc) is kept in the study, with its seed;
-        # our own samplers draw by a trial's number.
-        is_numbered = settings["sampler"] in ("qmc", *OWN_SAMPLERS)
-        past = 0 if is_numbered else len(self._study.get_trials(deepcopy=False))
         options = sampler_options(plan, has_decisions=draw is not None)
-        self._study.sampler = make_sampler(settings["sampler"], options, settings["seed"] + past)
+        self._study.sampler = make_study_sampler(settings["sampler"], options, settings["seed"])
 
     @property
     def num_ended(self) -> int:

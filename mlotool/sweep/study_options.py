@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +19,17 @@ from mlotool.sweep.study_storage import import_optuna
 def make_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
     """Return the sampler that `sweep.sampler` names; options that it does not take are a ConfigError."""
     return _make(_sampler_class(name), "sampler", name, options, seed=seed)
+
+
+def make_study_sampler(name: str, options: Mapping[str, Any], seed: int) -> Any:
+    """Return a sampler whose draws do not depend on how often a study has been gone on with; checked like the other."""
+    sampler = make_sampler(name, options, seed)
+    # A sequence is kept in the study, with its seed; our own samplers draw by a trial's number.
+    if name in ("qmc", *OWN_SAMPLERS):
+        return sampler
+    from mlotool.sweep.samplers.numbered import NumberedSampler
+
+    return NumberedSampler(partial(make_sampler, name, options), seed)
 
 
 def sampler_options(plan: SweepPlan, *, has_decisions: bool) -> dict[str, Any]:

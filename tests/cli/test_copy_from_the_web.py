@@ -120,7 +120,9 @@ def test_refused_and_nothing_written(call: Call, server: str, tmp_path: Path, na
 @pytest.mark.parametrize(
     "url",
     ["file:///etc/hostname", "ftp://127.0.0.1/x.yaml", "gopher://x/y.yaml", "data://x/y.yaml", "http:///x.yaml",
-     "http://user:password@127.0.0.1/x.yaml", "http://127.0.0.1:1/x.yaml", "http://127.0.0.1/\n.yaml"],
+     "http://user:password@127.0.0.1/x.yaml", "http://127.0.0.1:1/x.yaml", "http://127.0.0.1/\n.yaml",
+     "http://[::1", "http://user@[::1/x.yaml", "http://[1::2::3]/x.yaml", "http://[127.0.0.1]/x.yaml",
+     "http://\u2100.com/x.yaml", "http://]/x.yaml", "://"],
 )  # fmt: skip
 def test_other_urls(call: Call, url: str) -> None:
     code, _, err = call("copy", url, "mine.yaml")

@@ -210,3 +210,29 @@ def test_nan_may_be_a_setting_of_the_users_own_code(changed: Change, monkeypatch
     assert fault.startswith("problems.classifier.loss.missing: found nan")
     monkeypatch.setattr(trusted, "_packages", {"mine": None})
     assert list(nan_faults(plain(config), ())) == []
+
+
+BEYOND_TORCH = {
+    "problems.classifier.tasks": 10**30,
+    "problems.classifier.optimizer.lr": 10**400,
+    "problems.classifier.stream.batch_size": 2**63,
+    "data.sizes.train": -(10**19),
+    "sweep.workers": 10**30,
+    "runner.log_every": 1 << 20_000,  # Python writes no number of so many digits
+}
+
+
+@pytest.mark.parametrize("key", BEYOND_TORCH)
+def test_a_whole_number_that_torch_has_no_room_for_is_refused(key: str, changed: Change) -> None:
+    value = BEYOND_TORCH[key]
+    message = message_of(check, changed({key: value}))
+    assert message == (
+        f"{key}: found a whole number of {value.bit_length()} bits; expected at most 63, as torch's numbers have. "
+        f"Correct {key}."
+    )
+
+
+@pytest.mark.parametrize("key", ["workers", "jobs_per_device", "num_trials", "repeats", "fuse"])
+def test_a_sweep_has_a_number_of_jobs_and_processes_that_can_be_run(key: str, changed: Change) -> None:
+    message = message_of(check, changed({f"sweep.{key}": 10**9, "sweep.method": "optuna"}))
+    assert message.startswith(f"sweep.{key}: found 1000000000; expected a whole number of at least 1 and at most 1,0")
