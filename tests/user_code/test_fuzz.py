@@ -1,0 +1,82 @@
+"""Programs with code of a user's around them are trained as by plain torch, or say what does not count."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from mlotool.config import building
+from mlotool.core.errors import ConfigError
+from mlotool.fusion import attempt
+from tests.user_code.actions import ACTIONS, MODES
+from tests.user_code.fuzz import Fuzzed, _judged, untimed
+from tests.user_code.programs import by_hand
+
+NUM_PROGRAMS = 300
+QUICK, QUICK_TICKS = (0, 1, 2, 3), 60
+"""Programs that normal tests take, for so many ticks, of which the first twelve are not traced by default."""
+
+
+@pytest.fixture(autouse=True)
+def _like_a_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(attempt, "_fastest", untimed)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def wrong(fuzzed: Fuzzed) -> list[str]:
+    return [str(each) for each in fuzzed.results() if not each.is_right]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(NUM_PROGRAMS))
+def test_random_programs(number: int) -> None:
+    assert not wrong(Fuzzed(number)), f"python -m tests.user_code.fuzz {number}"
+
+
+@pytest.mark.parametrize("number", QUICK)
+def test_some_programs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "TRACE_FROM", 12)
+    assert not wrong(Fuzzed(number, QUICK_TICKS)), f"python -m tests.user_code.fuzz {number} --ticks {QUICK_TICKS}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_programs_without_user_code_run(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal counts as right, and must not be all that there is."""
+    monkeypatch.setattr(building, "TRACE_FROM", 12)
+    for number in (22, 28):
+        for result in Fuzzed(number, 30, (), mode).results():
+            assert result.error is None and result.difference < 1e-12, str(result)
+
+
+@pytest.mark.parametrize(
+    ("message", "error", "is_right"),
+    [
+        ("", None, False),
+        ("The steps are taken by their plans.", None, False),
+        ("A hook is not called.", None, True),
+        ("", ConfigError("A hook is not supported. Take it away."), True),
+        ("", RuntimeError("shapes do not match"), False),
+    ],
+)
+def test_a_difference_needs_a_message(message: str, error: Exception | None, is_right: bool) -> None:
+    def run() -> Any:
+        if message:
+            warnings.warn(message, stacklevel=1)
+        if error is not None:
+            raise error
+        return [{"weight": torch.ones(2)}]
+
+    assert _judged("", run, [{"weight": torch.ones(2)}], []).is_right == (error is None or is_right)
+    assert _judged("", run, [{"weight": 1.01 * torch.ones(2)}], []).is_right == is_right
+
+
+@pytest.mark.parametrize("name", [name for name, each in ACTIONS.items() if each.suits("fused", is_bilevel=False)])
+def test_every_action_acts(name: str) -> None:
+    """What changes nothing would show nothing."""
+    acted, idle = (by_hand(Fuzzed(22, 40, names, "fused").case(member=1)) for names in ((name,), ()))
+    assert acted.keys() != idle.keys() or any(not torch.equal(acted[key], idle[key]) for key in idle)
