@@ -120,7 +120,6 @@ class FusedStep:
         if self._is_first:
             # A scheduler, too, wants to see it. It may be the first one of a run that goes on.
             self._is_first = False
-            self._mend()
             return None
         found = self.groups()
         if found is None:
@@ -150,21 +149,28 @@ class FusedStep:
             self._same = SameObjects(partial(parts_of_step, self.optimizer))
         return self._groups
 
-    def _mend(self) -> None:
-        """Let SGD take groups by a loop where some parameters had no gradient yet: torch's fused SGD fails at them."""
-        if type(self.optimizer) is not SGD:
-            return
-        for group in self.optimizer.param_groups:
-            has_state = [
-                self.optimizer.state.get(each, {}).get("momentum_buffer") is not None for each in group["params"]
-            ]
-            if group["momentum"] and group.get("fused") and any(has_state) and not all(has_state):
+    def mend(self) -> None:
+        """Let torch's fused kernels be right where the optimizer takes a step itself.
+
+        What is kept of a parameter has the parameter's layout, and a group of SGD in which some parameters had no
+        gradient yet is taken by a loop: the kernels fail at both, in silence at the first.
+        """
+        for group in self.optimizer.param_groups if self._step is not None else ():
+            if not group.get("fused"):
+                continue
+            states = [self.optimizer.state.get(each, {}) for each in group["params"]]
+            for parameter, state in zip(group["params"], states, strict=True):
+                for name, value in state.items():
+                    if name != "step" and isinstance(value, Tensor) and value.shape == parameter.shape:
+                        state[name] = aligned(value, parameter)
+            has_state = [state.get("momentum_buffer") is not None for state in states]
+            if group.get("momentum") and any(has_state) and not all(has_state):
                 group["fused"] = False
 
     def _find(self) -> "list[tuple[Kernel, KernelGroup]] | None":
         """Look up the state of all groups; None unless every one has a kernel and a state."""
         optimizer = self.optimizer
-        self._mend()
+        self.mend()
         positions = {id(parameter): position for position, parameter in enumerate(self._parameters)}
         found: list[tuple[Kernel, KernelGroup]] = []
         for param_group in optimizer.param_groups:
@@ -176,9 +182,8 @@ class FusedStep:
             has_places = all(id(parameter) in positions for parameter in parameters)
             if not (is_whole and has_places and _are_alike(parameters)):
                 return None
-            for parameter, state in zip(parameters, states, strict=True):
-                if not _fit(state, names, parameter):
-                    return None
+            if not all(_fits(state, names, parameter) for parameter, state in zip(parameters, states, strict=True)):
+                return None
             vectors = {name: [state[name] for state in states] for name in names}
             counts = vectors.get("step", [])
             ones = [torch.ones_like(count) for count in counts]
@@ -219,18 +224,13 @@ def _only_counts(step: Any, wrapped: Any) -> bool:
     return is_torchs and getattr(step, "__wrapped__", None) is wrapped
 
 
-def _fit(state: dict[str, Any], names: Sequence[str], parameter: Tensor) -> bool:
-    """Return whether a kernel may read what is kept of a parameter, which it goes through in the parameter's order."""
-    for name in names:
-        value = state[name]
-        if name == "step":
-            if value.numel() != 1:
-                return False
-        elif value.shape != parameter.shape or value.dtype != parameter.dtype or value.device != parameter.device:
-            return False
-        elif value.stride() != parameter.stride():
-            state[name] = aligned(value, parameter)
-    return True
+def _fits(state: dict[str, Any], names: Sequence[str], parameter: Tensor) -> bool:
+    """Return whether a kernel may read what is kept of a parameter, of whose size and type it takes all for granted."""
+    like = parameter.shape, parameter.stride(), parameter.dtype, parameter.device
+    return all(
+        value.numel() == 1 if name == "step" else (value.shape, value.stride(), value.dtype, value.device) == like
+        for name, value in ((name, state[name]) for name in names)
+    )
 
 
 _OF_SGD: dict[bool, tuple[str, ...]] = {False: (), True: ("momentum_buffer",)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.user_code import Call, note
@@ -267,11 +267,6 @@ class OptimizerStep:
         """Take the state back."""
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["optimizer"])
-            if self._shards is None and type(self._optimizer) in (SGD, Adam, AdamW):
-                # In the order of its parameter, by which the kernels read it.
-                for parameter, kept in self._optimizer.state.items():
-                    vectors = {key: value for key, value in kept.items() if key != "step" and value is not None}
-                    kept.update((key, aligned(value, parameter)) for key, value in vectors.items())
             self._bind_kernel()
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
@@ -313,6 +308,8 @@ class OptimizerStep:
             # The kernels refuse it.
             for group in self._optimizer.param_groups:
                 group["fused"] = False if group.get("fused") else group.get("fused")
+        if self._shards is None:
+            self._fused.mend()
         self._set_gradient(gradient)
         try:
             self._optimizer.step()

@@ -15,6 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import values_of
 from mlotool.core.tracing import is_tracing
+from mlotool.problem.fused_step import has_step_hooks
 
 State = Mapping[str, Tensor]
 """One parameter's optimizer state, by torch's names; empty before its first step."""
@@ -79,7 +80,7 @@ def find_update(problem: str, optimizer: Optimizer | None) -> Update:
     """Return the pure update that mirrors an optimizer.
 
     Raises:
-        ConfigError: none does.
+        ConfigError: none does, or hooks see its steps.
     """
     # Its exact type: a subclass may step otherwise.
     update = None if optimizer is None else UPDATES.get(type(optimizer))
@@ -91,6 +92,12 @@ def find_update(problem: str, optimizer: Optimizer | None) -> Update:
             f"problems.{problem}.optimizer: found {found}; expected one of "
             f"{', '.join(f'torch.optim.{each.__name__}' for each in UPDATES)}, whose steps can be differentiated. "
             f"Choose one of them, or an implicit hypergradient for '{problem}' (hypergradient=cg)."
+        )
+    if has_step_hooks(optimizer):
+        raise ConfigError(
+            f"problems.{problem}.optimizer: found hooks on its steps; expected none, since these steps are taken as "
+            f"functions, which call no hooks. Remove them, or choose an implicit hypergradient for '{problem}' "
+            "(hypergradient=cg) and no optimizer setting that another problem gives."
         )
     return update
 

@@ -58,6 +58,11 @@ def why_unseen(problems: Sequence[Problem]) -> str | None:
     return next((each for each in hooks if each is not None), None) or hidden_state(problems)
 
 
+def has_own_scheduler(problem: Problem) -> bool:
+    """Say whether a problem's scheduler is a class of a user's, which may do anything after a step."""
+    return problem.scheduler is not None and not _is_known(problem.scheduler)
+
+
 def why_foreign(problem: Problem) -> str | None:
     """Return the first part of a problem's steps that has hooks or is neither torch's nor mlotool's code, in words.
 

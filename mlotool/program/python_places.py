@@ -45,6 +45,11 @@ class Place:
     key: str
 
     @property
+    def identity(self) -> tuple[int, str]:
+        """The same whenever it is looked for."""
+        return id(self.holder.cell if isinstance(self.holder, _Cell) else self.holder), self.key
+
+    @property
     def value(self) -> Any:
         """What is there now."""
         return self.holder.get(self.key)
@@ -54,21 +59,21 @@ class _Cell(MutableMapping[str, Any]):
     """The variable of a closure as a namespace of one name."""
 
     def __init__(self, name: str, cell: CellType) -> None:
-        self._name, self._cell = name, cell
+        self._name, self.cell = name, cell
 
     def __getitem__(self, key: str) -> Any:
         if key != self._name:
             raise KeyError(key)
         try:
-            return self._cell.cell_contents
+            return self.cell.cell_contents
         except ValueError:
             raise KeyError(key) from None
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._cell.cell_contents = value
+        self.cell.cell_contents = value
 
     def __delitem__(self, key: str) -> None:
-        del self._cell.cell_contents
+        del self.cell.cell_contents
 
     def __iter__(self) -> Iterator[str]:
         return iter((self._name,))
@@ -145,7 +150,8 @@ def places(problems: Sequence[Problem]) -> list[Place]:
     for name, owner, holder, names in namespaces(problems):
         for key in holder if names is None else names & holder.keys():
             if key not in _OWN_TO_TORCH and is_kept(holder[key]):
-                found.setdefault((id(holder), key), Place(f"{name}: {owner}{key}", holder, key))
+                place = Place(f"{name}: {owner}{key}", holder, key)
+                found.setdefault(place.identity, place)
     return [*found.values()]
 
 
@@ -155,6 +161,8 @@ def _parts(part: Any) -> list[Any]:
         return [part.func, *part.args, *part.keywords.values()]
     if inspect.ismethod(part):
         return [part.__self__, part.__func__]
+    if inspect.isfunction(part):
+        return [*(part.__defaults__ or ())] if is_of_user(part) else []
     if isinstance(part, dict):
         return [each for each in part.values() if not isinstance(each, _PLAIN)][:MOST_ELEMENTS]
     if isinstance(part, list | tuple | set | deque):
@@ -186,8 +194,8 @@ def _names_of(function: Any) -> Iterator[tuple[str, MutableMapping[str, Any], fr
     yield "", space, frozenset(name for name in _names_in(code) if name in space)
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield "", _Cell(name, cell), None
-    defaults = dict(zip(code.co_varnames[: code.co_argcount][::-1], (function.__defaults__ or ())[::-1], strict=False))
-    yield "", {**defaults, **(function.__kwdefaults__ or {})}, None
+    if function.__kwdefaults__:
+        yield "", function.__kwdefaults__, None
 
 
 def _names_in(code: CodeType) -> set[str]:

@@ -51,9 +51,9 @@ class PythonState:
 
     def change(self) -> str | None:
         """Return what has changed, as a sentence."""
-        known = {(id(place.holder), place.key) for place, _, _ in self._kept}
+        known = {place.identity for place, _, _ in self._kept}
         now = [each for each in places(self._problems) if not isinstance(each.value, Tensor)]
-        new = [each for each in now if (id(each.holder), each.key) not in known]
+        new = [each for each in now if each.identity not in known]
         changed = [place for place, value, kept in self._kept if _has_changed(place.value, value, kept)]
         for place in (*changed, *new):
             problem, _, owner = place.owner.partition(": ")
@@ -84,8 +84,8 @@ class PythonWatch:
         for problems in members:
             # A global that several read is looked at once, while the first of them is there.
             found = [each for each in places(problems) if is_watched(each.value)]
-            new = [each for each in found if (id(each.holder), each.key) not in seen]
-            seen |= {(id(each.holder), each.key) for each in new}
+            new = [each for each in found if each.identity not in seen]
+            seen |= {each.identity for each in new}
             self._kept.append([(each.holder, each.key, _copy(each.value), each) for each in new])
 
     def change(self) -> str | None:

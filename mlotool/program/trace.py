@@ -24,7 +24,7 @@ from mlotool.problem.problem import Problem
 from mlotool.program.backends import BACKENDS, Backend, Run
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS
 from mlotool.program.engine import Engine
-from mlotool.program.guard import Guard, why_unseen
+from mlotool.program.guard import Guard, has_own_scheduler, why_unseen
 from mlotool.program.python_state import PythonState
 from mlotool.program.step_result import StepResult
 from mlotool.program.traced_function import Batches, Traced, TracedFunction, UntraceableError, copied, kinds_of
@@ -241,6 +241,9 @@ class Tracer:
         arguments[num_fixed:] = [copied(tensor) for tensor in arguments[num_fixed:]]
         if reason := why_unseen(self._engine.problems):
             raise UntraceableError(reason)
+        for each in self.steps:
+            if has_own_scheduler(each.problem):
+                raise UntraceableError("its scheduler is code of yours", each.problem.name)
         devices = tuple({device for each in self._engine.problems for device in each.devices})
         before, state = RandomState(devices), PythonState(self._engine.problems)
         kept = [memory.value for memory in self._engine.memories]
