@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import RunError
 from mlotool.core.user_code import Call, note
 from mlotool.problem.fused_step import FusedStep, Kernel, KernelGroup, KernelStep, aligned, prefer_fused_kernels
 from mlotool.problem.loss_scale import LossScale
@@ -320,19 +320,19 @@ class OptimizerStep:
             raise fault from error
         self._clear_gradient()
 
-    def _fault(self, optimizer: Optimizer) -> ConfigError | None:
+    def _fault(self, optimizer: Optimizer) -> RunError | None:
         """Return what is wrong where a step of torch's has failed; None of what is not known."""
         key, name = f"problems.{self._name}.optimizer", type(optimizer).__name__
         if type(optimizer) is SparseAdam and any(
             each.grad is not None and not each.grad.is_sparse for each in self._parameters
         ):
-            return ConfigError(
+            return RunError(
                 f"{key}: found {name} with a dense gradient; expected a problem on one rank with nothing but "
                 "nn.Embedding(sparse=True), whose gradient passes through no solution. Write optimizer: adam."
             )
         on_cpu = any(each.device.type == "cpu" for each in self._parameters)
         if on_cpu and any(group.get("capturable") for group in optimizer.param_groups):
-            return ConfigError(
+            return RunError(
                 f"{key}.capturable: found true for {name} with parameters on the CPU; expected false there. Leave it "
                 "out, or choose a GPU: runner.accelerator=gpu."
             )

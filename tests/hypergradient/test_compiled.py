@@ -28,8 +28,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`torch.jit",
     "ignore:The .* solve at problem",
     "ignore:The .grad attribute of a Tensor",
-    # It is none of torch.compile's that FX can follow: by the plan then.
-    "ignore:problems.*its steps are not traced: RuntimeError. Detected that you are using FX",
+    # FX follows no compiled function: its problem steps by the plan.
+    "ignore:problems.*its steps are not traced",
 )
 COMPILE = partial(torch.compile, backend="aot_eager")
 

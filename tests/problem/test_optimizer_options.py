@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool import Graph, Identity, Implicit, Problem, Program, Schedule, Unrolled
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunError
 from tests.programs import Point
 
 START = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_differentiable_is_refused_when_the_problem_is_made(optimizer: Any, algo
 )
 def test_capturable_is_refused_on_a_cpu(optimizer: Any) -> None:
     program = Program([problem(partial(optimizer, lr=0.1, capturable=True))], Graph())
-    with pytest.raises(ConfigError, match=r"w.optimizer.capturable: found true for \w+ with parameters on the CPU"):
+    with pytest.raises(RunError, match=r"w.optimizer.capturable: found true for \w+ with parameters on the CPU"):
         Schedule(program).tick()
 
 

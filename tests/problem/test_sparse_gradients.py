@@ -22,7 +22,7 @@ from mlotool import (
     Stream,
     Unrolled,
 )
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunError
 
 WORDS = 6
 
@@ -163,7 +163,7 @@ def test_a_traced_run(trace: str | None) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"words.optimizer: found SparseAdam with a dense gradient"):
+    with pytest.raises(RunError, match=r"words.optimizer: found SparseAdam with a dense gradient"):
         ticked(plain(Words(sparse=False), partial(SparseAdam, lr=0.1)))
     with pytest.raises(ConfigError, match=r"words.module: found Words; .* torch.vmap has no sparse ones"):
         plain(Words(sparse=True), partial(SGD, lr=0.1), tasks=2)
