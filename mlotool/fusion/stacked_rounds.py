@@ -205,7 +205,8 @@ class StackedRound:
     def _look(self, live: Sequence[bool], batches: Drawings, found: Found) -> dict[int, Exception]:
         """Return by member an error, where the gradients of a member are not those of its plan any more."""
         there, tick = numbers(live), self._tick(live) + 1
-        turn = there[self._num_looks % len(there)]
+        # In the first ten steps one member, in the first hundred another one, and then one after the other.
+        turn = there[(len(str(self._count)) if self._count < 100 else self._num_looks) % len(there)]
         self._num_looks += 1
         if not (wrong := self._compared([turn], tick, batches, found)):
             self._compared_at = tick

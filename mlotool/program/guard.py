@@ -117,25 +117,30 @@ class Guard:
         self.renew()
         places = [*before, *[place for place in self._values if place not in before]]
         changed = next((place for place in places if self._differs(before, place)), None)
-        return None if changed is None else f"{changed[0]}.{changed[1]}"
+        return None if changed is None else f"{changed[0]}{changed[1]}"
 
     def renew(self) -> None:
         """Take what there is now for what is held fixed."""
         self._problems = [*chain(*self._members)]
-        modules = [module for each in self._problems for module in each.module.modules()]
         self._parameters = [parameter for each in self._problems for parameter in each.module.parameters()]
+        named = [(f"problems.{each.name}: ", module) for each in self._problems for module in each.module.modules()]
         # What torch itself has put there is part of a module, and stays.
-        hooks = chain(_OF_ALL_MODULES, *[[vars(each)[name] for name in _OF_MODULES] for each in modules])
+        hooks = chain(_OF_ALL_MODULES, *[[vars(each)[name] for name in _OF_MODULES] for _, each in named])
         self._hooks = [each for each in hooks if not (each and all(map(_is_torchs, each.values())))]
-        spaces = [(type(each).__name__, vars(each)) for each in modules]
-        spaces += [(f"problems.{each.name}.loss", space) for each in self._problems for space in _spaces_of(each.loss)]
+        spaces = [(f"{owner}{type(module).__name__}.", vars(module)) for owner, module in named]
+        for each in self._problems:
+            spaces += [(f"problems.{each.name}: {owner}", space) for owner, space in _spaces_of(each.loss)]
         self._spaces = [space for _, space in spaces]
         # One key more than there are, so that it is a tuple in any case.
         keys = [[key for key in space if key not in self._skipped] for _, space in spaces]
         self._getters = [
             (itemgetter(*names, names[0]), space) for names, (_, space) in zip(keys, spaces, strict=True) if names
         ]
-        inside = [(type(each).__name__, space) for each in modules for space in (each._parameters, each._modules)]
+        inside = [
+            (f"{owner}{type(module).__name__}.", space)
+            for owner, module in named
+            for space in (module._parameters, module._modules)
+        ]
         self._inside = [space for _, space in inside]
         self._values = {
             (owner, str(key), id(space)): value
@@ -143,8 +148,8 @@ class Guard:
             for key, value in space.items()
             if key not in self._skipped
         }
-        self._values |= {(f"problems.{each.name}", "loss", id(each)): each.loss for each in self._problems}
-        self._values |= {("parameter", "requires_grad", id(each)): each.requires_grad for each in self._parameters}
+        self._values |= {(f"problems.{each.name}.", "loss", id(each)): each.loss for each in self._problems}
+        self._values |= {("a parameter's ", "requires_grad", id(each)): each.requires_grad for each in self._parameters}
         self._seen, self._objects = self._look(), self._look_at_objects()
         self._watch = PythonWatch(self._members)
 
@@ -171,15 +176,15 @@ class Guard:
         return not _is_equal(before[place], self._values[place])
 
 
-def _spaces_of(loss: Any) -> list[dict[str, Any]]:
+def _spaces_of(loss: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return where a loss keeps values: the settings it is bound with, the attributes of an object."""
-    found: list[dict[str, Any]] = []
+    found: list[tuple[str, dict[str, Any]]] = []
     while isinstance(loss, partial):
-        found.append(loss.keywords)
+        found.append(("", loss.keywords))
         loss = loss.func
     owner = getattr(loss, "__self__", loss)
     is_object = not (inspect.isroutine(owner) or inspect.isclass(owner) or inspect.ismodule(owner))
-    return [*found, vars(owner)] if is_object and hasattr(owner, "__dict__") else found
+    return [*found, (f"{type(owner).__name__}.", vars(owner))] if is_object and hasattr(owner, "__dict__") else found
 
 
 def _is_equal(kept: Any, now: Any) -> bool:
