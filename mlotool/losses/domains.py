@@ -20,7 +20,7 @@ def input_weighted_cross_entropy(
     batch: Batch,
     *,
     model: BoundModule,
-    weigher: BoundModule,
+    weigher: BoundModule | None = None,
     normalize: bool = True,
     proximity: float = 0.0,
     free: Sequence[str] = (),
@@ -34,7 +34,7 @@ def input_weighted_cross_entropy(
     Args:
         batch: `input` (b, ...) and `target` (b,).
         model: role; gives logits (b, k); where `proximity` is not 0, an `Anchored` one, whose `start` is theta_0.
-        weigher: role; maps inputs to (b, 1).
+        weigher: role; maps inputs to (b, 1). None: all weights are 1, which is what learned ones are compared with.
         normalize: divide the weights by their sum, so that they do not set the rate.
         proximity: weight of the distance.
         free: patterns of parameter names that it leaves out, such as a new last layer's.
@@ -46,7 +46,7 @@ def input_weighted_cross_entropy(
     """
     logits, target = model(batch["input"]), batch["target"]
     losses = F.cross_entropy(logits, target, reduction="none")
-    weight = torch.sigmoid(weigher(batch["input"]).squeeze(1))
+    weight = torch.ones_like(losses) if weigher is None else torch.sigmoid(weigher(batch["input"]).squeeze(1))
     total = (weight * losses).sum()
     # The clamp only speaks when all weights have underflowed: the loss is then 0 instead of 0 / 0.
     loss = total / weight.sum().clamp_min(1e-12) if normalize else total / len(losses)
