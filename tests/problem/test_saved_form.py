@@ -1,0 +1,170 @@
+"""A saved state of another form is told with its place before anything is changed; torch's kernels would follow it."""
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import StepLR
+
+from mlotool import Graph, Problem, Program, Stream
+from mlotool.core.errors import ConfigError
+from mlotool.program import Schedule
+from mlotool.runner.random_state import check_random_states, random_state
+from mlotool.runner.window import Window
+
+Change = Callable[[Any], None]
+
+
+def square(batch: Tensor, *, model: Any) -> Tensor:
+    return model(batch).square().mean()
+
+
+def made(optimizer: Callable[..., Any] | None = None) -> Program:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    stream = Stream(torch.randn(12, 4), 4)  # type: ignore[arg-type]
+    optimizer = optimizer or partial(torch.optim.Adam, lr=0.1)
+    given = {"stream": stream, "optimizer": optimizer, "scheduler": partial(StepLR, step_size=3)}
+    problem = Problem("p", module, square, roles={"model": "p"}, **given)
+    return Program([problem], Graph())
+
+
+def saved(optimizer: Callable[..., Any] | None = None, num_ticks: int = 3) -> dict[str, Any]:
+    program = made(optimizer)
+    schedule = Schedule(program)
+    for _ in range(num_ticks):
+        schedule.tick()
+    return copy.deepcopy(program.state_dict())
+
+
+def kept(state: Any) -> Any:
+    return state["optimizer"]["state"][0]
+
+
+def group(state: Any) -> Any:
+    return state["optimizer"]["param_groups"][0]
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "one element": (lambda s: kept(s).update(exp_avg=torch.ones(1)), "state.0.exp_avg: found a tensor of shape (1,)"),
+    "flat": (lambda s: kept(s).update(exp_avg_sq=torch.ones(12)), "state.0.exp_avg_sq: found a tensor of shape (12,)"),
+    "turned": (lambda s: kept(s).update(exp_avg=torch.ones(4, 3)), "expected a tensor of shape (3, 4)"),
+    "whole": (lambda s: kept(s).update(exp_avg=torch.ones(3, 4).long()), "state.0.exp_avg: found"),
+    "nothing": (lambda s: kept(s).update(exp_avg=None), "state.0.exp_avg: found None"),
+    "number": (lambda s: kept(s).update(exp_avg=0.5), "state.0.exp_avg: found 0.5"),
+    "0-d": (lambda s: kept(s).update(exp_avg=torch.tensor(1.0)), "state.0.exp_avg: found a tensor of shape ()"),
+    "missing": (lambda s: kept(s).pop("exp_avg_sq"), "expected 'exp_avg_sq' among its keys"),
+    "no count": (lambda s: kept(s).pop("step"), "expected 'step' among its keys"),
+    "count is nan": (lambda s: kept(s).update(step=torch.tensor(math.nan)), "state.0.step: found"),
+    "negative count": (lambda s: kept(s).update(step=torch.tensor(-1.0)), "state.0.step: found"),
+    "count of two": (lambda s: kept(s).update(step=torch.ones(2)), "state.0.step: found a tensor of shape (2,)"),
+    "no parameter": (lambda s: s["optimizer"]["state"].update({99: {}}), "expected the number of a parameter, below 4"),
+    "other order": (lambda s: group(s).update(params=[1, 0, 2, 3]), "param_groups.0.params: found [1, 0, 2, 3]"),
+    "other groups": (lambda s: s["optimizer"]["param_groups"].append({}), "param_groups: found"),
+    "rate": (lambda s: group(s).update(lr="x"), "param_groups.0.lr: found 'x'; expected a number"),
+    "rate is nan": (lambda s: group(s).update(lr=math.nan), "param_groups.0.lr: found nan; expected a number"),
+    "flag": (lambda s: group(s).update(amsgrad=3), "param_groups.0.amsgrad: found 3; expected true or false"),
+    "betas": (
+        lambda s: group(s).update(betas=(0.9,)),
+        "betas: found (0.9); expected a list of 2 values",
+    ),
+    "scheduler": (lambda s: s["scheduler"].update(last_epoch="x"), "scheduler.last_epoch: found 'x'"),
+    "its function": (lambda s: s["scheduler"].update(step=3), "nothing by the name 'step'"),
+    "steps": (lambda s: s.update(num_steps=-1), "num_steps: found -1; expected a whole number from 0 on"),
+    "epoch": (lambda s: s["stream"].update(epoch=10**18), "Stream.state: found"),
+    "buffer": (lambda s: s["module"].update({"1.num_batches_tracked": torch.tensor(math.nan)}), "num_batches_tracked"),
+    "norm": (lambda s: s["trajectory"].update(largest_norm="x"), "trajectory.largest_norm: found 'x'"),
+    "no state": (lambda s: s.update(optimizer=[]), "optimizer: found []; expected a dict"),
+    "hypergradient": (lambda s: s.pop("hypergradient"), "hypergradient: found None; expected a dict"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_told_with_its_place_and_nothing_is_taken(name: str) -> None:
+    change, message = CHANGES[name]
+    state, program = saved(), made()
+    change(state["p"])
+    before = copy.deepcopy(program.state_dict())
+    with pytest.raises(ConfigError) as found:
+        program.load_state_dict(state)
+    assert message in str(found.value)
+    for key, tensor in program.problems["p"].module.state_dict().items():
+        assert torch.equal(tensor, before["p"]["module"][key])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (partial(torch.optim.SGD, lr=0.1, momentum=0.9), "momentum_buffer"),
+        (partial(torch.optim.AdamW, lr=0.1, amsgrad=True), "max_exp_avg_sq"),
+        (partial(torch.optim.RMSprop, lr=0.1), "square_avg"),
+        (partial(torch.optim.Adagrad, lr=0.1, fused=True), "sum"),
+        (partial(torch.optim.NAdam, lr=0.1), "exp_avg"),
+    ],
+)
+def test_what_each_optimizer_keeps_has_its_parameters_shape(kind: Callable[..., Any], name: str) -> None:
+    state = saved(kind)
+    made(kind).load_state_dict(state)
+    kept(state["p"])[name] = torch.ones(1)
+    with pytest.raises(ConfigError, match=rf"state.p.optimizer.state.0.{name}: found a tensor of shape \(1,\)"):
+        made(kind).load_state_dict(state)
+
+
+def test_adafactor_and_lbfgs_keep_other_shapes() -> None:
+    kind = partial(torch.optim.Adafactor, lr=0.1)
+    made(kind).load_state_dict(saved(kind))
+
+
+def test_momentum_with_other_strides_makes_the_same_step() -> None:
+    kind = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    found = []
+    for change in (Tensor.clone, lambda momentum: momentum.t().contiguous().t()):
+        state, program = saved(kind), made(kind)
+        kept(state["p"])["momentum_buffer"] = change(kept(state["p"])["momentum_buffer"])
+        program.load_state_dict(state)
+        schedule = Schedule(program)
+        for _ in range(3):
+            schedule.tick()
+        found.append(program.problems["p"].module[0].weight.detach())  # type: ignore[index]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["numpy"].__setitem__(2, 10**8), "numpy: found 100000000; expected a position"),
+        (lambda s: s["numpy"].__setitem__(2, -(10**8)), "numpy: found -100000000"),
+        (lambda s: s["python"].__setitem__(1, torch.zeros(3).long()), "python.1: found a tensor of shape (3,)"),
+        (lambda s: s["python"].__setitem__(2, "x"), "python: found 'x'"),
+        (lambda s: s.update(torch=torch.zeros(5056, dtype=torch.uint8)[:7]), "torch: found a tensor of shape (7,)"),
+        (lambda s: s.update(program={"cpu": 3, "cuda": []}), "program.cpu: found 3"),
+    ],
+)
+def test_random_states_that_would_be_read_past_their_end(change: Change, message: str) -> None:
+    state = random_state()
+    check_random_states([state])
+    change(state)
+    with pytest.raises(ConfigError) as found:
+        check_random_states([state])
+    assert message in str(found.value)
+
+
+@pytest.mark.parametrize("value", [[], 3, ["x"], None, [True]])
+def test_a_window_that_is_none(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"window.p/loss: found .*; expected a list of numbers"):
+        Window().load_state_dict({"p/loss": value}, 0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("num_ticks", -1), ("num_ticks", None), ("waited", [["a", "b"]]), ("at_start", ["x"]), ("snapshots", {"p": {}})],
+)
+def test_counters_of_a_schedule(key: str, value: Any) -> None:
+    schedule = Schedule(made())
+    with pytest.raises(ConfigError, match=r"state.*: found .*; expected"):
+        schedule.load_state_dict({**schedule.state_dict(), key: value})
