@@ -2,16 +2,20 @@
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from mlotool.cli.arguments import recipe_parser
+from mlotool.cli.request import Request
 from mlotool.core.errors import ConfigError
 from mlotool.core.escape import escape
+from mlotool.core.faults import fault_list
 
 DESCRIPTION = """Check a recipe: keys, names, graph, roles, and the arguments of mlotool's own targets, read from
-source, and the ranges of numbers. Exit code 2 where something is wrong. With --targets also: third-party targets, which
-are imported; optimizers, schedulers and hypergradients, and data, modules and programs that are small, each of which is
-built once as a run does; the options of a sweep's sampler; whether the GPU and the data are here.
+source, the ranges of numbers, and the values that it sweeps. Exit code 2 where something is wrong. With --targets also:
+third-party targets, which are imported; optimizers, schedulers and hypergradients, and data, modules and programs that
+are small, each of which is built once as a run does; the options of a sweep's sampler; whether the GPU and the data are
+here.
 
   mlotool validate mwn hypergradient=cg
   mlotool validate recipes/mine.yaml --targets  all that can be known before a run
@@ -29,17 +33,41 @@ def main(words: Sequence[str]) -> int:
 
     request, composed = compose_request(arguments.words, "validate", arguments.trust)
     machine = arguments.targets and not arguments.anywhere
-    options = _option_faults(composed.sweep) if arguments.targets else []
+    faults, warnings = [], list[str]()
     try:
         warnings = config.check(composed, targets=arguments.targets, machine=machine, parts=arguments.targets)
     except ConfigError as error:
-        raise ConfigError("\n".join([str(error), *options])) from error
-    if options:
-        raise ConfigError("\n".join(options))
+        faults += str(error).splitlines()
+    faults += _sweep_faults(request, arguments.trust, machine=machine)
+    faults += _option_faults(composed.sweep) if arguments.targets else []
+    if faults:
+        raise ConfigError(fault_list(list(dict.fromkeys(faults))))
     for warning in warnings:
         print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
     print(f"{escape(str(request.recipe))} is valid" + (f", with {len(warnings)} warning(s)" if warnings else ""))
     return 0
+
+
+def _sweep_faults(request: Request, trusted: Sequence[str], *, machine: bool) -> list[str]:
+    """Return what `run -m` would say of the values that a recipe sweeps."""
+    from mlotool.cli.hydra_app import open_sources
+    from mlotool.config.first_point import choice_faults
+    from mlotool.config.sweep_plan import read_sweep
+    from mlotool.sweep.driver import worker_environments
+    from mlotool.sweep.study_checks import check_study
+
+    try:
+        open_sources(request, trusted)
+        plan = read_sweep(request.hydra_words())
+        if not plan.dimensions:
+            return []
+        if machine:
+            worker_environments(plan)
+        if plan.settings["method"] == "optuna" and find_spec("optuna") is not None:
+            check_study(plan, has_decisions=False)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return choice_faults(plan)
 
 
 def _option_faults(sweep: Any) -> list[str]:

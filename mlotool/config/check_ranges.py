@@ -115,8 +115,8 @@ def _loop_faults(key: str, problem: Values) -> Iterator[str]:
     num_workers = stream.get("num_workers") if isinstance(stream, Mapping) else None
     if isinstance(num_workers, int) and num_workers > most_workers:
         yield (
-            f"{key}.stream.num_workers: found {num_workers}; expected at most {most_workers} on this machine, as each is "
-            f"a process. Set {key}.stream.num_workers=4."
+            f"{key}.stream.num_workers: found {num_workers}; expected at most {most_workers} on this machine, as each "
+            f"is a process. Set {key}.stream.num_workers=4."
         )
 
 

@@ -1,25 +1,71 @@
-"""The first job of a sweep, composed before any is started: what is wrong with it is wrong with all of them."""
+"""The points of a sweep, composed and checked before any is started."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 from mlotool.config.checks import check
 from mlotool.config.composition import compose
 from mlotool.config.sweep_plan import SweepPlan
+from mlotool.config.variation import varied
 from mlotool.core.errors import ConfigError
+
+MAX_LOOKED_AT = 200
+"""So many values of a sweep are looked at, each in a config of its own."""
 
 
 def check_first_point(plan: SweepPlan) -> None:
     """Refuse a sweep whose keys there are not, or whose intervals begin where no value may be.
 
-    A choice that is wrong fails in a job of its own, as others may be right.
+    What is wrong with these is wrong with all jobs. A choice that is wrong fails in a job of its own, as others may be
+    right.
 
     Raises:
         ConfigError: with what is wrong.
     """
-    words = [f"{each.key}={each.first}" for each in plan.dimensions]
-    config = compose(None, [*(word for word in plan.fixed if not word.startswith("hydra.")), *words])
+    words = _first(plan)
+    faults = _faults_of(plan, words, _composed(plan, words))
+    of_all = ("sweep.", *(f"{each.key.lstrip('+')}: " for each in plan.dimensions if not each.choices))
+    found = [line for line in faults if line.startswith(of_all)]
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def choice_faults(plan: SweepPlan) -> list[str]:
+    """Return what is wrong with the values of a sweep, each beside the first ones of the other keys."""
+    first = _first(plan)
     try:
-        check(config)
+        config = _composed(plan, first)
     except ConfigError as error:
-        of_all = ("sweep.", *(f"{each.key.lstrip('+')}: " for each in plan.dimensions if not each.choices))
-        faults = [line for line in str(error).splitlines() if line.startswith(of_all)]
-        if faults:
-            raise ConfigError("\n".join(faults)) from None
+        return str(error).splitlines()
+    faults = _faults_of(plan, first, config)
+    for place, word in islice(_others(plan), MAX_LOOKED_AT):
+        faults += _faults_of(plan, [*first[:place], word, *first[place + 1 :]], varied(config, [word]))
+    return list(dict.fromkeys(faults))
+
+
+def _others(plan: SweepPlan) -> Iterator[tuple[int, str]]:
+    """Yield the values after the first ones, with the places of their keys; of an interval its other end."""
+    for place, each in enumerate(plan.dimensions):
+        values = each.choices[1:]
+        if not each.choices and each.high is not None:
+            values = (str(int(each.high) if each.whole else each.high),)
+        for value in values:
+            yield place, f"{each.key}={value}"
+
+
+def _first(plan: SweepPlan) -> list[str]:
+    return [f"{each.key}={each.first}" for each in plan.dimensions]
+
+
+def _composed(plan: SweepPlan, words: Sequence[str]) -> Any:
+    return compose(None, [*(word for word in plan.fixed if not word.startswith("hydra.")), *words])
+
+
+def _faults_of(plan: SweepPlan, words: Sequence[str], config: Any) -> list[str]:
+    """Return what is wrong with a point; `config` is None where it is not composed yet."""
+    try:
+        check(_composed(plan, words) if config is None else config)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []

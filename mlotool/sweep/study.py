@@ -14,16 +14,15 @@ from mlotool.sweep.group_record import GroupRecord
 from mlotool.sweep.groups import Group, Point
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
 from mlotool.sweep.points import AbstractPoints
-from mlotool.sweep.study_checks import check_directions, check_new, check_searchable
+from mlotool.sweep.study_checks import check_directions, check_new, check_study
 from mlotool.sweep.study_counts import JobCounts
 from mlotool.sweep.study_decisions import is_drawn, make_all, note_drawn, note_infeasible, reason_of, words_of
-from mlotool.sweep.study_dimensions import check_values, distributions_of
+from mlotool.sweep.study_dimensions import check_values
 from mlotool.sweep.study_file import check_own_study
 from mlotool.sweep.study_options import make_pruner, make_study_sampler, sampler_options
 from mlotool.sweep.study_queue import ask
 from mlotool.sweep.study_same import MOST_IN_A_ROW, SamePoints
 from mlotool.sweep.study_storage import import_optuna, open_storage, storing
-from mlotool.sweep.study_values import StudyValues
 
 _ALL_TRIED = "all_tried"
 """What a study is marked with once brute force has nothing left to try."""
@@ -52,9 +51,8 @@ class StudyPoints(AbstractPoints):
     def __init__(self, plan: SweepPlan, folder: Path, record: GroupRecord, draw: Draw | None = None) -> None:
         optuna = import_optuna()
         settings = plan.settings
-        check_searchable(plan, has_decisions=draw is not None)
-        self._make_decisions, self._values = draw, StudyValues(plan)
-        self._distributions = distributions_of(plan)
+        self._make_decisions = draw
+        self._values, self._distributions = check_study(plan, has_decisions=draw is not None)
         if not settings["storage"]:
             check_own_study(folder, STUDY_FILE, settings["sampler"])
         self._watched = {

@@ -6,7 +6,9 @@ from typing import Any
 
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError
+from mlotool.sweep.study_dimensions import distributions_of
 from mlotool.sweep.study_storage import import_optuna
+from mlotool.sweep.study_values import StudyValues
 
 
 def check_searchable(plan: SweepPlan, *, has_decisions: bool) -> None:
@@ -32,6 +34,16 @@ def check_searchable(plan: SweepPlan, *, has_decisions: bool) -> None:
             "'problems.<name>.optimizer.lr=tag(log, interval(1e-3, 1e-1))' on the command line, or give a problem "
             "a module of _target_: mlotool.spaces.Space."
         )
+
+
+def check_study(plan: SweepPlan, *, has_decisions: bool) -> tuple[StudyValues, dict[str, Any]]:
+    """Return what the trials of a search find, and what they are drawn from.
+
+    Raises:
+        ConfigError: the sweep cannot be searched.
+    """
+    check_searchable(plan, has_decisions=has_decisions)
+    return StudyValues(plan), distributions_of(plan)
 
 
 def check_new(study: Any, url: str, folder: Path) -> None:
