@@ -121,6 +121,11 @@ def halved(optimizer: Any, *_: Any) -> None:
                 each.grad.mul_(0.5)
 
 
+def clipped(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.clamp_(-0.01, 0.01)
+
+
 def of(case: Case, hook: Callable[[Any], Any]) -> Callable[..., Any]:
     """Let a hook for all optimizers see that of a case alone."""
     return lambda optimizer, *_: hook(optimizer) if optimizer is case.optimizer else None
@@ -148,10 +153,7 @@ ACTIONS: dict[str, Action] = {
     "global_step_pre_hook": Action(hooked(lambda case, p: register_optimizer_step_pre_hook(of(case, halved)))),
     "step_replaced": Action(during(step_replaced, lambda case, p: case.optimizer.__dict__.pop("step"))),
     "parameter_hook": Action(hooked(lambda case, p: p.register_hook(lambda slope: 0.5 * slope)), levels=(1,)),
-    "post_accumulate_hook": Action(
-        hooked(lambda case, p: p.register_post_accumulate_grad_hook(lambda each: each.grad.clamp_(-0.01, 0.01))),
-        levels=(1,),
-    ),
+    "post_accumulate_hook": Action(hooked(lambda case, p: p.register_post_accumulate_grad_hook(clipped)), levels=(1,)),
     "forward_hook": Action(hooked(lambda case, p: case.module[0].register_forward_hook(lambda m, x, y: 0.7 * y))),
     "forward_pre_hook": Action(
         hooked(lambda case, p: case.module[0].register_forward_pre_hook(lambda m, x: (x[0] + 0.1,)))
@@ -299,7 +301,7 @@ def settings_changed(group: dict[str, Any]) -> None:
 
 
 def momentum_switched(group: dict[str, Any]) -> None:
-    if "momentum" in group:
+    if "nesterov" in group:
         group.update(momentum=0.0 if group["momentum"] else 0.7, nesterov=False)
 
 
@@ -365,8 +367,10 @@ ACTIONS |= {
     "data_clamped": Action(at_some(lambda case, p: p.data.clamp_(-0.2, 0.2))),
     "parameter_copied": Action(at_some(lambda case, p: p.data.copy_(0.9 * p.data))),
     "parameter_replaced": Action(once(replaced), NOT_RESUMED),
-    "samples_replaced": Action(once(lambda case, p: setattr(case.train, "target", (case.train.target + 1) % 3))),
-    "samples_changed": Action(once(lambda case, p: case.train.input[:, 1].mul_(2))),
+    "samples_replaced": Action(
+        once(lambda case, p: setattr(case.train, "target", (case.train.target + 1) % 3)), NOT_RESUMED
+    ),
+    "samples_changed": Action(once(lambda case, p: case.train.input[:, 1].mul_(2)), NOT_RESUMED),
 }
 
 
@@ -478,14 +482,14 @@ def hook_of_a_tensor(logits: Tensor) -> Tensor:
 
 LEAVING: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda logits: (logits.detach().numpy().max(1) < 0.7).mean(),
-    "asarray": lambda logits: numpy.asarray(logits.detach()).mean() > 0.05,
+    "asarray": lambda logits: (numpy.asarray(logits.detach()) > 0.1).mean(),
     "tolist": lambda logits: sum(each > 0.2 for each in logits[:, 0].tolist()),
-    "item": lambda logits: logits.detach().max().item() > 0.5,
+    "item": lambda logits: logits.detach().max().item() > 0.3,
     "float": lambda logits: float(logits.detach().square().mean()),
-    "if": lambda logits: 1 if logits.mean() > 0 else 0,
+    "if": lambda logits: 1 if logits[0, 0] > logits[0, 1] else 0,
     "text": lambda logits: len(str(logits.detach())) % 7,
     "format": lambda logits: float(f"{logits.detach().mean():.1f}"),
-    "dlpack": lambda logits: numpy.from_dlpack(logits.detach()).max() > 0.5,
+    "dlpack": lambda logits: numpy.from_dlpack(logits.detach()).max() > 0.3,
     "unique": lambda logits: len(torch.unique((2 * logits.detach()).round())),
     "mask": lambda logits: len(logits[logits > 0.3]),
     "nonzero": lambda logits: torch.nonzero(logits.detach() > 0.3).shape[0],
@@ -494,7 +498,7 @@ TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     **{f"value_by_{name}": lambda z, value=value: z * (1 + 0.1 * float(value(z))) for name, value in LEAVING.items()},
     "value_by_scipy": assignment,
     "shape_by_mask": lambda logits: logits + 0.1 * logits[logits[:, 0] > 0].sum(),
-    "shape_by_argmax": lambda logits: logits + 0.1 * logits[logits.detach().argmax(1) == 1].square().sum(),
+    "shape_by_argmax": lambda logits: logits + 0.1 * logits[logits.detach().argmax(1) == 0].square().sum(),
 }
 
 

@@ -28,6 +28,7 @@ class Ticked(torch.optim.lr_scheduler.LRScheduler):
         self.case, self.seed, self.by_hook = CASES[seed], seed, by_hook
         self.inner = None if self.case.scheduler is None else self.case.scheduler(optimizer)
         super().__init__(optimizer)
+        self.case.between(0)
 
     def get_lr(self) -> list[Any]:
         return [group["lr"] for group in self.optimizer.param_groups]
@@ -73,7 +74,8 @@ def plain(batch: Any, *, model: Any) -> Tensor:
 def optimizer(params: Any, seed: int, by_hook: bool) -> torch.optim.Optimizer:
     case, taken = CASES[seed], [0]
     found: torch.optim.Optimizer = case.make_optimizer(params)
-    case.between(0)
+    if by_hook and case.scheduler is None:
+        case.between(0)
 
     def hook(*_: Any) -> None:
         taken[0] += 1
