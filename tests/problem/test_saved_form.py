@@ -2,6 +2,7 @@
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 from mlotool import Graph, Problem, Program, Stream
 from mlotool.core.errors import ConfigError
 from mlotool.program import Schedule
-from mlotool.runner.random_state import check_random_states, random_state
+from mlotool.runner.random_state import check_random_states, random_state, restore_random_state
 from mlotool.runner.window import Window
 
 Change = Callable[[Any], None]
@@ -132,6 +133,16 @@ def test_momentum_with_other_strides_makes_the_same_step() -> None:
             schedule.tick()
         found.append(program.problems["p"].module[0].weight.detach())  # type: ignore[index]
     assert torch.equal(*found)
+
+
+def test_half_of_a_pair_of_gaussians_is_there_or_not() -> None:
+    before = random_state()
+    random.gauss(0.0, 1.0)
+    after = random_state()
+    for state in (before, after):
+        check_random_states([state])
+    restore_random_state(before)
+    check_random_states([after])
 
 
 @pytest.mark.parametrize(
