@@ -217,8 +217,9 @@ def layer_with_a_number(case: Case) -> None:
 
 
 def layer_replaced(case: Case) -> None:
-    before, after = case.module[-2], nn.Softsign()
-    case.during(lambda: (case.module.__setitem__(-2, after), lambda: case.module.__setitem__(-2, before))[1])
+    place = 1 if case.norm == "none" else 2
+    before, after = case.module[place], nn.Softsign()
+    case.during(lambda: (case.module.__setitem__(place, after), lambda: case.module.__setitem__(place, before))[1])
 
 
 def averaged(case: Case) -> None:
