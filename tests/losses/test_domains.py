@@ -95,3 +95,11 @@ def test_the_analysis_tells_the_domains_apart() -> None:
     assert float(found["mean_weight_target"]) > float(found["mean_weight_source"])
     plain = domain_weight_analysis([{"input": torch.zeros(2, 1)}], weigher=BoundModule(weigher))
     assert set(plain) == {"weight", "mean_weight"}
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_without_a_weigher_all_weights_are_1(normalize: bool) -> None:
+    model, batch = torch.nn.Linear(3, 4), {"input": torch.randn(5, 3), "target": torch.tensor([0, 1, 2, 3, 0])}
+    output = input_weighted_cross_entropy(batch, model=BoundModule(model), normalize=normalize)
+    torch.testing.assert_close(output.loss, torch.nn.functional.cross_entropy(model(batch["input"]), batch["target"]))
+    assert float(output.metrics["mean_weight"]) == 1.0
