@@ -95,6 +95,12 @@ def _search(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def study_name(folder: Path) -> str:
+    """Return what the study of a sweep is called in its database: as its folder was when the sweep began."""
+    name = _read(folder).get("study")
+    return name if isinstance(name, str) else folder.name
+
+
 def discard(folder: Path) -> None:
     """Remove what was written for a sweep that cannot start."""
     for name in (FILE, LOCK, STUDY_FILE, PLAN_FILE):
@@ -137,7 +143,7 @@ def _made(plan: "SweepPlan") -> Path:
             f"hydra.sweep.dir: found {taken}, which holds files already, where a job of this sweep would run; expected "
             "a new folder. Name another one, or remove it."
         )
-    content = {"name": plan.name, "identity": plan.identity()}
+    content = {"name": plan.name, "identity": plan.identity(), "study": plan.folder.name}
     with writing(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
         write_text(plan.folder / FILE, json.dumps(content, indent=2) + "\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlotool.config.sweep_plan import SweepPlan
 from mlotool.core.errors import ConfigError, InfeasibleModelError, MlotoolError
-from mlotool.sweep.folder import STUDY_FILE
+from mlotool.sweep.folder import STUDY_FILE, study_name
 from mlotool.sweep.group_record import GroupRecord
 from mlotool.sweep.groups import Group, Point
 from mlotool.sweep.job_folder import ENDED, JobOutcome, read_outcome
@@ -57,7 +57,7 @@ class StudyPoints(AbstractPoints):
             check_own_study(folder, STUDY_FILE, settings["sampler"])
         self._watched = {
             "url": settings["storage"] or f"sqlite:///{folder / STUDY_FILE}",
-            "name": folder.name,
+            "name": study_name(folder),
             "pruner": settings["pruner"],
             "pruner_options": dict(settings["pruner_options"]),
         }
