@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlotool.core.errors import ConfigError, RefusedError, RefusedModelError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
 from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 
@@ -61,6 +61,12 @@ class Decisions:
                 f"decisions.{name}: found two decisions of this name; expected a name of its own for each, in all "
                 "problems of the program. Give a mutator or a choice another name; where places are to differ, "
                 "let a mutator decide."
+            )
+        if len(self.made) >= MAX_DECISIONS:
+            raise InfeasibleModelError(
+                f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next; expected "
+                "fewer, as making them takes minutes. Lower steps and counts: those of a mutator within a Grow are "
+                "made anew in each of its steps."
             )
         value = self.decide(name, found)
         if not any(value == each and type(value) is type(each) for each in found):
@@ -217,6 +223,9 @@ def by_mapping(values: Mapping[str, Value]) -> Decide:
     """Return what decides by a mapping, and takes the first candidate where a name is not in it."""
     return lambda name, candidates: values.get(name, candidates[0])
 
+
+MAX_DECISIONS = 2_000
+"""Of the models of a program."""
 
 RESERVED = "seed"
 """The name that no decision has: sweeps tell runs by it that differ in nothing else."""
