@@ -62,12 +62,7 @@ class Decisions:
                 "problems of the program. Give a mutator or a choice another name; where places are to differ, "
                 "let a mutator decide."
             )
-        if len(self.made) >= MAX_DECISIONS:
-            raise InfeasibleModelError(
-                f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next; expected "
-                "fewer, as making them takes minutes. Lower steps and counts: those of a mutator within a Grow are "
-                "made anew in each of its steps."
-            )
+        check_number(name, len(self.made))
         value = self.decide(name, found)
         if not any(value == each and type(value) is type(each) for each in found):
             hint = did_you_mean(str(value), [str(each) for each in found])
@@ -165,6 +160,20 @@ def as_before(made: dict[str, Decision]) -> Iterator[None]:
     finally:
         decisions.again = around
     made |= {name: each for name, each in decisions.made.items() if name not in before}
+
+
+def check_number(name: str, num_made: int) -> None:
+    """Refuse one decision more than a program may have.
+
+    Raises:
+        InfeasibleModelError: there are as many already.
+    """
+    if num_made >= MAX_DECISIONS:
+        raise InfeasibleModelError(
+            f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next; expected "
+            "fewer, as making them takes minutes. Lower steps and counts: those of a mutator within a Grow are made "
+            "anew in each of its steps."
+        )
 
 
 def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> None:

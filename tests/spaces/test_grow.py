@@ -10,7 +10,7 @@ from torch import nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.models import ResNet, SharedWeightNetwork, SharedWeightUnit, TwoBackNetwork
-from mlotool.spaces import Branch, Grow, Insert, Link, Operator, Repeat, Space, Split
+from mlotool.spaces import Branch, Grow, Insert, Link, Operator, Repeat, SharedSpace, Space, Split
 from mlotool.spaces.decisions import MAX_DECISIONS
 from mlotool.spaces.mutators.grow import MAX_STEPS
 
@@ -223,6 +223,12 @@ NARROW = partial(Operator, candidates={"linear": nn.Linear, "id": nn.Identity})
 def test_a_grow_within_another_is_refused_before_it_takes_minutes(grow: Grow) -> None:
     with pytest.raises(InfeasibleModelError, match=f"found more than {MAX_DECISIONS:,} decisions of one program"):
         Space(linears(2), [grow], inputs=[2])
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_so_is_one_of_a_shared_space(depth: int) -> None:
+    with pytest.raises(InfeasibleModelError, match=f"found more than {MAX_DECISIONS:,} decisions of one program"):
+        SharedSpace(linears(2), [nested(depth, {"none": None})], inputs=[2])
 
 
 def test_a_small_grow_within_another_works() -> None:
