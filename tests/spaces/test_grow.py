@@ -227,7 +227,7 @@ def test_a_grow_within_another_is_refused_before_it_takes_minutes(grow: Grow) ->
 
 @pytest.mark.parametrize("depth", [2, 3])
 def test_so_is_one_of_a_shared_space(depth: int) -> None:
-    with pytest.raises(InfeasibleModelError, match=f"found more than {MAX_DECISIONS:,} decisions of one program"):
+    with pytest.raises(ConfigError, match=f"found more than {MAX_DECISIONS:,} decisions of one program"):
         SharedSpace(linears(2), [nested(depth, {"none": None})], inputs=[2])
 
 

@@ -49,7 +49,7 @@ class PathTable:
         """Take note that a decision is asked for.
 
         Raises:
-            ConfigError: another mutator has a decision of this name, it has other candidates there, or there are too many.
+            ConfigError: another mutator has a decision of this name, it has other candidates, or there are too many.
         """
         if self._owners.setdefault(name, mutator) != mutator or self._candidates.get(name, candidates) != candidates:
             raise ConfigError(
