@@ -93,6 +93,7 @@ class Stack:
         What has diverged would else go on in that row, and an operation over all rows may refuse it: one matrix with
         a NaN, and `torch.linalg.eigvalsh` raises for all.
         """
+        self.refresh_member(number)
         program, self._programs[number] = self._programs[number], None
         rows = [each[number] for each in self._rows]
         if program is not None:

@@ -94,11 +94,13 @@ class Guard:
 
     def __init__(self, members: Sequence[Sequence[Problem]], *, with_modes: bool) -> None:
         self._members = [list(each) for each in members]
+        self._pending: str | None = None
         self._skipped = _OF_TORCH if with_modes else _OF_TORCH | {"training"}
         self.renew()
 
     def drop(self, number: int) -> None:
-        """Forget a member that has left."""
+        """Forget a member that has left; what has changed until then is told by the next look."""
+        self._pending = self.change()
         self._members[number] = []
         self.renew()
 
@@ -111,6 +113,9 @@ class Guard:
 
     def change(self) -> str | None:
         """Return the place of what has changed since it was made, or renewed; None where nothing has."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            return pending
         if self._is_same():
             return self._watch.change()
         before = self._values

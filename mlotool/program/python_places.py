@@ -147,12 +147,21 @@ def _reached(problems: Sequence[Problem]) -> Iterator[tuple[str, Any]]:
 def places(problems: Sequence[Problem]) -> list[Place]:
     """Return the places that hold plain values, small containers or tensors which are no problem's."""
     found: dict[tuple[int, str], Place] = {}
+    own = {_memory(each) for problem in problems for each in (*problem.module.parameters(), *problem.module.buffers())}
     for name, owner, holder, names in namespaces(problems):
         for key in holder if names is None else names & holder.keys():
-            if key not in _OWN_TO_TORCH and is_kept(holder[key]):
+            value = holder[key]
+            if isinstance(value, Tensor) and _memory(value) in own:
+                continue
+            if key not in _OWN_TO_TORCH and is_kept(value):
                 place = Place(f"{name}: {owner}{key}", holder, key)
                 found.setdefault(place.identity, place)
     return [*found.values()]
+
+
+def _memory(tensor: Tensor) -> int:
+    """Return what tensors have in common that are views of one another."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def _parts(part: Any) -> list[Any]:

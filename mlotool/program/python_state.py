@@ -34,6 +34,8 @@ class PythonState:
             for parameter in module._parameters.values()
             if parameter is not None and not parameter.requires_grad
         ]
+        parameters = [parameter for each in problems for parameter in each.module.parameters()]
+        self._hooks = [(each, {*(each._backward_hooks or {})}) for each in parameters]
         self._numpy, self._python = numpy.random.get_state(), random.getstate()
         self._problems = problems
 
@@ -46,6 +48,9 @@ class PythonState:
             _restore(place, value, kept)
         for _, parameter, kept in self._frozen:
             parameter.data.copy_(kept)
+        for parameter, there in self._hooks:
+            for key in {*(parameter._backward_hooks or {})} - there:
+                del parameter._backward_hooks[key]
         numpy.random.set_state(self._numpy)
         random.setstate(self._python)
 

@@ -1,7 +1,11 @@
 """Analyses at the end of a run: arrays for the report, and numbers."""
 
+<<<<<<< HEAD
 import warnings
 from collections.abc import Mapping
+=======
+from collections.abc import Callable, Mapping
+>>>>>>> part-faults
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,29 +22,34 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
 from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.program import Program
-from mlotool.runner.evaluation import Batches, find_split
+from mlotool.runner.evaluation import NUM_REHEARSED, Batches, find_split
 
 _EXPECTED = "tensors, numbers or texts by name"
+_AT_THE_END = "Correct it, and repeat what comes after the training by resume=auto: the run is kept."
 
 MIN_STEPS = 100
 """Of what gives the weights: before them it is near its start."""
 
 
 def run_analyses(
-    analyses: Mapping[str, Any], program: Program, data: Any, artifacts: Path, device: torch.device | str = "cpu"
-) -> dict[str, float]:
-    """Run each analysis over its split in eval mode.
+    built: Any, artifacts: Path, device: torch.device | str, log: Callable[[dict[str, float]], None]
+) -> None:
+    """Run each analysis over its split in eval mode; one that fails keeps no other from its results.
 
     Tensors of a result go to `artifacts/<analysis>.npz`, texts to `artifacts/<analysis>_<name>.txt`; 0-D tensors are
-    returned as `<analysis>/<name>`.
+    logged as `<analysis>/<name>`.
 
     Args:
-        analyses: by name, something with `function`, `roles`, `split` and `batch_size`.
-        program: whose problems play the roles.
-        data: has the splits.
+        built: has `analyses` by name, something with `function`, `roles`, `split` and `batch_size`; the `program`,
+            whose problems play the roles; and `data` with the splits.
         artifacts: the folder of the arrays.
         device: where the modules are.
+        log: takes the numbers of each.
+
+    Raises:
+        Exception: the first error, once all have been called.
     """
+<<<<<<< HEAD
     numbers: dict[str, float] = {}
     for name, analysis in analyses.items():
         batches = Batches(find_split(data, analysis.split), analysis.batch_size, device)
@@ -63,6 +72,55 @@ def run_analyses(
             _warn_of_equal(name, _as_array(arrays["weight"]).ravel().astype("float64"))
         numbers.update({f"{name}/{key}": float(value) for key, value in result.items() if key not in arrays})
     return numbers
+=======
+    first: Exception | None = None
+    for name, analysis in built.analyses.items():
+        batches = Batches(find_split(built.data, analysis.split), analysis.batch_size, device)
+        try:
+            log(_kept(name, _result(name, analysis, built.program, batches, _AT_THE_END), artifacts))
+        except Exception as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def _kept(name: str, result: dict[str, Any], artifacts: Path) -> dict[str, float]:
+    """Write the texts and arrays of a result, and return its numbers."""
+    for key in [key for key, value in result.items() if isinstance(value, str)]:
+        write_text(artifacts / f"{name}_{key}.txt", f"{result.pop(key)}\n")
+    arrays = {key: value for key, value in result.items() if _as_tensor(value).dim() > 0}
+    if arrays:
+        with replacing(artifacts / f"{name}.npz") as temporary, temporary.open("wb") as file:
+            numpy.savez(file, **{key: _as_array(value) for key, value in arrays.items()})
+    return {f"{name}/{key}": float(value) for key, value in result.items() if key not in arrays}
+
+
+def rehearse_analyses(built: Any, device: torch.device | str = "cpu") -> None:
+    """Call each analysis before the first tick, on a few samples of its split; nothing of ours is written.
+
+    One that fails there is called on all samples: a few may lack what it counts on, such as samples of two classes.
+    """
+    for name, analysis in built.analyses.items():
+        dataset = find_split(built.data, analysis.split)
+        try:
+            _result(name, analysis, built.program, Batches(dataset, analysis.batch_size, device, NUM_REHEARSED))
+        except Exception:
+            _result(name, analysis, built.program, Batches(dataset, analysis.batch_size, device))
+
+
+def _result(
+    name: str, analysis: Any, program: Program, batches: Batches, advice: str = "Correct it."
+) -> dict[str, Any]:
+    """Return what an analysis finds, by the names of its values."""
+    roles = _bind(name, analysis.roles, program)
+    with noted(partial(Call, f"analyses.{name}", analysis.function, {}, _EXPECTED, advice)), torch.no_grad():
+        result = analysis.function(batches, **roles)
+        if not isinstance(result, Mapping):
+            raise WrongResultError(kind_of(result), _EXPECTED, "Return a dict.")
+        for key, value in result.items():
+            _check(key, value)
+        return dict(result)
+>>>>>>> part-faults
 
 
 def _check(key: Any, value: Any) -> None:

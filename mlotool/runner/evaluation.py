@@ -259,23 +259,37 @@ class Batches:
         dataset: map-style.
         batch_size: samples a batch.
         device: where the batches go.
+        most: samples in all, the first ones; None takes all.
     """
 
-    def __init__(self, dataset: Any, batch_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, dataset: Any, batch_size: int, device: torch.device | str = "cpu", most: int | None = None
+    ) -> None:
         self._dataset, self._batch_size, self._device = dataset, batch_size, device
+        self._size = len(dataset) if most is None else min(most, len(dataset))
 
     def __len__(self) -> int:
-        return math.ceil(len(self._dataset) / self._batch_size)
+        return math.ceil(self._size / self._batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield them, from the first one each time."""
-        return (batch for _, batch in _sized_batches(self._dataset, self._batch_size, self._device))
+        return (batch for _, batch in _sized_batches(self._dataset, self._batch_size, self._device, self._size))
 
 
+<<<<<<< HEAD
 def _sized_batches(dataset: Any, batch_size: int, device: torch.device | str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, begin in enumerate(range(0, len(dataset), batch_size)):
         indices = range(begin, min(begin + batch_size, len(dataset)))
         yield len(indices), _batch(dataset, indices, torch.device(device), number)
+=======
+def _sized_batches(
+    dataset: Any, batch_size: int, device: torch.device | str, size: int | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    size = len(dataset) if size is None else size
+    for begin in range(0, size, batch_size):
+        indices = range(begin, min(begin + batch_size, size))
+        yield len(indices), _batch(dataset, indices, torch.device(device))
+>>>>>>> part-faults
 
 
 def _batch(dataset: Any, indices: Sequence[int], device: torch.device, number: int = 0) -> Any:

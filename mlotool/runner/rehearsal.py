@@ -1,11 +1,11 @@
-"""Every loss and every metric once, on one batch, before anything is written: what cannot work is said at once.
+"""Every loss, metric and analysis once, on one batch, before anything is written: what cannot work is said at once.
 
 Nothing is left of it: parameters and buffers are copies, random numbers are drawn again, streams only look ahead.
 """
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,8 +38,14 @@ _NOT_REPEATABLE = (
 )
 
 
-def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str], objective: Objective) -> None:
-    """Evaluate each loss on its first batch, and the metrics on a few samples of each split.
+def rehearse(
+    program: Program,
+    evaluator: Evaluator | None,
+    splits: Iterable[str],
+    objective: Objective,
+    analyse: Callable[[], None],
+) -> None:
+    """Evaluate each loss on its first batch, and the metrics and analyses on a few samples of each split.
 
     Left out are losses with a part that can only be evaluated in a step: a sharded module, and one whose parameters get
     their shape in the first call.
@@ -49,6 +55,7 @@ def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str
         evaluator: of the metrics.
         splits: those that it will evaluate.
         objective: has to be among what is evaluated.
+        analyse: rehearses what is to be analysed at the end.
 
     Raises:
         ConfigError: one of them fails, or does not return what it should.
@@ -74,6 +81,8 @@ def rehearse(program: Program, evaluator: Evaluator | None, splits: Iterable[str
             if evaluator is not None and all(_can_rehearse(each) for each in problems.values()):
                 for split in splits:
                     _check_objective(objective, split, evaluator.rehearse(split))
+            if all(_can_rehearse(each) for each in problems.values()):
+                analyse()
 
 
 def _can_rehearse(problem: Problem) -> bool:

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from mlotool.core.files import write_text
 from mlotool.core.user_code import user_code
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Schedule
-from mlotool.runner.analysis import run_analyses
+from mlotool.runner.analysis import rehearse_analyses, run_analyses
 from mlotool.runner.checkpoint import (
     STATE_KEY,
     AtomicCheckpointIO,
@@ -94,19 +95,18 @@ class Session:
         self._objective, self._num_parameters = Objective.from_config(config), num_parameters(built.program)
         self._plan = make_plan(config, self._objective)
         self._splits: dict[str, Any] = {} if config.evaluate is None else dict(config.evaluate.splits)
-        for split in self._splits:
+        for split in (*self._splits, *(each.split for each in built.analyses.values())):
             find_split(built.data, split)
-        for analysis in built.analyses.values():
-            find_split(built.data, analysis.split)
         distribute(built.program, self._ranks, config.seed)
 
     def rehearse(self) -> None:
-        """Try every loss and metric on one batch; to be called before the first tick of a run.
+        """Try every loss, metric and analysis on a few samples; to be called before the first tick of a run.
 
         Raises:
             ConfigError: one cannot work.
         """
-        rehearse(self._built.program, self._evaluator, self._splits, self._objective)
+        analyse = partial(rehearse_analyses, self._built, self._device)
+        rehearse(self._built.program, self._evaluator, self._splits, self._objective, analyse)
 
     def run(self, folder: RunFolder, resume_from: Path | None = None) -> Outcome:
         """Train, evaluate and analyse; write summary.json however it ends.
@@ -284,7 +284,7 @@ class Session:
                 assert self._evaluator is not None
                 log.log(tick, self._evaluator.evaluate(split))
         write_paths(folder.path, program, paths)
-        log.log(tick, run_analyses(self._built.analyses, program, self._built.data, folder.artifacts, self._device))
+        run_analyses(self._built, folder.artifacts, self._device, partial(log.log, tick))
 
 
 def _restore(

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlotool.core.errors import ConfigError, RefusedError, RefusedModelError
+from mlotool.core.errors import ConfigError, InfeasibleModelError, RefusedError, RefusedModelError
 from mlotool.core.faults import shown
 from mlotool.core.suggest import did_you_mean
 
@@ -62,6 +62,7 @@ class Decisions:
                 "problems of the program. Give a mutator or a choice another name; where places are to differ, "
                 "let a mutator decide."
             )
+        check_number(name, len(self.made))
         value = self.decide(name, found)
         if not any(value == each and type(value) is type(each) for each in found):
             hint = did_you_mean(str(value), [str(each) for each in found])
@@ -161,6 +162,20 @@ def as_before(made: dict[str, Decision]) -> Iterator[None]:
     made |= {name: each for name, each in decisions.made.items() if name not in before}
 
 
+def check_number(name: str, num_made: int) -> None:
+    """Refuse one decision more than a program may have.
+
+    Raises:
+        InfeasibleModelError: there are as many already.
+    """
+    if num_made >= MAX_DECISIONS:
+        raise InfeasibleModelError(
+            f"found more than {MAX_DECISIONS:,} decisions of one program, of which '{name}' is the next; expected "
+            "fewer, as making them takes minutes. Lower steps and counts: those of a mutator within a Grow are made "
+            "anew in each of its steps."
+        )
+
+
 def check_asked(given: Mapping[str, Value], made: Mapping[str, Decision]) -> None:
     """Refuse decisions that no model has asked for.
 
@@ -217,6 +232,9 @@ def by_mapping(values: Mapping[str, Value]) -> Decide:
     """Return what decides by a mapping, and takes the first candidate where a name is not in it."""
     return lambda name, candidates: values.get(name, candidates[0])
 
+
+MAX_DECISIONS = 2_000
+"""Of the models of a program."""
 
 RESERVED = "seed"
 """The name that no decision has: sweeps tell runs by it that differ in nothing else."""

@@ -130,11 +130,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "state of nothing": (
         lambda: loaded({"p": {}}),
-        "state.p: found no 'module' in it; expected what state_dict()",
+        "state.p: found {}; expected 'module' among its keys. Give what state_dict()",
     ),
     "state of a module": (
         lambda: loaded({"p": nn.Linear(3, 4).state_dict()}),
-        "state.p: found no 'module' in it; expected",
+        "expected 'module' among its keys. Give what state_dict()",
     ),
     "state of other shapes": (
         lambda: loaded(program(module=nn.Linear(3, 5)).state_dict()),
@@ -142,7 +142,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "state of another optimizer": (
         lambda: loaded(program(optimizer=torch.optim.Adam).state_dict()),
-        "state.p: found the state of another optimizer, without 'dampening'; expected that of SGD",
+        "state.p.optimizer.param_groups.0: found the state of another optimizer, without 'dampening'; expected that of SGD",
     ),
     "state of no optimizer": (
         lambda: loaded(program(optimizer=None).state_dict()),
@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "schedule": (
         lambda: Schedule(program()).load_state_dict({}),
-        "state: found {}; expected what a schedule's st",
+        "state: found {}; expected 'num_ticks' among its keys",
     ),
     "position": (
         lambda: Stream(SAMPLES, 4).load_state_dict({"epoch": 0, "batches_consumed": 9}),

@@ -14,16 +14,18 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     """Run the tiny program: `tiny_run({"runner.max_ticks": 5}, scheduler=...)`; the run folder is tmp_path/run."""
 
     def run(changes: dict[str, Any] | None = None, *, folder: str = "run", **settings: Any) -> RunResult:
-        analyses, watch = settings.pop("analyses", {}), settings.pop("watch", None)
+        analyses, watch, resume = (settings.pop(key, None) for key in ("analyses", "watch", "resume"))
 
         def build(config: Any, reduce: Any = None, shared: Any = None) -> Any:
             built = make_built(**settings)
-            built.analyses.update(analyses)
+            built.analyses.update(analyses or {})
             return built
 
         monkeypatch.setattr(run_config, "build", build)
         monkeypatch.setattr(loading, "build", build)
         monkeypatch.setattr(loading, "check_module_sizes", lambda config, checkpoint: None)
-        return mlotool.runner.run(make_config(**(changes or {})), output_dir=tmp_path / folder, watch=watch)
+        return mlotool.runner.run(
+            make_config(**(changes or {})), output_dir=tmp_path / folder, watch=watch, resume=resume
+        )
 
     return run

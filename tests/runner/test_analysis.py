@@ -1,15 +1,24 @@
+import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
 
+<<<<<<< HEAD
 from mlotool import Identity, Implicit
+=======
+from mlotool.core.errors import ConfigError, RunError
+>>>>>>> part-faults
 from mlotool.data import Digits
 from mlotool.program import Graph, Problem, Program
 from mlotool.runner.analysis import run_analyses
+from mlotool.runner.evaluation import NUM_REHEARSED
 
 
 @dataclass
@@ -29,7 +38,9 @@ def _found(batches: Any, *, model: Any) -> dict[str, torch.Tensor | str]:
 def test_arrays_texts_and_numbers_go_their_ways(tmp_path: Path) -> None:
     problem = Problem("line", torch.nn.Linear(1, 1), lambda batch, *, model: model(batch), roles={"model": "line"})
     data = Digits({"val": 5})
-    numbers = run_analyses({"look": _Analysis(_found)}, Program([problem], Graph()), data, tmp_path)
+    numbers: dict[str, float] = {}
+    built = SimpleNamespace(analyses={"look": _Analysis(_found)}, program=Program([problem], Graph()), data=data)
+    run_analyses(built, tmp_path, "cpu", numbers.update)
     assert numbers == {"look/count": 5.0}
     assert (tmp_path / "look_name.txt").read_text() == "kept as it is\n"
     with numpy.load(tmp_path / "look.npz") as arrays:
@@ -37,6 +48,7 @@ def test_arrays_texts_and_numbers_go_their_ways(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["look.npz", "look_name.txt"]
 
 
+<<<<<<< HEAD
 def _weights(values: list[float], num_steps: int, folder: Path) -> None:
     problem = Problem("line", torch.nn.Linear(1, 1), lambda batch, *, other: other(batch), roles={"other": "other"})
     lower = Problem(
@@ -64,3 +76,72 @@ def test_weights_that_are_all_about_the_same_are_told(values: list[float], tmp_p
 )
 def test_weights_that_differ_or_have_just_begun_are_not(values: list[float], num_steps: int, tmp_path: Path) -> None:
     _weights(values, num_steps, tmp_path)
+=======
+def _fails_from(call: int, size: int = 10**9) -> Callable[..., dict[str, float]]:
+    """Return an analysis that fails from its n-th call on, or where it gets fewer samples than `size`."""
+    calls = []
+
+    def analysis(batches: Any, *, model: Any) -> dict[str, float]:
+        calls.append(sum(len(batch["target"]) for batch in batches))
+        if len(calls) >= call or calls[-1] < size < 10**9:
+            raise ValueError("no use")
+        return {"calls": float(len(calls))}
+
+    return analysis
+
+
+def _asks_for_more(batches: Any, *, model: Any, threshold: float) -> dict[str, float]:
+    return {"threshold": threshold}
+
+
+UNUSABLE: dict[str, tuple[Any, str]] = {
+    "raises": (lambda batches, *, model: 1 / 0, "ZeroDivisionError"),
+    "an argument": (_asks_for_more, "threshold"),
+    "a role": (lambda batches, *, net: {}, "model"),
+    "a key of the batch": (lambda batches, *, model: {"x": [each["label"] for each in batches]}, "KeyError"),
+    "no mapping": (lambda batches, *, model: 3.0, "returned a float"),
+    "a name": (lambda batches, *, model: {"a/b": 1.0}, "the name 'a/b'"),
+    "a value": (lambda batches, *, model: {"x": torch.tensor(1j)}, "complex64"),
+    "a shape": (lambda batches, *, model: {"x": [model(torch.ones(99)) for _ in batches]}, "RuntimeError"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_what_cannot_work_is_told_before_the_first_tick(
+    tiny_run: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    function, message = UNUSABLE[name]
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        tiny_run(analyses={"look": _Analysis(function, {"model": "classifier"})})
+    assert str(caught.value).startswith("analyses.look: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_that_needs_more_samples_gets_all(tiny_run: Callable[..., Any]) -> None:
+    result = tiny_run(
+        {"runner.max_ticks": 2},
+        analyses={"look": _Analysis(_fails_from(9, size=NUM_REHEARSED + 1), {"model": "classifier"})},
+    )
+    assert result.metrics["look/calls"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "order", [("good", "bad"), ("bad", "good"), ("bad", "good", "worse"), ("bad",), ("bad", "worse")]
+)
+def test_a_failure_at_the_end_loses_nothing_else(
+    tiny_run: Callable[..., Any], tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    made = {"good": _fails_from(9), "bad": _fails_from(2), "worse": _fails_from(2)}
+    analyses = {name: _Analysis(made[name], {"model": "classifier"}) for name in order}
+    with pytest.raises(
+        RunError, match=r"After tick 4: analyses\.bad: .*: ValueError: no use.*resume=auto: the run is kept"
+    ):
+        tiny_run({"runner.max_ticks": 4}, analyses=analyses)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["num_ticks"]) == ("failed", 4)
+    assert summary["metrics"].get("good/calls") == (2.0 if "good" in order else None)
+    assert (tmp_path / "run/checkpoints/last.ckpt").is_file()
+    whole = {name: _Analysis(_fails_from(9), {"model": "classifier"}) for name in order}
+    result = tiny_run({"runner.max_ticks": 4}, analyses=whole, resume=tmp_path / "run")
+    assert result.metrics["bad/calls"] == 1.0
+>>>>>>> part-faults

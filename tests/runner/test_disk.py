@@ -233,8 +233,15 @@ def too_large(*given: Any, **roles: Any) -> Any:
 
 @pytest.mark.parametrize("what", [out_of_memory, too_large])
 def test_memory_that_an_analysis_lacks_is_said(tiny_run: Run, tmp_path: Path, what: Any) -> None:
+    calls = []
+
+    def grown(*given: Any, **roles: Any) -> Any:
+        # The first call is the rehearsal's.
+        calls.append(1)
+        return {} if len(calls) == 1 else what()
+
     with pytest.raises(UserCodeError, match=r"After tick 10: analyses\.a: .*Expected room for it in the memory"):
-        tiny_run(SHORT, analyses={"a": Analysis(what, {"model": "classifier"})})
+        tiny_run(SHORT, analyses={"a": Analysis(grown, {"model": "classifier"})})
     assert read_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["tick"] == 10
 
 

@@ -170,6 +170,6 @@ def test_a_path_that_is_bad_from_the_start_is_named_before_the_first_step() -> N
         lambda batch, *, model: F.cross_entropy(model(batch["input"], path=given), batch["target"]),
     )
     with pytest.raises(ConfigError, match="nan before the first step") as caught:
-        rehearse(made, None, [], Objective(None, None, False))
+        rehearse(made, None, [], Objective(None, None, False), lambda: None)
     assert "In the shared space of 'net': On the path activation_0: root, activation_1: relu" in str(caught.value)
     assert "'1@root' (root of activation_0) was the first that is not finite." in str(caught.value)

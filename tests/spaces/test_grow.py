@@ -10,7 +10,8 @@ from torch import nn
 
 from mlotool.core.errors import ConfigError, InfeasibleModelError
 from mlotool.models import ResNet, SharedWeightNetwork, SharedWeightUnit, TwoBackNetwork
-from mlotool.spaces import Branch, Grow, Insert, Link, Operator, Repeat, Space, Split
+from mlotool.spaces import Branch, Grow, Insert, Link, Operator, Repeat, SharedSpace, Space, Split
+from mlotool.spaces.decisions import MAX_DECISIONS
 from mlotool.spaces.mutators.grow import MAX_STEPS
 
 UNITS = {name: partial(SharedWeightUnit, name) for name in ("tanh", "inverse", "gaussian")}
@@ -196,3 +197,40 @@ def test_too_many_nodes_are_refused_before_they_are_made() -> None:
 def test_candidates_are_what_makes_modules(kind: Any, candidates: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"{kind.__name__}: found {message}"):
         kind("name", "0", candidates)
+
+
+def nested(depth: int, mutators: Mapping[str, Any], steps: int = MAX_STEPS) -> Grow:
+    for _ in range(depth - 1):
+        mutators = {"grow": partial(Grow, mutators=mutators, steps=steps)}
+    return Grow("grow", {"type": "Linear"}, mutators, steps)
+
+
+DEEPEN = partial(Insert, candidates={"linear": nn.Linear})
+NARROW = partial(Operator, candidates={"linear": nn.Linear, "id": nn.Identity})
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [
+        nested(2, {"none": None}),
+        nested(3, {"none": None, "deepen": DEEPEN}),
+        nested(9, {"none": None}),
+        nested(2, {"deepen": DEEPEN}, steps=60),
+        nested(2, {"operator": NARROW}, steps=60),
+        nested(4, {"none": None}, steps=8),
+    ],
+)
+def test_a_grow_within_another_is_refused_before_it_takes_minutes(grow: Grow) -> None:
+    with pytest.raises(InfeasibleModelError, match=f"found more than {MAX_DECISIONS:,} decisions of one program"):
+        Space(linears(2), [grow], inputs=[2])
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_so_is_one_of_a_shared_space(depth: int) -> None:
+    with pytest.raises(ConfigError, match=f"found more than {MAX_DECISIONS:,} decisions of one program"):
+        SharedSpace(linears(2), [nested(depth, {"none": None})], inputs=[2])
+
+
+def test_a_small_grow_within_another_works() -> None:
+    space = Space(linears(1), [nested(2, {"deepen": DEEPEN}, steps=3)], inputs=[2])
+    assert len(list(space.nodes)) == 3 + 9

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlotool.core.errors import ConfigError
-from mlotool.spaces.decisions import Value
+from mlotool.spaces.decisions import Value, check_number
 
 Condition = tuple[tuple[str, Value], ...]
 """Decisions that have to be made so: all of them."""
@@ -49,13 +49,15 @@ class PathTable:
         """Take note that a decision is asked for.
 
         Raises:
-            ConfigError: another mutator has a decision of this name, or it has other candidates there.
+            ConfigError: another mutator has a decision of this name, it has other candidates, or there are too many.
         """
         if self._owners.setdefault(name, mutator) != mutator or self._candidates.get(name, candidates) != candidates:
             raise ConfigError(
                 f"decisions.{name}: found two decisions of this name; expected a name of its own for each, with the "
                 "same candidates wherever it is asked for. Give a mutator another name."
             )
+        if name not in self._candidates:
+            check_number(name, len(self._candidates))
         self._candidates[name] = candidates
         self._conditions.setdefault(name, set()).add(condition)
 
