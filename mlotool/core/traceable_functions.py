@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-
 _HOME = str(Path(__file__).parents[1])
 
 

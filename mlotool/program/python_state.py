@@ -49,8 +49,9 @@ class PythonState:
         for _, parameter, kept in self._frozen:
             parameter.data.copy_(kept)
         for parameter, there in self._hooks:
-            for key in {*(parameter._backward_hooks or {})} - there:
-                del parameter._backward_hooks[key]
+            hooks: Any = parameter._backward_hooks or {}
+            for key in {*hooks} - there:
+                del hooks[key]
         numpy.random.set_state(self._numpy)
         random.setstate(self._python)
 
@@ -60,6 +61,9 @@ class PythonState:
         now = [each for each in places(self._problems) if not isinstance(each.value, Tensor)]
         new = [each for each in now if each.identity not in known]
         changed = [place for place, value, kept in self._kept if _has_changed(place.value, value, kept)]
+        for parameter, there in self._hooks:
+            if {*(parameter._backward_hooks or {})} - there:
+                return "evaluating a loss puts a hook on a parameter, which a trace does not call"
         for place in (*changed, *new):
             problem, _, owner = place.owner.partition(": ")
             return f"{problem}: evaluating its loss changes {owner}, which a trace would fix"

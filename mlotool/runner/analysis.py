@@ -1,11 +1,7 @@
 """Analyses at the end of a run: arrays for the report, and numbers."""
 
-<<<<<<< HEAD
 import warnings
-from collections.abc import Mapping
-=======
 from collections.abc import Callable, Mapping
->>>>>>> part-faults
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,35 +45,16 @@ def run_analyses(
     Raises:
         Exception: the first error, once all have been called.
     """
-<<<<<<< HEAD
-    numbers: dict[str, float] = {}
-    for name, analysis in analyses.items():
-        batches = Batches(find_split(data, analysis.split), analysis.batch_size, device)
-        roles = _bind(name, analysis.roles, program)
-        with noted(partial(Call, f"analyses.{name}", analysis.function, {}, _EXPECTED, "Correct it.")), torch.no_grad():
-            result = analysis.function(batches, **roles)
-            if not isinstance(result, Mapping):
-                raise WrongResultError(kind_of(result), _EXPECTED, "Return a dict.")
-            result = dict(result)
-            for key, value in result.items():
-                _check(key, value)
-        for key in [key for key, value in result.items() if isinstance(value, str)]:
-            write_text(artifacts / f"{name}_{key}.txt", f"{result.pop(key)}\n")
-        arrays = {key: value for key, value in result.items() if _as_tensor(value).dim() > 0}
-        if arrays:
-            with replacing(artifacts / f"{name}.npz") as temporary, temporary.open("wb") as file:
-                numpy.savez(file, **{key: _as_array(value) for key, value in arrays.items()})
-        shaping = [problem for problem in _problems(analysis.roles) if problem in program.graph.upper_to_lower]
-        if "weight" in arrays and all(program.problems[each].num_steps >= MIN_STEPS for each in shaping):
-            _warn_of_equal(name, _as_array(arrays["weight"]).ravel().astype("float64"))
-        numbers.update({f"{name}/{key}": float(value) for key, value in result.items() if key not in arrays})
-    return numbers
-=======
     first: Exception | None = None
     for name, analysis in built.analyses.items():
         batches = Batches(find_split(built.data, analysis.split), analysis.batch_size, device)
         try:
-            log(_kept(name, _result(name, analysis, built.program, batches, _AT_THE_END), artifacts))
+            result = _result(name, analysis, built.program, batches, _AT_THE_END)
+            shaping = [each for each in _problems(analysis.roles) if each in built.program.graph.upper_to_lower]
+            has_trained = all(built.program.problems[each].num_steps >= MIN_STEPS for each in shaping)
+            if has_trained and "weight" in result and _as_tensor(result["weight"]).dim() > 0:
+                _warn_of_equal(name, _as_array(result["weight"]).ravel().astype("float64"))
+            log(_kept(name, result, artifacts))
         except Exception as error:
             first = first or error
     if first is not None:
@@ -120,7 +97,6 @@ def _result(
         for key, value in result.items():
             _check(key, value)
         return dict(result)
->>>>>>> part-faults
 
 
 def _check(key: Any, value: Any) -> None:

@@ -276,20 +276,13 @@ class Batches:
         return (batch for _, batch in _sized_batches(self._dataset, self._batch_size, self._device, self._size))
 
 
-<<<<<<< HEAD
-def _sized_batches(dataset: Any, batch_size: int, device: torch.device | str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, begin in enumerate(range(0, len(dataset), batch_size)):
-        indices = range(begin, min(begin + batch_size, len(dataset)))
-        yield len(indices), _batch(dataset, indices, torch.device(device), number)
-=======
 def _sized_batches(
     dataset: Any, batch_size: int, device: torch.device | str, size: int | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     size = len(dataset) if size is None else size
-    for begin in range(0, size, batch_size):
+    for number, begin in enumerate(range(0, size, batch_size)):
         indices = range(begin, min(begin + batch_size, size))
-        yield len(indices), _batch(dataset, indices, torch.device(device))
->>>>>>> part-faults
+        yield len(indices), _batch(dataset, indices, torch.device(device), number)
 
 
 def _batch(dataset: Any, indices: Sequence[int], device: torch.device, number: int = 0) -> Any:

@@ -80,8 +80,8 @@ class _Counted(TorchDispatchMode):
 
 def num_operations(length: int, *, is_coupled: bool, trace: str | None) -> int:
     schedule = chain(length, "total", is_coupled=is_coupled, trace=trace)
-    # A trace begins with the second step, which the plans take too.
-    for _ in range(2):
+    # A trace begins with the second step; the plans take its first three steps too.
+    for _ in range(4):
         schedule.tick()
     with _Counted() as counted:
         schedule.tick()

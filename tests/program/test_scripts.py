@@ -142,7 +142,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "state of another optimizer": (
         lambda: loaded(program(optimizer=torch.optim.Adam).state_dict()),
-        "state.p.optimizer.param_groups.0: found the state of another optimizer, without 'dampening'; expected that of SGD",
+        "state.p.optimizer.param_groups.0: found the state of another optimizer, without 'dampening'; expected that",
     ),
     "state of no optimizer": (
         lambda: loaded(program(optimizer=None).state_dict()),

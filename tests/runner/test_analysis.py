@@ -10,11 +10,8 @@ import numpy
 import pytest
 import torch
 
-<<<<<<< HEAD
 from mlotool import Identity, Implicit
-=======
 from mlotool.core.errors import ConfigError, RunError
->>>>>>> part-faults
 from mlotool.data import Digits
 from mlotool.program import Graph, Problem, Program
 from mlotool.runner.analysis import run_analyses
@@ -48,7 +45,6 @@ def test_arrays_texts_and_numbers_go_their_ways(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["look.npz", "look_name.txt"]
 
 
-<<<<<<< HEAD
 def _weights(values: list[float], num_steps: int, folder: Path) -> None:
     problem = Problem("line", torch.nn.Linear(1, 1), lambda batch, *, other: other(batch), roles={"other": "other"})
     lower = Problem(
@@ -61,7 +57,8 @@ def _weights(values: list[float], num_steps: int, folder: Path) -> None:
     graph = Graph(upper_to_lower={"line": ["other"]}, lower_to_upper={"other": ["line"]})
     problem.num_steps = num_steps
     analysis = _Analysis(lambda batches, *, model: {"weight": torch.tensor(values)})
-    run_analyses({"look": analysis}, Program([problem, lower], graph), Digits({"val": 5}), folder)
+    program, data = Program([problem, lower], graph), Digits({"val": 5})
+    run_analyses(SimpleNamespace(analyses={"look": analysis}, program=program, data=data), folder, "cpu", dict)
 
 
 @pytest.mark.parametrize("values", [[0.998, 1.0, 0.999], [0.7, 0.7], [1e-8, 1.009e-8], [-2.0, -2.01], [0.0, 0.0, 0.0]])
@@ -76,7 +73,8 @@ def test_weights_that_are_all_about_the_same_are_told(values: list[float], tmp_p
 )
 def test_weights_that_differ_or_have_just_begun_are_not(values: list[float], num_steps: int, tmp_path: Path) -> None:
     _weights(values, num_steps, tmp_path)
-=======
+
+
 def _fails_from(call: int, size: int = 10**9) -> Callable[..., dict[str, float]]:
     """Return an analysis that fails from its n-th call on, or where it gets fewer samples than `size`."""
     calls = []
@@ -144,4 +142,3 @@ def test_a_failure_at_the_end_loses_nothing_else(
     whole = {name: _Analysis(_fails_from(9), {"model": "classifier"}) for name in order}
     result = tiny_run({"runner.max_ticks": 4}, analyses=whole, resume=tmp_path / "run")
     assert result.metrics["bad/calls"] == 1.0
->>>>>>> part-faults
