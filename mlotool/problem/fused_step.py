@@ -105,6 +105,7 @@ class FusedStep:
         self._step = {SGD: _sgd, Adam: _adam, AdamW: _adam}.get(type(optimizer))
         self._groups: list[tuple[Kernel, KernelGroup]] | None = None
         self._same: SameObjects | None = None
+        self._strides: list[Any] = []
         self._is_first = True
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
@@ -143,8 +144,9 @@ class FusedStep:
         """
         if self._is_first or self._step is None or has_step_hooks(self.optimizer):
             return None
-        if self._same is None or not self._same():
-            self._groups = self._find()
+        strides = [*map(Tensor.stride, self._parameters)]
+        if self._same is None or not self._same() or strides != self._strides:
+            self._strides, self._groups = strides, self._find()
             # Finding may put what is kept into its parameter's layout.
             self._same = SameObjects(partial(parts_of_step, self.optimizer))
         return self._groups

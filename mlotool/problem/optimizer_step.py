@@ -125,6 +125,11 @@ class OptimizerStep:
         """Whether a step changes the settings of the next."""
         return self.scheduler is not None and self._settings.scheduler_interval == "step"
 
+    def align_state(self) -> None:
+        """Put what is kept of each parameter into its layout in memory, in which kernels read it."""
+        if self._shards is None:
+            self._fused.mend()
+
     def hooked(self, gradient: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Return what hooks that a user has put after the accumulation of gradients (`Tensor.grad`) make of them."""
         if not any(each._post_accumulate_grad_hooks for each in self._parameters):
@@ -308,8 +313,7 @@ class OptimizerStep:
             # The kernels refuse it.
             for group in self._optimizer.param_groups:
                 group["fused"] = False if group.get("fused") else group.get("fused")
-        if self._shards is None:
-            self._fused.mend()
+        self.align_state()
         self._set_gradient(gradient)
         try:
             self._optimizer.step()

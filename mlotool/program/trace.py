@@ -142,13 +142,7 @@ class Tracer:
         # What a trace holds for: kinds of tensors, other values in the batches, modes of modules, optimizers' settings.
         kinds = self._kinds(batches, tensors)
         key = kinds, tuple([module.training for module in self._modules]), *[each.refresh() for each in self._stepping]
-        arguments = self._arguments()
-        layouts = _layouts(arguments)
-        if layouts != self._layouts:
-            # Kernels go through parameters in their order in memory.
-            self._layouts = layouts
-            self._traces.clear()
-        return arguments + tensors, self._traces.setdefault(key, [])
+        return self._arguments() + tensors, self._traces.setdefault(key, [])
 
     def _look(self) -> None:
         """Drop traces of what is no more; raise an UntraceableError where there are hooks, which no trace calls."""
@@ -170,6 +164,12 @@ class Tracer:
             self._bind()
             if [each.structure for each in self._stepping] != before:
                 self._traces.clear()
+        layouts = _layouts(self._arguments())
+        if layouts != self._layouts:
+            # Kernels go through parameters in their order in memory.
+            self._bind()
+            self._layouts = _layouts(self._arguments())
+            self._traces.clear()
 
     def _add(self, traces: list[Trace], batches: Sequence[Sequence[Batches]], arguments: Sequence[Tensor]) -> None:
         if self._num_traces == MOST_TRACES:
@@ -207,6 +207,8 @@ class Tracer:
         """Look up modules, parameters and the state of the optimizers."""
         self._modules = [module for problem in self._engine.problems for module in problem.submodules]
         self._buffered = [problem for problem in self._engine.problems if problem.slots.has_buffers]
+        for step in self.steps:
+            step.problem.optimizer_step.align_state()
         self._stepping = [TracedStep(each.problem) for each in self.steps]
         self._fixed = [tensor for problem in self._engine.problems for tensor in problem.own]
         for each in self._stepping:
