@@ -149,7 +149,7 @@ class Guard:
         self._inside = [space for _, space in inside]
         self._values = {
             (owner, str(key), id(space)): value
-            for owner, space in (*spaces, *inside)
+            for owner, space in (*inside, *spaces)
             for key, value in space.items()
             if key not in self._skipped
         }

@@ -47,7 +47,8 @@ class Place:
     @property
     def identity(self) -> tuple[int, str]:
         """The same whenever it is looked for."""
-        return id(self.holder.cell if isinstance(self.holder, _Cell) else self.holder), self.key
+        holder: Any = self.holder
+        return id(getattr(holder, "cell", None) or getattr(holder, "elements", None) or holder), self.key
 
     @property
     def value(self) -> Any:
@@ -80,6 +81,31 @@ class _Cell(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return 1
+
+
+class _Elements(MutableMapping[str, Any]):
+    """The elements of a list as a namespace of numbers."""
+
+    def __init__(self, elements: list[Any]) -> None:
+        self.elements = elements
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return self.elements[int(key)]
+        except (ValueError, IndexError):
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.elements[int(key)] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.elements[int(key)]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, range(len(self.elements)))
+
+    def __len__(self) -> int:
+        return len(self.elements)
 
 
 def is_plain(value: Any) -> bool:
@@ -185,6 +211,10 @@ def _spaces(part: Any) -> Iterator[tuple[str, MutableMapping[str, Any], frozense
         yield "", part.keywords, None
     elif inspect.isfunction(part) or inspect.ismethod(part):
         yield from _names_of(inspect.unwrap(part))
+    elif isinstance(part, list) and _parts(part):
+        yield "element ", _Elements(part), None
+    elif isinstance(part, dict) and _parts(part) and all(isinstance(key, str) for key in part):
+        yield "", part, None
     elif not inspect.isroutine(part) and not inspect.isclass(part) and is_of_user(part):
         if hasattr(part, "__dict__"):
             yield f"{type(part).__name__}.", part.__dict__, None

@@ -1,0 +1,138 @@
+"""What a user changes in one of several runs counts there, and in no other one."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mlotool import Problem, Schedule
+from mlotool.core.errors import RunError
+from mlotool.fusion.fused_ticks import FusedTicks
+from tests.fusion.members import compared, network, plain, state_difference
+
+pytestmark = pytest.mark.usefixtures("no_clock")
+
+
+def norms() -> nn.Module:
+    return network(nn.BatchNorm1d(8), nn.LeakyReLU(0.1))
+
+
+def first(problem: Problem) -> Any:
+    return problem.module[0].weight  # type: ignore[index]
+
+
+def emptied(problem: Problem) -> None:
+    problem.optimizer.state[first(problem)]["momentum_buffer"] = torch.zeros_like(first(problem))  # type: ignore[union-attr]
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a mode": (lambda problem: problem.module[1].eval(), "BatchNorm1d.training has changed"),
+    "an attribute": (lambda problem: setattr(problem.module[1], "momentum", 0.01), "BatchNorm1d.momentum has changed"),
+    "a slope": (
+        lambda problem: setattr(problem.module[2], "negative_slope", 0.5),
+        "LeakyReLU.negative_slope has changed",
+    ),
+    "a submodule": (lambda problem: problem.module.__setitem__(3, nn.Softsign()), "Sequential.3 has changed"),
+    "a forward": (lambda problem: setattr(problem.module[3], "forward", lambda x: x), "Tanh.forward has changed"),
+    "a forward hook": (
+        lambda problem: problem.module[0].register_forward_hook(lambda _, __, out: 2 * out),
+        "has a hook",
+    ),
+    "a hook of a parameter": (
+        lambda problem: first(problem).register_hook(lambda gradient: 2 * gradient),
+        "has a hook",
+    ),
+    "data": (lambda problem: setattr(first(problem), "data", first(problem).data.clamp(-0.1, 0.1)), ""),
+    "strides": (lambda problem: setattr(first(problem), "data", first(problem).data.t().contiguous().t()), ""),
+    "momentum": (emptied, ""),
+    "a rate": (lambda problem: problem.optimizer.param_groups[0].update(lr=0.01), ""),
+    "statistics": (lambda problem: problem.module[1].reset_running_stats(), ""),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_one_member_counts_there(name: str) -> None:
+    change, reason = CHANGES[name]
+    alone, fused = ([Schedule(plain(number, norms)) for number in range(3)] for _ in range(2))
+    together = FusedTicks(dict.fromkeys(range(3), "the same"))
+    for number, schedule in enumerate(fused):
+        together.join(number, schedule)
+    for tick in range(12):
+        if tick == 6:
+            for schedules in (alone, fused):
+                change(schedules[1].program.problems["classifier"])
+        if tick % 5 == 0:
+            together.begin(range(3))
+        outcomes = together.tick(range(3))
+        for schedule in alone:
+            schedule.tick()
+        assert not [each for each in outcomes.values() if isinstance(each, Exception)]
+    [verdict] = together.records[0].verdicts.values()
+    assert reason in verdict.reason and verdict.is_fused == (not reason)
+    errors = [state_difference(*(each.program for each in pair)) for pair in zip(alone, fused, strict=True)]
+    assert max(errors) < 1e-10
+
+
+def test_a_frozen_parameter_ends_its_run_alone() -> None:
+    schedules = [Schedule(plain(number)) for number in range(3)]
+    together = FusedTicks(dict.fromkeys(range(3), "the same"))
+    for number, schedule in enumerate(schedules):
+        together.join(number, schedule)
+    for tick in range(8):
+        if tick == 5:
+            first(schedules[1].program.problems["classifier"]).requires_grad_(False)
+        outcomes = together.tick(range(3))
+        if tick >= 5:
+            break
+    assert [type(each) for each in outcomes.values()] == [dict, RunError, dict]
+    assert "'0.weight' does not require a gradient any more" in str(outcomes[1])
+
+
+def by_numpy(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    logits = model(batch["input"])
+    largest = float(numpy.median(logits.detach().numpy()))
+    return functional.cross_entropy(logits, batch["target"]) + 0.01 * largest * logits.square().mean()
+
+
+def by_mask(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+    logits = model(batch["input"])
+    return functional.cross_entropy(logits, batch["target"]) + 0.01 * logits[logits > 0].sum()
+
+
+class Counted:
+    """Counts its calls where no look at its attributes tells."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[int]] = [[0]]
+
+    def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        self.calls[0][0] += 1
+        return functional.cross_entropy(model(batch["input"]) / (1 + 1e-3 * self.calls[0][0]), batch["target"])
+
+
+class Noisy:
+    def __init__(self) -> None:
+        self.random = numpy.random.default_rng(0)
+
+    def __call__(self, batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
+        return functional.cross_entropy(model(batch["input"]) + 0.01 * self.random.random(), batch["target"])
+
+
+LOSSES: dict[str, tuple[Callable[[], Any], str]] = {
+    "numpy": (lambda: by_numpy, "takes values out of torch"),
+    "a mask": (lambda: by_mask, "the shape of a result depends on values"),
+    "a count in a list of lists": (Counted, "evaluating its loss changes element 0, which a trace would fix"),
+    "a generator of numpy": (Noisy, "gives other values each time (Generator)"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_is_more_than_a_function_of_tensors_is_taken_one_by_one(name: str) -> None:
+    make, reason = LOSSES[name]
+    found = compared(lambda number: plain(number, loss=make()))
+    assert found.reasons and reason in found.reasons[0]
+    assert found.error < 1e-12
