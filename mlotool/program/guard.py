@@ -107,7 +107,8 @@ class Guard:
     def hook(self) -> str | None:
         """Return where there is a hook of a user's now, as `why_hooked` does."""
         on_parameters = [each._backward_hooks or each._post_accumulate_grad_hooks for each in self._parameters]
-        if not any(self._hooks) and not any(on_parameters):
+        are_more = any(len(each) != count for each, count in self._own_hooks)
+        if not (are_more or any(self._hooks) or any(on_parameters)):
             return None
         return next((found for each in self._problems if (found := why_hooked(each))), None)
 
@@ -130,7 +131,8 @@ class Guard:
         self._parameters = [parameter for each in self._problems for parameter in each.module.parameters()]
         named = [(f"problems.{each.name}: ", module) for each in self._problems for module in each.module.modules()]
         # What torch itself has put there is part of a module, and stays.
-        hooks = chain(_OF_ALL_MODULES, *[[vars(each)[name] for name in _OF_MODULES] for _, each in named])
+        hooks = [*_OF_ALL_MODULES, *[vars(each)[name] for _, each in named for name in _OF_MODULES]]
+        self._own_hooks = [(each, len(each)) for each in hooks if each and all(map(_is_torchs, each.values()))]
         self._hooks = [each for each in hooks if not (each and all(map(_is_torchs, each.values())))]
         spaces = [(f"{owner}{type(module).__name__}.", vars(module)) for owner, module in named]
         for each in self._problems:
