@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from mlotool.core.unchanged import is_unchanged
 from mlotool.problem.batch_fetcher import BatchFetcher, BatchKey, SizedDataset, draws_nothing, mixed_seed
 from mlotool.problem.batch_share import Share
 from mlotool.problem.batch_transfer import to_device
-from mlotool.problem.load_ahead import load_ahead, loading_error
+from mlotool.problem.load_ahead import LoadAhead, LostWorkerError, loading_error
 from mlotool.problem.samples import check_stream
 
 Place = tuple[int, int]
@@ -80,7 +81,7 @@ class Stream:
         self._batches_consumed = 0
         self._order: tuple[int, Tensor] | None = None
         # What worker processes load ahead, and the place of the batch that they hand out next.
-        self._loader: Iterator[Any] | None = None
+        self._loader: LoadAhead | None = None
         self._loader_place = (0, 0)
         self._shared: Reads | None = None
         self._ahead: Any = None
@@ -290,22 +291,41 @@ class Stream:
 
     def _loaded(self, place: Place) -> Any:
         try:
-            return self.moved(self._fetcher[self._key(*place)] if self._num_workers == 0 else self._loaded_ahead(place))
+            return self.moved(self._read(place))
         except Exception as error:
-            # Freed now, its processes end at once. Among the objects of the error, which the garbage collector frees
-            # together, they would wait five seconds each for a word from a queue that is gone.
-            self._loader = None
+            # Now: the garbage collector frees the objects of the error together, and then its processes would wait
+            # five seconds each for a word from a queue that is gone.
+            self._end_loader()
             found = loading_error(error, self.dataset, self.batch_size)
             if found is None:
                 raise
             raise found from error
+
+    def _read(self, place: Place) -> Any:
+        if self._num_workers == 0:
+            return self._fetcher[self._key(*place)]
+        try:
+            return self._loaded_ahead(place)
+        except LostWorkerError as error:
+            warnings.warn(
+                f"A process that loads data was ended from outside ({error}); another one loads the same samples. If "
+                "this comes again, it had no memory left: lower the stream's num_workers, or set it to 0.",
+                stacklevel=2,
+            )
+        self._end_loader()
+        return self._loaded_ahead(place)
+
+    def _end_loader(self) -> None:
+        if self._loader is not None:
+            self._loader.close()
+        self._loader = None
 
     def _loaded_ahead(self, place: Place) -> Any:
         epoch, number = place
         # They are at another place where batches in between were read elsewhere.
         if self._loader is None or place != self._loader_place:
             keys = [self._key(epoch, later) for later in range(number, self.num_batches)]
-            self._loader = load_ahead(self._fetcher, keys, self._num_workers)
+            self._loader = LoadAhead(self._fetcher, keys, self._num_workers)
         batch = next(self._loader)
         self._loader_place = epoch, number + 1
         return batch

@@ -1,0 +1,105 @@
+"""Processes that load data and end before their time: others take their place, with the same samples."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from mlotool.core.errors import RunError
+from mlotool.problem.stream import Stream
+
+SIZE = 12
+
+
+class Data:
+    """Ends the process that reads a sample, in a worker and as often as it is told."""
+
+    def __init__(self, end: Callable[[], Any], folder: Path, at: int = 5, times: int = 1) -> None:
+        self.end, self.folder, self.at, self.times, self.home = end, folder, at, times, os.getpid()
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if os.getpid() != self.home and index == self.at:
+            ended = len(list(self.folder.iterdir()))
+            if ended < self.times:
+                (self.folder / str(ended)).touch()
+                self.end()
+        return {"input": index + torch.rand(2)}
+
+
+@pytest.fixture(autouse=True)
+def _is_soon_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch looks every five seconds whether the workers are there."""
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
+
+
+ENDS: dict[str, Callable[[], Any]] = {
+    "kill -9": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "a segmentation fault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "an exit code": lambda: os._exit(3),
+    "exit code 0": lambda: os._exit(0),
+}
+
+
+def values(stream: Stream, count: int = 10) -> list[list[list[float]]]:
+    return [stream.next()["input"].tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_batches_are_those_that_they_would_have_been(tmp_path: Path, name: str, num_workers: int) -> None:
+    whole = values(Stream(Data(ENDS[name], tmp_path), 3, seed=4))
+    with pytest.warns(UserWarning, match="was ended from outside.*another one loads the same samples") as caught:
+        found = values(Stream(Data(ENDS[name], tmp_path), 3, seed=4, num_workers=num_workers))
+    assert found == whole
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_one_that_ends_again_at_the_same_batch_is_an_error(tmp_path: Path, name: str) -> None:
+    stream = Stream(Data(ENDS[name], tmp_path, at=0, times=9), 3, shuffle=False, num_workers=1)
+    with (
+        pytest.warns(UserWarning, match="was ended from outside"),
+        pytest.raises(RunError, match=r"loads Data was ended from outside, and so was .*resume=auto"),
+    ):
+        stream.next()
+
+
+def test_all_workers_killed_between_two_batches(tmp_path: Path) -> None:
+    whole = values(Stream(Data(int, tmp_path), 1, seed=4), SIZE)
+    stream = Stream(Data(int, tmp_path), 1, seed=4, num_workers=2)
+    found = values(stream, 1)
+    assert stream._loader is not None
+    for worker in stream._loader._workers:
+        worker.kill()
+    with pytest.warns(UserWarning, match="was ended from outside"):
+        found += values(stream, SIZE - 1)
+    assert found == whole
+
+
+def _stay() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1000)
+
+
+def test_a_worker_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)
+    stream = Stream(Data(_stay, tmp_path, at=11), 3, shuffle=False, num_workers=2)
+    stream.next()
+    assert stream._loader is not None
+    workers = stream._loader._workers
+    while not list(tmp_path.iterdir()):
+        time.sleep(0.01)
+    stream.load_state_dict(stream.state_dict())
+    for each in workers:
+        each.join(10)
+    assert not any(each.is_alive() for each in workers)
