@@ -31,18 +31,6 @@ class LoadAhead:
     Raises:
         UserCodeError: at a batch that a worker could not read.
     """
-<<<<<<< HEAD
-    loader: DataLoader[Any] = DataLoader(
-        _FailureAsValue(fetcher),  # type: ignore[arg-type]
-        sampler=keys,
-        batch_size=None,
-        num_workers=num_workers,
-        collate_fn=_as_is,
-        # Its own: a loader draws the seeds of its workers, and must not take them from the generator of the training.
-        generator=torch.Generator().manual_seed(mixed_seed(fetcher.seed, keys[0][0])),
-    )
-    return map(_opened, loader)
-=======
 
     def __init__(self, fetcher: BatchFetcher, keys: Sequence[BatchKey], num_workers: int) -> None:
         loader: DataLoader[Any] = DataLoader(
@@ -51,8 +39,8 @@ class LoadAhead:
             batch_size=None,
             num_workers=num_workers,
             collate_fn=_as_is,
-            # Its own: a loader draws a base seed, and must not take it from the generator of the training.
-            generator=torch.Generator(),
+            # Its own: a loader draws the seeds of its workers, and must not take them from that of the training.
+            generator=torch.Generator().manual_seed(mixed_seed(fetcher.seed, keys[0][0])),
         )
         batches: Any = iter(loader)
         self._batches, self._workers = batches, list(batches._workers)
@@ -92,7 +80,6 @@ class LoadAhead:
     def __del__(self) -> None:
         if hasattr(self, "_workers"):
             self.close()
->>>>>>> part-faults
 
 
 def loading_error(error: Exception, dataset: SizedDataset, batch_size: int) -> RunError | None:

@@ -167,7 +167,13 @@ class Stream:
         if draws_nothing(self.dataset):
             return True
         epoch, number, indices = self._key(*self.next_place)
-        first, again = load_ahead(self._fetcher, [(epoch, number, indices[:1])] * 2, min(self._num_workers, 1))
+        key = epoch, number, indices[:1]
+        if self._num_workers == 0:
+            first, again = (self._fetcher[key] for _ in range(2))
+        else:
+            loader = LoadAhead(self._fetcher, [key, key], 1)
+            first, again = next(loader), next(loader)
+            loader.close()
         return is_unchanged(Share.opened(first)[0], Share.opened(again)[0])
 
     def divide(self, rank: int, num_ranks: int) -> "Stream":
