@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._pytree import tree_leaves
 
 from mlotool.core.errors import ConfigError
@@ -256,4 +257,6 @@ def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 @torch.no_grad()
 def _fill(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for tensor, value in zip(tensors, values, strict=True):
-        tensor.copy_(value)
+        # The values come back: who has noted versions of these tensors (a graph, a shared part) may go on.
+        with _unsafe_preserve_version_counter(tensor):
+            tensor.copy_(value)
