@@ -200,6 +200,7 @@ def _definition(target: Any) -> Any:
     return inspect.unwrap(target) if inspect.isroutine(target) or inspect.isclass(target) else type(target)
 
 
+@functools.lru_cache(maxsize=10_000)
 def _file_of(definition: Any) -> str:
     try:
         return inspect.getsourcefile(definition) or ""

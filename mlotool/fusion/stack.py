@@ -60,6 +60,9 @@ class Stack:
         if program is None:
             return
         tensors = _tensors(program)
+        if len(tensors) != len(self._rows) or any(each is None for each in tensors):
+            self.reason = "a buffer of a module has come or gone"
+            return
         if [*map(Tensor.data_ptr, tensors)] == self._pointers[number] and [*map(Tensor.size, tensors)] == self._sizes:
             return
         rows = [each[number] for each in self._rows]

@@ -27,7 +27,7 @@ from mlotool.fusion.round_members import (
 from mlotool.fusion.stacked_gradients import Found, StackedGradients
 from mlotool.fusion.verdict import CHANGED, CHANGED_LATER, DIFFERENT, Verdict
 from mlotool.program.step_result import StepResult
-from mlotool.program.traced_rounds import next_look
+from mlotool.program.traced_rounds import Looks
 
 
 class StackedRound:
@@ -74,7 +74,7 @@ class StackedRound:
         self._is_pure = False
         # Steps as one program, and the tick of the last one that was compared with a plan.
         self._count = self._compared_at = 0
-        self._next_look, self._num_looks, self._run_length = 2, 0, leader.program.run_length
+        self._looks, self._num_looks = Looks(leader.program.run_length), 0
         # torch's own optimizers and schedulers draw no random numbers, and leave tensors where they are.
         problems = [problem for each in members.problems for problem in each]
         self._is_foreign = any(is_of_user(problem.optimizer, problem.scheduler) for problem in problems)
@@ -153,8 +153,9 @@ class StackedRound:
         self._count += 1
         # A sweep that goes on looks at once: the record of its first process may be anybody's.
         is_known = self._compared_at > 0
-        if not is_known or self._count >= self._next_look:
-            self._next_look = next_look(self._count, self._run_length)
+        # The first one is that of the attempt.
+        is_due = self._looks.is_due(self._tick(live)) and self._count > 1
+        if not is_known or is_due:
             wrong = self._look(live, batches, found)
             self._renew()
             if wrong:

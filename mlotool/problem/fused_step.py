@@ -105,7 +105,7 @@ class FusedStep:
         self._step = {SGD: _sgd, Adam: _adam, AdamW: _adam}.get(type(optimizer))
         self._groups: list[tuple[Kernel, KernelGroup]] | None = None
         self._same: SameObjects | None = None
-        self._strides: list[Any] = []
+        self._seen_layouts: Any = None
         self._is_first = True
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
@@ -144,12 +144,17 @@ class FusedStep:
         """
         if self._is_first or self._step is None or has_step_hooks(self.optimizer):
             return None
-        strides = [*map(Tensor.stride, self._parameters)]
-        if self._same is None or not self._same() or strides != self._strides:
-            self._strides, self._groups = strides, self._find()
+        if self._same is None or not self._same() or self._layouts() != self._seen_layouts:
+            self._groups = self._find()
             # Finding may put what is kept into its parameter's layout.
-            self._same = SameObjects(partial(parts_of_step, self.optimizer))
+            self._same, self._seen_layouts = SameObjects(partial(parts_of_step, self.optimizer)), self._layouts()
         return self._groups
+
+    def _layouts(self) -> Any:
+        """Return the sizes and strides of all that a kernel reads: `data` may give a tensor others."""
+        vectors = chain.from_iterable([kept for _, group in self._groups or () for kept in group.vectors.values()])
+        tensors = [*self._parameters, *vectors]
+        return [*map(Tensor.size, tensors)], [*map(Tensor.stride, tensors)]
 
     def mend(self) -> None:
         """Let torch's fused kernels be right where the optimizer takes a step itself.

@@ -344,7 +344,7 @@ class OptimizerStep:
 
     def _evaluate_again(self, evaluate: Evaluate) -> float:
         loss, gradient = evaluate()
-        self._set_gradient(self.clip(gradient)[0])
+        self._set_gradient(self.clip(self.hooked(gradient))[0])
         return float(loss)
 
     def _set_gradient(self, gradient: Sequence[Tensor | None]) -> None:

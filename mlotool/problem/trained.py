@@ -31,10 +31,11 @@ class Trained:
         self._name, self._module, self._theta = name, module, theta
         self._places = [each for part in module.modules() for each in (part._parameters, part._modules)]
         self._parameters = [*module.parameters()]
+        self._buffers = [each._buffers for each in module.modules() if each._buffers]
         self._same = SameObjects(self._look)
 
     def have_moved(self) -> bool:
-        """Say whether submodules or constant parameters are others than before; looks at every tick.
+        """Say whether submodules, constant parameters or the number of buffers are others than before.
 
         Raises:
             RunError: so are the parameters that are trained.
@@ -55,7 +56,8 @@ class Trained:
 
     def _look(self) -> Sequence[Any]:
         parts = chain.from_iterable([each.values() for each in self._places])
-        return [*parts, *[each.requires_grad for each in self._parameters]]
+        buffers = [value is None for each in self._buffers for value in each.values()]
+        return [*parts, *[each.requires_grad for each in self._parameters], *buffers]
 
     def _refused(self, key: str, change: str, advice: str) -> RunError:
         return RunError(_CHANGED.format(problem=self._name, key=key, change=change, advice=advice))

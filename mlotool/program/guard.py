@@ -19,7 +19,7 @@ from torch.nn.modules import module as registration
 from mlotool.core.user_code import is_of_user
 from mlotool.problem.fused_step import has_step_hooks
 from mlotool.problem.problem import Problem
-from mlotool.program.python_places import hidden_state
+from mlotool.program.python_places import held_modules, hidden_state
 from mlotool.program.python_state import PythonWatch
 
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -47,7 +47,7 @@ def why_hooked(problem: Problem) -> str | None:
         if not all(map(_is_torchs, hooks)):
             return f"the module of problems.{problem.name} ({path or type(module).__name__}) has a hook"
     for key, parameter in problem.module.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        if _has_hook(parameter):
             return f"the parameter '{key}' of problems.{problem.name} has a hook"
     return None
 
@@ -55,7 +55,13 @@ def why_hooked(problem: Problem) -> str | None:
 def why_unseen(problems: Sequence[Problem]) -> str | None:
     """Return why a trace of these problems would miss what takes part in their steps; None where nothing is known."""
     hooks = (why_hooked(each) for each in problems)
-    return next((each for each in hooks if each is not None), None) or hidden_state(problems)
+    if hook := next((each for each in hooks if each is not None), None):
+        return hook
+    for module in held_modules(problems):
+        on_parameters = [each for each in module._parameters.values() if each is not None and _has_hook(each)]
+        if on_parameters or not all(map(_is_torchs, chain(*[vars(module)[name].values() for name in _OF_MODULES]))):
+            return f"a module that a loss holds ({type(module).__name__}) has a hook"
+    return hidden_state(problems)
 
 
 def has_own_scheduler(problem: Problem) -> bool:
@@ -106,11 +112,12 @@ class Guard:
 
     def hook(self) -> str | None:
         """Return where there is a hook of a user's now, as `why_hooked` does."""
-        on_parameters = [each._backward_hooks or each._post_accumulate_grad_hooks for each in self._parameters]
+        on_parameters = map(_has_hook, self._parameters)
         are_more = any(len(each) != count for each, count in self._own_hooks)
         if not (are_more or any(self._hooks) or any(on_parameters)):
             return None
-        return next((found for each in self._problems if (found := why_hooked(each))), None)
+        found = next((found for each in self._problems if (found := why_hooked(each))), None)
+        return found or "a module that a loss holds has a hook"
 
     def change(self) -> str | None:
         """Return the place of what has changed since it was made, or renewed; None where nothing has."""
@@ -128,8 +135,13 @@ class Guard:
     def renew(self) -> None:
         """Take what there is now for what is held fixed."""
         self._problems = [*chain(*self._members)]
-        self._parameters = [parameter for each in self._problems for parameter in each.module.parameters()]
         named = [(f"problems.{each.name}: ", module) for each in self._problems for module in each.module.modules()]
+        held = [module for each in self._members for module in held_modules(each)]
+        named += [("a loss's ", module) for module in held]
+        self._parameters = [
+            parameter for _, module in named for parameter in module._parameters.values() if parameter is not None
+        ]
+        self._held = held
         # What torch itself has put there is part of a module, and stays.
         hooks = [*_OF_ALL_MODULES, *[vars(each)[name] for _, each in named for name in _OF_MODULES]]
         self._own_hooks = [(each, len(each)) for each in hooks if each and all(map(_is_torchs, each.values()))]
@@ -156,6 +168,7 @@ class Guard:
             if key not in self._skipped
         }
         self._values |= {(f"problems.{each.name}.", "loss", id(each)): each.loss for each in self._problems}
+        self._values |= {("a loss's module.", "training", id(each)): each.training for each in held}
         self._values |= {("a parameter's ", "requires_grad", id(each)): each.requires_grad for each in self._parameters}
         self._seen, self._objects = self._look(), self._look_at_objects()
         self._watch = PythonWatch(self._members)
@@ -172,7 +185,8 @@ class Guard:
 
     def _look(self) -> Any:
         values = [get(space) for get, space in self._getters]
-        return values, [*map(len, self._spaces)], [each.requires_grad for each in self._parameters]
+        modes = [each.training for each in self._held]
+        return values, modes, [*map(len, self._spaces)], [each.requires_grad for each in self._parameters]
 
     def _look_at_objects(self) -> list[Any]:
         return [*chain.from_iterable([each.values() for each in self._inside]), *[each.loss for each in self._problems]]
@@ -206,6 +220,10 @@ def _is_equal(kept: Any, now: Any) -> bool:
         return False
 
 
+def _has_hook(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
 def _is_torchs(hook: Any) -> bool:
     """Say whether a hook is part of how a module of torch's works, such as `torch.nn.utils.spectral_norm`."""
     return (getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] == "torch"
@@ -231,7 +249,7 @@ def _with_parts(part: Any) -> Iterator[Any]:
 
 
 def _held(part: Any, depth: int = 3) -> Iterator[Any]:
-    """Yield functions and objects in an object's attributes, and in containers there, but for modules."""
+    """Yield functions, modules and objects in an object's attributes, and in containers there."""
     if depth == 0 or isinstance(part, _PLAIN) or inspect.isroutine(part) or inspect.isclass(part):
         return
     if isinstance(part, Mapping):
@@ -241,9 +259,13 @@ def _held(part: Any, depth: int = 3) -> Iterator[Any]:
     elif dataclasses.is_dataclass(part):
         inside = [getattr(part, field.name, None) for field in dataclasses.fields(part)]
     else:
-        inside = [*vars(part).values()] if hasattr(part, "__dict__") else []
+        # Of a module its submodules are told by themselves.
+        inside = [each for key, each in vars(part).items() if key != "_modules"] if hasattr(part, "__dict__") else []
     for each in inside:
-        if isinstance(each, (nn.Module, *_PLAIN)):
+        if isinstance(each, _PLAIN):
+            continue
+        if isinstance(each, nn.Module):
+            yield from each.modules()
             continue
         if not isinstance(each, (Mapping, *_SEQUENCES)):
             yield each

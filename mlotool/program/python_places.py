@@ -1,27 +1,32 @@
 """Where losses and modules of the user's keep what is no tensor of a problem: attributes, globals, closures."""
 
+import dataclasses
 import inspect
 import random
 from collections import deque
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from types import CellType, CodeType
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlotool.core.user_code import is_of_user
 from mlotool.problem.problem import Problem
 
 _HIDDEN = (Iterator, random.Random, numpy.random.RandomState, numpy.random.Generator, torch.Generator)
 _PLAIN = (bool, int, float, complex, str, type(None))
-_CONTAINERS = (list, dict, set, deque)
+_CONTAINERS = list | dict | set | deque
 
 MOST_ELEMENTS = 10_000
 """Of a container, or of a tensor: larger ones are data."""
+
+MOST_NUMBERS = 4_000_000
+"""Of a tensor or an array: larger ones are data."""
 
 MOST_WATCHED = 100
 """Elements of a container that is compared before every step."""
@@ -47,8 +52,7 @@ class Place:
     @property
     def identity(self) -> tuple[int, str]:
         """The same whenever it is looked for."""
-        holder: Any = self.holder
-        return id(getattr(holder, "cell", None) or getattr(holder, "elements", None) or holder), self.key
+        return id(getattr(self.holder, "behind", self.holder)), self.key
 
     @property
     def value(self) -> Any:
@@ -60,21 +64,21 @@ class _Cell(MutableMapping[str, Any]):
     """The variable of a closure as a namespace of one name."""
 
     def __init__(self, name: str, cell: CellType) -> None:
-        self._name, self.cell = name, cell
+        self._name, self.behind = name, cell
 
     def __getitem__(self, key: str) -> Any:
         if key != self._name:
             raise KeyError(key)
         try:
-            return self.cell.cell_contents
+            return self.behind.cell_contents
         except ValueError:
             raise KeyError(key) from None
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self.cell.cell_contents = value
+        self.behind.cell_contents = value
 
     def __delitem__(self, key: str) -> None:
-        del self.cell.cell_contents
+        del self.behind.cell_contents
 
     def __iter__(self) -> Iterator[str]:
         return iter((self._name,))
@@ -83,29 +87,63 @@ class _Cell(MutableMapping[str, Any]):
         return 1
 
 
-class _Elements(MutableMapping[str, Any]):
-    """The elements of a list as a namespace of numbers."""
+class _Class(MutableMapping[str, Any]):
+    """The attributes of a class, but for its methods and what Python keeps there."""
 
-    def __init__(self, elements: list[Any]) -> None:
-        self.elements = elements
+    def __init__(self, owner: type) -> None:
+        self.behind = owner
+        self._keys = [
+            key for key, value in vars(owner).items() if not key.startswith("__") and not inspect.isroutine(value)
+        ]
+
+    def __getitem__(self, key: str) -> Any:
+        return vars(self.behind)[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self.behind, key, value)
+
+    def __delitem__(self, key: str) -> None:
+        delattr(self.behind, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+class _Elements(MutableMapping[str, Any]):
+    """The elements of a container as a namespace of their numbers or keys."""
+
+    def __init__(self, elements: Any) -> None:
+        self.behind = elements
+        keys = elements if isinstance(elements, dict) else range(len(elements))
+        self._keys = {str(key): key for key in keys}
 
     def __getitem__(self, key: str) -> Any:
         try:
-            return self.elements[int(key)]
-        except (ValueError, IndexError):
+            return self.behind[self._keys[key]]
+        except IndexError:
             raise KeyError(key) from None
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self.elements[int(key)] = value
+        # A tuple has what it has.
+        if not isinstance(self.behind, tuple):
+            self.behind[self._keys[key]] = value
 
     def __delitem__(self, key: str) -> None:
-        del self.elements[int(key)]
+        if not isinstance(self.behind, tuple):
+            del self.behind[self._keys[key]]
 
     def __iter__(self) -> Iterator[str]:
-        return map(str, range(len(self.elements)))
+        return iter(self._keys)
 
     def __len__(self) -> int:
-        return len(self.elements)
+        return len(self._keys)
+
+
+def _values(container: Any) -> list[Any]:
+    return [*islice(container.values() if isinstance(container, dict) else container, MOST_ELEMENTS)]
 
 
 def is_plain(value: Any) -> bool:
@@ -115,8 +153,8 @@ def is_plain(value: Any) -> bool:
 
 def is_kept(value: Any) -> bool:
     """Say whether a copy of a value can be compared with it later: plain ones, small containers and tensors."""
-    if isinstance(value, Tensor):
-        return value.numel() <= MOST_ELEMENTS
+    if isinstance(value, Tensor | numpy.ndarray):
+        return (value.numel() if isinstance(value, Tensor) else value.size) <= MOST_NUMBERS
     if isinstance(value, _CONTAINERS):
         parts = value.values() if isinstance(value, dict) else value
         return len(value) <= MOST_ELEMENTS and all(isinstance(each, _PLAIN) for each in parts)
@@ -125,6 +163,8 @@ def is_kept(value: Any) -> bool:
 
 def is_watched(value: Any) -> bool:
     """Say whether a value is compared before every step: plain ones and containers of a few."""
+    if isinstance(value, numpy.ndarray):
+        return value.size <= MOST_WATCHED
     return is_plain(value) or (not isinstance(value, Tensor) and is_kept(value) and len(value) <= MOST_WATCHED)
 
 
@@ -153,6 +193,19 @@ def hidden_state(problems: Sequence[Problem]) -> str | None:
     return None
 
 
+def held_modules(problems: Sequence[Problem]) -> list[nn.Module]:
+    """Return the modules, with what is inside, that losses and modules hold and that are no problem's.
+
+    Args:
+        problems: of one program.
+    """
+    own = {id(module) for each in problems for module in each.submodules}
+    found = {
+        id(inner): inner for _, part in _reached(problems) if isinstance(part, nn.Module) for inner in part.modules()
+    }
+    return [module for number, module in found.items() if number not in own]
+
+
 def _reached(problems: Sequence[Problem]) -> Iterator[tuple[str, Any]]:
     """Yield what a program's losses and modules are, call and hold, each once, with the problem's name."""
     seen: dict[int, Any] = {}
@@ -167,7 +220,8 @@ def _reached(problems: Sequence[Problem]) -> Iterator[tuple[str, Any]]:
             yield f"problems.{problem.name}", part
             waiting += _parts(part)
             for _, space, names in _spaces(part):
-                waiting += [each for key in (space if names is None else names) if not is_plain(each := space.get(key))]
+                values = [space.get(key) for key in (space if names is None else names)]
+                waiting += [each for each in values if not isinstance(each, (Tensor, *_PLAIN))]
 
 
 def places(problems: Sequence[Problem]) -> list[Place]:
@@ -177,7 +231,7 @@ def places(problems: Sequence[Problem]) -> list[Place]:
     for name, owner, holder, names in namespaces(problems):
         for key in holder if names is None else names & holder.keys():
             value = holder[key]
-            if isinstance(value, Tensor) and _memory(value) in own:
+            if isinstance(value, Tensor | numpy.ndarray) and _memory(value) in own:
                 continue
             if key not in _OWN_TO_TORCH and is_kept(value):
                 place = Place(f"{name}: {owner}{key}", holder, key)
@@ -185,9 +239,14 @@ def places(problems: Sequence[Problem]) -> list[Place]:
     return [*found.values()]
 
 
-def _memory(tensor: Tensor) -> int:
-    """Return what tensors have in common that are views of one another."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+def _memory(value: Any) -> int:
+    """Return what tensors and arrays have in common that are views of one memory: where it begins."""
+    if isinstance(value, numpy.ndarray):
+        while isinstance(value.base, numpy.ndarray):
+            value = value.base
+        return int(value.__array_interface__["data"][0])
+    is_plain = value.layout is torch.strided and not value.is_meta
+    return int(value.untyped_storage().data_ptr()) if is_plain and value.numel() else id(value)
 
 
 def _parts(part: Any) -> list[Any]:
@@ -198,10 +257,9 @@ def _parts(part: Any) -> list[Any]:
         return [part.__self__, part.__func__]
     if inspect.isfunction(part):
         return [*(part.__defaults__ or ())] if is_of_user(part) else []
-    if isinstance(part, dict):
-        return [each for each in part.values() if not isinstance(each, _PLAIN)][:MOST_ELEMENTS]
-    if isinstance(part, list | tuple | set | deque):
-        return [each for each in part if not isinstance(each, _PLAIN)][:MOST_ELEMENTS]
+    if isinstance(part, _CONTAINERS | tuple):
+        inside = part.values() if isinstance(part, dict) else part
+        return [each for each in islice(inside, MOST_ELEMENTS) if not isinstance(each, (Tensor, *_PLAIN))]
     return []
 
 
@@ -211,16 +269,16 @@ def _spaces(part: Any) -> Iterator[tuple[str, MutableMapping[str, Any], frozense
         yield "", part.keywords, None
     elif inspect.isfunction(part) or inspect.ismethod(part):
         yield from _names_of(inspect.unwrap(part))
-    elif isinstance(part, list) and _parts(part):
+    elif isinstance(part, list | tuple | deque | dict) and not all(isinstance(each, _PLAIN) for each in _values(part)):
         yield "element ", _Elements(part), None
-    elif isinstance(part, dict) and _parts(part) and all(isinstance(key, str) for key in part):
-        yield "", part, None
-    elif not inspect.isroutine(part) and not inspect.isclass(part) and is_of_user(part):
+    elif not (inspect.isroutine(part) or inspect.isclass(part) or inspect.ismodule(part)) and _is_followed(part):
         if hasattr(part, "__dict__"):
             yield f"{type(part).__name__}.", part.__dict__, None
-        for name in ("forward", "__call__"):
-            if inspect.isfunction(method := getattr(type(part), name, None)):
-                yield from _names_of(inspect.unwrap(method))
+        for each in type(part).__mro__:
+            if is_of_user(each):
+                yield f"{each.__name__}.", _Class(each), None
+                for method in [value for value in vars(each).values() if inspect.isfunction(value)]:
+                    yield from _names_of(inspect.unwrap(method))
 
 
 def _names_of(function: Any) -> Iterator[tuple[str, MutableMapping[str, Any], frozenset[str] | None]]:
@@ -235,6 +293,12 @@ def _names_of(function: Any) -> Iterator[tuple[str, MutableMapping[str, Any], fr
         yield "", _Cell(name, cell), None
     if function.__kwdefaults__:
         yield "", function.__kwdefaults__, None
+
+
+def _is_followed(part: Any) -> bool:
+    """Say whether an object is a user's, or one of a library that is to hold what a user puts there."""
+    kind = type(part)
+    return is_of_user(part) or kind.__module__ == "types" or dataclasses.is_dataclass(kind)
 
 
 def _names_in(code: CodeType) -> set[str]:

@@ -126,6 +126,8 @@ def _is_equal(tensor: Tensor, kept: Tensor) -> bool:
 
 
 def _is_same(value: Any, kept: Any) -> bool:
+    if isinstance(value, numpy.ndarray):
+        return isinstance(kept, numpy.ndarray) and numpy.array_equal(value, kept, equal_nan=value.dtype.kind in "fc")
     return type(value) is type(kept) and bool(value == kept or (value != value and kept != kept))
 
 
@@ -135,6 +137,9 @@ def _restore(place: Place, value: Any, kept: Any) -> None:
         if not _is_equal(value, kept):
             with torch.no_grad():
                 value.data.copy_(kept)
+    elif isinstance(value, numpy.ndarray):
+        if not _is_same(value, kept):
+            value[...] = kept
     elif isinstance(value, list | deque):
         if value != kept:
             value.clear()

@@ -75,7 +75,7 @@ class Schedule:
         self._snapshots: dict[str, dict[str, Any]] = {}
         # Problems whose next step begins an unroll.
         self._at_start = set(program.problems)
-        self._parts = TickParts(program, self._planned, with_norms=with_norms)
+        self._parts = TickParts(program, self._planned, with_norms=with_norms, num_ticks=lambda: self.num_ticks)
         # Modules may have been moved since the program was made.
         program.random.cover(program.devices)
 

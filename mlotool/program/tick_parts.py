@@ -38,14 +38,20 @@ class TickParts:
         program: with a way of tracing, or none.
         planned: takes rounds by their plans, on batches that were drawn.
         with_norms: as for `Schedule`.
+        num_ticks: returns how many ticks have been taken.
     """
 
     def __init__(
-        self, program: Program, planned: Callable[[Rounds, Drawn], dict[str, StepResult]], *, with_norms: bool
+        self,
+        program: Program,
+        planned: Callable[[Rounds, Drawn], dict[str, StepResult]],
+        *,
+        with_norms: bool,
+        num_ticks: Callable[[], int],
     ) -> None:
         self._program = program
         self._planned = planned
-        self._with_norms = with_norms
+        self._with_norms, self._num_ticks = with_norms, num_ticks
         # The first step is the optimizer's own, which makes its state.
         self._begin = max(program.trace_from, 1)
         self._engine = program.engine
@@ -118,7 +124,12 @@ class TickParts:
         if rounds not in self._traced:
             assert self._program.trace is not None
             self._traced[rounds] = TracedRounds(
-                rounds, self._program, self._planned, self._give_up, with_norms=self._with_norms
+                rounds,
+                self._program,
+                self._planned,
+                self._give_up,
+                with_norms=self._with_norms,
+                num_ticks=self._num_ticks,
             )
         return self._traced[rounds]
 

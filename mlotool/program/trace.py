@@ -24,7 +24,7 @@ from mlotool.problem.problem import Problem
 from mlotool.program.backends import BACKENDS, Backend, Run
 from mlotool.program.batch_norms import HONEST_BATCH_NORMS
 from mlotool.program.engine import Engine
-from mlotool.program.guard import Guard, has_own_scheduler, why_unseen
+from mlotool.program.guard import Guard, has_own_scheduler, why_foreign, why_unseen
 from mlotool.program.python_state import PythonState
 from mlotool.program.step_result import StepResult
 from mlotool.program.traced_function import Batches, Traced, TracedFunction, UntraceableError, copied, kinds_of
@@ -81,13 +81,17 @@ class Tracer:
         rounds: the problems, round after round; those of one round take their gradients before any of them steps.
         engine: of the program.
         backend: one of BACKENDS.
+        traces_users_code: whether a user's losses and modules may take part.
     """
 
-    def __init__(self, rounds: Sequence[Sequence[Traced]], engine: Engine, backend: str) -> None:
+    def __init__(
+        self, rounds: Sequence[Sequence[Traced]], engine: Engine, backend: str, *, traces_users_code: bool = True
+    ) -> None:
         self.steps = [each for together in rounds for each in together]
         self._rounds = rounds
         self._engine = engine
         self._backend: Backend = BACKENDS[backend]
+        self._traces_users_code = traces_users_code
         self._modules: list[nn.Module] = []
         self._stepping: list[TracedStep] = []
         self._fixed: list[Tensor] = []
@@ -241,7 +245,8 @@ class Tracer:
         num_fixed = len(self._fixed)
         arguments = [tensor.detach() for tensor in arguments]
         arguments[num_fixed:] = [copied(tensor) for tensor in arguments[num_fixed:]]
-        if reason := why_unseen(self._engine.problems):
+        foreign = () if self._traces_users_code else map(why_foreign, self._engine.problems)
+        if reason := next(filter(None, foreign), None) or why_unseen(self._engine.problems):
             raise UntraceableError(reason)
         for each in self.steps:
             if has_own_scheduler(each.problem):

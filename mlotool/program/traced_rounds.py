@@ -22,7 +22,7 @@ Drawn = dict[str, list[Batches]]
 STEPS_BETWEEN_LOOKS = 100
 """Where the length of a run is not known: a comparison takes about as long as two traced steps."""
 
-_EARLY_LOOKS = (2, 3, 5, 10, 20, 50, 100)
+_EARLY_LOOKS = (1, 2, 3, 5, 10, 20, 50, 100)
 
 _DIFFERENT = (
     "after {count} steps its traced steps differ from those of its plan by {difference:.1e} ({kind}, relative); "
@@ -45,6 +45,7 @@ class TracedRounds:
         planned: takes the rounds by their plans, on batches that were drawn, without a record of them.
         give_up: told why it is to be left alone from now on.
         with_norms: as for `Schedule`.
+        num_ticks: returns how many ticks have been taken.
     """
 
     def __init__(
@@ -55,12 +56,16 @@ class TracedRounds:
         give_up: Callable[[tuple[tuple[str, ...], ...], UntraceableError], None],
         *,
         with_norms: bool,
+        num_ticks: Callable[[], int],
     ) -> None:
         assert program.trace is not None
         self._rounds = rounds
         engine = program.engine
         self._tracer = Tracer(
-            [[_traced(name, program, with_norms) for name in names] for names in rounds], engine, program.trace
+            [[_traced(name, program, with_norms) for name in names] for names in rounds],
+            engine,
+            program.trace,
+            traces_users_code=program.traces_users_code,
         )
         self._problems = [each.problem for each in self._tracer.steps]
         self._solutions = [[*all_plans(engine.solutions[each.number])] for each in self._tracer.steps]
@@ -69,7 +74,7 @@ class TracedRounds:
         self._give_up = give_up
         self._recorded = [name for name in rounds[0] if program.problems[name].trajectory.is_kept]
         self._num_steps = self._last_look = 0
-        self._next_look = 1
+        self._looks, self._num_ticks = Looks(program.run_length), num_ticks
         self._rounding: dict[Kind, float] = {}
 
     def __call__(self) -> dict[str, StepResult]:
@@ -83,7 +88,7 @@ class TracedRounds:
             self._program.recorder.record(name, [entry[name] for entry in drawn[name]], states)
         self._num_steps += 1
         try:
-            if self._num_steps == self._next_look or self._program.is_watched(drawn):
+            if self._looks.is_due(self._num_ticks()) or self._program.is_watched(drawn):
                 return self._compared(drawn)
             results = self._tracer([*drawn.values()])
         except UntraceableError as error:
@@ -111,7 +116,6 @@ class TracedRounds:
         expected = _State(self._tracer.places(), planned)
         problem, difference = self._difference(expected, after, before, batches)
         was_compared, self._last_look = self._last_look == self._num_steps - 1, self._num_steps
-        self._next_look = next_look(self._num_steps, self._program.run_length)
         if difference and not was_compared:
             raise RunError(f"problems.{problem}: {difference}")
         if difference:
@@ -207,20 +211,39 @@ class _State:
         return found | {(name, "loss"): [each.loss.detach().cpu()] for name, each in self.results.items()}
 
 
-def next_look(num_steps: int, run_length: int | None) -> int:
-    """Return at which step traced steps are compared next.
+class Looks:
+    """Tells at which of its steps a trace is compared with the plans.
+
+    At its first steps, and then once in a hundredth of the ticks of a run, and at its last one. Where the length of the
+    run is not known, every 100th tick, or hundredth of the ticks so far.
 
     Args:
-        num_steps: taken so far.
         run_length: ticks of the whole run; None where that is not known.
 
     Example:
-        >>> [next_look(1, None), next_look(20, None), next_look(20_000, None), next_look(20, 2_500)]
-        [2, 50, 20200, 45]
+        >>> looks = Looks(run_length=2_500)
+        >>> [tick for tick in range(100, 200) if looks.is_due(tick)]
+        [100, 101, 102, 104, 109, 119, 144, 149, 174, 199]
     """
-    between = STEPS_BETWEEN_LOOKS if run_length is None else max(1, run_length // 100)
-    early = next((each for each in _EARLY_LOOKS if each > num_steps), num_steps + between)
-    return min(early, num_steps + max(between, num_steps // 100))
+
+    def __init__(self, run_length: int | None) -> None:
+        self._run_length = run_length
+        self._num_steps = self._last_tick = 0
+
+    def is_due(self, tick: int) -> bool:
+        """Say whether the step that comes is one of them; called once a step.
+
+        Args:
+            tick: how many ticks were taken before.
+        """
+        self._num_steps += 1
+        between = STEPS_BETWEEN_LOOKS if self._run_length is None else max(1, self._run_length // 100)
+        is_late = tick - self._last_tick >= max(between, tick // 100)
+        is_last = self._run_length is not None and tick + 1 == self._run_length
+        is_due = self._num_steps in _EARLY_LOOKS or is_late or is_last
+        if is_due:
+            self._last_tick = tick
+        return is_due
 
 
 def _traced(name: str, program: Program, with_norms: bool) -> Traced:
