@@ -38,14 +38,17 @@ def run_analyses(
         log: takes the numbers of each.
 
     Raises:
-        Exception: the first error, once all have been called.
+        BaseException: the first error, once all have been called.
     """
-    first: Exception | None = None
+    first: BaseException | None = None
     for name, analysis in built.analyses.items():
         batches = Batches(find_split(built.data, analysis.split), analysis.batch_size, device)
         try:
             log(_kept(name, _result(name, analysis, built.program, batches, _AT_THE_END), artifacts))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        # Code of the user's may raise SystemExit too.
+        except BaseException as error:
             first = first or error
     if first is not None:
         raise first
