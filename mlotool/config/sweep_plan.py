@@ -26,6 +26,9 @@ from mlotool.core.suggest import did_you_mean
 MAX_CHOICES, MAX_COMPARED = 100_000, 2_000
 """Values of a key, and of how many it is seen whether one is there twice."""
 
+MAX_JOBS = 1_000_000
+"""Of a grid."""
+
 MAX_FUSED = 32
 """Jobs of one process with `sweep.fuse=auto`."""
 
@@ -180,6 +183,12 @@ def read_sweep(words: Sequence[str], config_dir: str | None = None) -> SweepPlan
         if fault is not None:
             raise ConfigError(f"name: {fault}. Correct it.")
         dimensions = tuple(_dimension(each, settings["method"]) for each in swept)
+        num_jobs = math.prod(len(each.choices) for each in dimensions)
+        if num_jobs > MAX_JOBS and settings["method"] == "grid":
+            raise ConfigError(
+                f"sweep: found a grid of {num_jobs:,} jobs ({', '.join(each.key for each in dimensions)}); expected at "
+                f"most {MAX_JOBS:,}. Leave values out, or draw some of them: sweep=optuna."
+            )
         return SweepPlan(
             # A job is a run: what describes the sweep is none of its overrides.
             fixed=(*(word for word in fixed if not word.startswith(("sweep=", "sweep."))), *found),

@@ -43,9 +43,9 @@ def run_analyses(
         log: takes the numbers of each.
 
     Raises:
-        Exception: the first error, once all have been called.
+        BaseException: the first error, once all have been called.
     """
-    first: Exception | None = None
+    first: BaseException | None = None
     for name, analysis in built.analyses.items():
         batches = Batches(find_split(built.data, analysis.split), analysis.batch_size, device)
         try:
@@ -55,7 +55,10 @@ def run_analyses(
             if has_trained and "weight" in result and _as_tensor(result["weight"]).dim() > 0:
                 _warn_of_equal(name, _as_array(result["weight"]).ravel().astype("float64"))
             log(_kept(name, result, artifacts))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        # Code of the user's may raise SystemExit too.
+        except BaseException as error:
             first = first or error
     if first is not None:
         raise first

@@ -68,7 +68,11 @@ def test_plain_grids_run_in_this_process(words: tuple[str, ...], needs: bool) ->
         (("sweep=optuna", "seed=interval(2,1)"), "expected an interval from a smaller to a larger number"),
         (("sweep=optuna", "seed=tag(log, interval(0,1))"), "both positive, as it is tagged log"),
         (("sweep.sampler=tpee",), r"sweep\.sampler: found 'tpee'; expected one of .*Did you mean 'tpe'"),
-        (("sweep.fuse=0",), r"sweep\.fuse: found 0; expected a whole number of at least 1, .* or auto"),
+        (
+            ("seed=range(0,2000)", "data.seed=range(0,2000)"),
+            r"sweep: found a grid of 4,000,000 jobs \(seed, data.seed\)",
+        ),
+        (("sweep.fuse=0",), r"sweep\.fuse: found 0; expected a whole number of at least 1 and .* or auto"),
         (("sweep.fuse=autp",), r"sweep\.fuse: found autp; .*Did you mean 'auto'"),
         (("sweep.workers=0",), r"sweep\.workers: found 0; expected a whole number of at least 1"),
         (("sweep.sampler_options=[3]",), r"sweep\.sampler_options: found \[3\]; expected names with values"),

@@ -148,7 +148,7 @@ def test_a_trial_whose_process_died_while_it_was_drawn_is_drawn_to_its_end(tmp_p
 
 
 def test_repetitions_have_seeds_and_a_mean(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, num_trials=3, repeats=3)
+    plan = make_plan(tmp_path, num_trials=3, repeats=3, seed=2)
     points = StudyPoints(plan, tmp_path, known(tmp_path), draw)
     assert run(points, tmp_path).started == [str(number) for number in range(9)]
     for trial in trials(tmp_path):

@@ -66,8 +66,11 @@ MISTAKES = {
     "yes for a rate": _changed("lr: 0.01", "lr: yes", f"{LR}: found True; expected a number"),
     "2k ticks": _changed("max_ticks: 2", "max_ticks: 2k", "runner.max_ticks: found '2k'; expected a whole number"),
     "no ticks": _changed("max_ticks: 2", "max_ticks: null", "runner.max_ticks: found null; expected a whole number"),
+    "a thousand trillion ticks": _changed(
+        "max_ticks: 2", f"max_ticks: 1{'0' * 15}", "runner.max_ticks: found 1000000", "at most 1000000000000"
+    ),
     "a trillion trillion ticks": _changed(
-        "max_ticks: 2", f"max_ticks: 1{'0' * 24}", "runner.max_ticks: found 1000000", "at most 1000000000000"
+        "max_ticks: 2", f"max_ticks: 1{'0' * 24}", "runner.max_ticks: found a whole number of 80 bits"
     ),
     "a million columns": _with(
         "hypergradient=nystrom",
