@@ -121,7 +121,8 @@ class PastSlots:
 
     def _own_tensors(self) -> list[Tensor]:
         found = [each for problem in self._players.values() for each in (*problem.own, *problem.slots.buffers())]
-        return list({id(each): each for each in found if each is not None}.values())
+        # What is sparse cannot be given other values in place.
+        return list({id(each): each for each in found if each is not None and each.layout is torch.strided}.values())
 
     def _with_others(self) -> list[Tensor]:
         """Return loss and gradient with other tensors in the places."""

@@ -58,7 +58,7 @@ def test_gradients_are_traced_as_the_runner_says(changed: Change, choice: Any, e
 def test_code_of_the_users_own_is_traced_only_where_that_is_asked_for(
     changed: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlotool.config.building.is_of_user", lambda *code: True)
+    monkeypatch.setattr("mlotool.program.guard.is_of_user", lambda *code: True)
     assert build(changed({"runner.trace": "auto"})).program.trace is None
     assert build(changed({"runner.trace": True})).program.trace == "eager"
 

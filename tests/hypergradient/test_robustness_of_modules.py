@@ -149,7 +149,7 @@ def test_unused_parameters_are_left_alone_by_weight_decay(name: str, optimizer: 
 @pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_an_unused_upper_parameter_has_a_zero_gradient_and_stays(name: str) -> None:
     def only_used(batch: Batch, *, model: Any, weigher: Any) -> Tensor:
-        return clean_and_decayed(batch, model=model, weigher=Mlp())
+        return clean_and_decayed(batch, model=model, weigher=Mlp().requires_grad_(False))
 
     built = trained(DIFFERENTIATED[name], Mlp(), Spare(num_inputs=1, seed=1), upper=only_used)
     spare = built.problems["weigher"].module.spare

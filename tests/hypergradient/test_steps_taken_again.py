@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool import Graph, Problem, Program, Schedule, Stream, Unrolled
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, MlotoolError
 from mlotool.hypergradient import Binomial, KeepEvery
 from tests.hypergradient.modules_with_buffers import MOVING, Born, Momentum, Sparse
 from tests.hypergradient.test_forward_probe import OldStyle
@@ -85,7 +85,8 @@ def scheduled(loss: Any, hypergradient: Unrolled) -> Schedule:
 @pytest.mark.parametrize("way", [each for each in WAYS if each != "first order"])
 def test_a_loss_that_is_no_function_is_refused(loss: type[Counting], way: str) -> None:
     schedule = scheduled(loss(), WAYS[way])
-    with pytest.raises(ConfigError, match=r"problems\.w\.loss: found another gradient"):
+    # The rehearsal before the first step puts numbers in Python back, but not a generator.
+    with pytest.raises(MlotoolError, match=r"problems\.w\.loss: (found another gradient|.* for the same batch)"):
         for _ in range(4):
             schedule.tick()
 

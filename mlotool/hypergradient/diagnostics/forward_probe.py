@@ -111,7 +111,7 @@ def _compare(view: LowerView, theta: Vector, inputs: Vector, wanted: tuple[bool,
     is_full = view.problem.precision == "fp32"
     tolerance = _TOLERANCES.get(theta[0].dtype, _TOLERANCE_OF_AUTOCAST) if is_full else _TOLERANCE_OF_AUTOCAST
     # A product of about zero is rounding: what counts is its size beside the gradient's, by which it would change.
-    floor = tolerance * torch.finfo(theta[0].dtype).eps ** 0.5 * norm(gradient)
+    floor = tolerance * torch.finfo(theta[0].dtype).eps ** 0.5 * (norm(gradient) + norm(expected["H"]))
     for what, found in {"H": hessian, "M": cross}.items():
         if not found:
             continue
