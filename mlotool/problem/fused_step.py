@@ -1,5 +1,6 @@
 """Steps of SGD, Adam and AdamW by torch's fused kernels, called directly and not through `optimizer.step`."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from mlotool.core.gradient import Recording
 from mlotool.core.same_objects import SameObjects
 
 _DEVICES = ("cpu", "cuda")
+_STEPS: dict[type[Optimizer], Any] = {kind: inspect.unwrap(kind.step) for kind in (SGD, Adam, AdamW)}
 
 
 def prefer_fused_kernels(optimizer: Optimizer) -> None:
@@ -215,13 +217,14 @@ def parts_of_step(optimizer: Any) -> list[Any]:
 
 def has_step_hooks(optimizer: Any) -> bool:
     """Return whether somebody wants to see an optimizer's steps: by hooks, or a method in the place of torch's."""
-    own = optimizer.__dict__.get("step")
+    own, kind = optimizer.__dict__.get("step"), type(optimizer)
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
         or _global_optimizer_pre_hooks
         or _global_optimizer_post_hooks
-        or (own is not None and not _only_counts(own, type(optimizer).step))
+        or (own is not None and not _only_counts(own, kind.step))
+        or (kind in _STEPS and inspect.unwrap(kind.step) is not _STEPS[kind])
     )
 
 

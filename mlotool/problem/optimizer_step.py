@@ -81,7 +81,7 @@ class OptimizerStep:
         if self.loss_scale is not None and not self.loss_scale.accepts(gradient):
             # An overflow: the factor is smaller from now on.
             return None
-        gradient, norm = self.clip(self.hooked(gradient))
+        gradient, norm = self.clip(gradient if self.evaluates_again else self.hooked(gradient))
         if hyperparameters is not None:
             self._step_with(gradient, hyperparameters)
         elif self.evaluates_again:
@@ -134,7 +134,8 @@ class OptimizerStep:
         """Return what hooks that a user has put after the accumulation of gradients (`Tensor.grad`) make of them."""
         if not any(each._post_accumulate_grad_hooks for each in self._parameters):
             return gradient
-        self._set_gradient(gradient)
+        # A hook may write into the tensor, which others have kept.
+        self._set_gradient([None if each is None else each.clone() for each in gradient])
         for parameter in self._parameters:
             for hook in [*(parameter._post_accumulate_grad_hooks or {}).values()]:
                 if parameter.grad is not None:

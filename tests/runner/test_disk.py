@@ -146,7 +146,7 @@ def no_window(state: dict[str, Any]) -> None:
         ),
         (
             another_version,
-            r"last\.ckpt does not fit the problems of its .* \(state\.classifier: found no 'optimizer'",
+            r"last\.ckpt does not fit the problems of its .* \(state\.classifier: found \{module",
         ),
         (no_window, r"found no checkpoint in .* that can be read: .*last\.ckpt has a wrong 'window'"),
         ([1, 2, 3], r"last\.ckpt is not a checkpoint of mlotool: it has no 'mlotool' entry"),
