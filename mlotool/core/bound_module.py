@@ -124,7 +124,13 @@ class BoundModule:
             return None
         names = [name for name, _ in self._module.named_buffers()]
         pairs = zip(names, self._buffers, self._slots.buffers(), strict=True)
-        return next((name for name, now, own in pairs if not is_same(now, own)), None)
+        moved = (name for name, now, own in pairs if not is_same(now, own))
+        # What a module of mlotool's counts is for reports: how often a shared space has taken its paths.
+        return next((name for name in moved if not self._is_counted(name)), None)
+
+    def _is_counted(self, buffer: str) -> bool:
+        owner = self._module.get_submodule(buffer.rpartition(".")[0])
+        return any(each.__module__.startswith("mlotool.") for each in type(owner).__mro__)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the current tensors by parameter name, frozen ones included."""

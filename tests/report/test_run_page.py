@@ -47,7 +47,7 @@ def test_the_line_of_medians_breaks_where_there_are_no_samples() -> None:
     rng = np.random.default_rng(0)
     loss = np.concatenate([rng.uniform(0.0, 0.2, 300), rng.uniform(0.8, 1.0, 300), [0.5]])
     weighting = Weighting("weights", loss, (loss < 0.4).astype(float), None)
-    x, y = _medians(weighting, is_log=False)
+    x, y = _medians(weighting.loss, weighting.weight, is_log=False)
     drawn = x[~np.isnan(x)]
     assert ((drawn < 0.21) | (drawn > 0.79)).all()
     assert set(y[~np.isnan(y)]) == {0.0, 1.0}
@@ -58,9 +58,9 @@ def test_the_line_of_medians_breaks_where_there_are_no_samples() -> None:
 
 def test_medians_of_few_or_equal_losses() -> None:
     same = Weighting("weights", np.ones(9), np.linspace(0, 1, 9), None)
-    x, y = _medians(same, is_log=False)
+    x, y = _medians(same.loss, same.weight, is_log=False)
     assert (x[0], y[0]) == (1.0, 0.5)
-    assert np.isnan(_medians(Weighting("weights", np.arange(3.0), np.ones(3), None), is_log=False)[0]).all()
+    assert np.isnan(_medians(np.arange(3.0), np.ones(3), is_log=False)[0]).all()
 
 
 def test_what_upper_problems_learned_is_drawn_one_card_a_problem(tmp_path: Path) -> None:
