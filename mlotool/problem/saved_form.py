@@ -90,7 +90,7 @@ def _check_position(key: str, position: Any, stream: Any) -> None:
         check_mapping(key, position)
         # A copy that goes there refuses what is no place; one that follows another stream has none.
         if position:
-            stream.at(position)
+                getattr(stream, "at", bool)(position)
 
 
 def _check_optimizer(key: str, saved: Any, optimizer: Optimizer) -> None:
