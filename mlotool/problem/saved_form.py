@@ -89,8 +89,8 @@ def _check_position(key: str, position: Any, stream: Any) -> None:
     if stream is not None:
         check_mapping(key, position)
         # A copy that goes there refuses what is no place; one that follows another stream has none.
-        if position:
-                getattr(stream, "at", bool)(position)
+        if position and hasattr(stream, "at"):
+            stream.at(position)
 
 
 def _check_optimizer(key: str, saved: Any, optimizer: Optimizer) -> None:
