@@ -1,4 +1,4 @@
-"""Whether objects that somebody else holds are still those that were there before: a look costs 10 ns for each."""
+"""Whether objects that somebody else holds are still those that were there before."""
 
 from collections.abc import Callable, Sequence
 from operator import is_

@@ -55,7 +55,7 @@ class Stack:
             self.refresh_member(number)
 
     def refresh_member(self, number: int) -> None:
-        """Take over what one member has put in the place of its tensors; a look takes 40 ns a tensor."""
+        """Take over what one member has put in the place of its tensors."""
         program = self._programs[number]
         if program is None:
             return

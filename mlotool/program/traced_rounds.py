@@ -20,7 +20,7 @@ Drawn = dict[str, list[Batches]]
 """By problem, for each batch that its gradient is averaged over: that batch and those of its pullbacks."""
 
 STEPS_BETWEEN_LOOKS = 100
-"""Where the length of a run is not known: a comparison takes about as long as two traced steps."""
+"""Where the length of a run is not known; a comparison takes a planned step beside the traced one."""
 
 _EARLY_LOOKS = (1, 2, 3, 5, 10, 20, 50, 100)
 
