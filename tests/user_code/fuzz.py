@@ -129,7 +129,9 @@ class Fuzzed:
                 mlotool.run(compose(), output_dir=Path("run"))
             return [case.state()]
 
-        return _judged(f"recipe, {_by(is_by_hook)}", run, [by_hand(self.case(), after_step=True)], [case])
+        return _judged(
+            f"recipe, {_by(is_by_hook)}", run, [by_hand(self.case(), after_step=True, in_hook=is_by_hook)], [case]
+        )
 
     def _resumed_recipe(self, stop: int) -> Result:
         cases = [self.case(), self.case()]
@@ -179,7 +181,7 @@ class Fuzzed:
                 raise error
             return [case.state() for case in cases]
 
-        expected = [by_hand(self.case(number), after_step=True) for number in range(NUM_MEMBERS)]
+        expected = [by_hand(self.case(number), after_step=True, in_hook=is_by_hook) for number in range(NUM_MEMBERS)]
         return _judged(f"fused recipes, {_by(is_by_hook)}", run, expected, cases)
 
 

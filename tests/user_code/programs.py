@@ -1,5 +1,6 @@
 """Small programs that are drawn by a number, what a user's code does to them, and the same training by plain torch."""
 
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -258,16 +259,20 @@ class Applied(nn.Module):
         return self.function(logits)
 
 
-def by_hand(case: Case, *, after_step: bool = False) -> State:
+def by_hand(case: Case, *, after_step: bool = False, in_hook: bool = False) -> State:
     """Train as one writes it down in torch.
 
     Args:
         case: the program.
         after_step: whether the user's code runs right after a step of the network, or between ticks.
+        in_hook: whether it runs in a hook of the optimizer: torch calls a global hook that it puts there in that step.
     """
     optimizer = case.make_optimizer(each for each in case.module.parameters() if each.requires_grad)
     scheduler = case.scheduler(optimizer) if case.scheduler else None
     upper = case.make_upper_optimizer(case.weigher.parameters())
+    if in_hook:
+        ticks = itertools.count(1)
+        optimizer.register_step_post_hook(lambda *_: case.between(next(ticks)))
     lower_loss = case.loss()
     roles = {"model": case.module} | ({"weigher": case.weigher} if case.is_bilevel else {})
     case.between(0)
@@ -278,7 +283,7 @@ def by_hand(case: Case, *, after_step: bool = False) -> State:
         case.optimizer.step()
         if scheduler is not None:
             scheduler.step()
-        if after_step:
+        if after_step and not in_hook:
             case.between(tick + 1)
         if case.is_bilevel and (tick + 1) % case.unroll_steps == 0:
             meta = case.meta.batch(tick // case.unroll_steps)
