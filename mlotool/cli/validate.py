@@ -33,15 +33,17 @@ def main(words: Sequence[str]) -> int:
 
     request, composed = compose_request(arguments.words, "validate", arguments.trust)
     machine = arguments.targets and not arguments.anywhere
-    faults, warnings = [], list[str]()
+    first, warnings = "", list[str]()
     try:
         warnings = config.check(composed, targets=arguments.targets, machine=machine, parts=arguments.targets)
     except ConfigError as error:
-        faults += str(error).splitlines()
-    faults += _sweep_faults(request, arguments.trust, machine=machine)
+        first = str(error)
+    faults = _sweep_faults(request, arguments.trust, machine=machine)
     faults += _option_faults(composed.sweep) if arguments.targets else []
-    if faults:
-        raise ConfigError(fault_list(list(dict.fromkeys(faults))))
+    more = [each for each in dict.fromkeys(faults) if each not in first.splitlines()]
+    if first or more:
+        # What is said of the recipe itself is a list already, which says how many more there are.
+        raise ConfigError("\n".join([*([first] if first else []), *([fault_list(more)] if more else [])]))
     for warning in warnings:
         print(f"mlotool: warning: {escape(warning)}", file=sys.stderr)
     print(f"{escape(str(request.recipe))} is valid" + (f", with {len(warnings)} warning(s)" if warnings else ""))

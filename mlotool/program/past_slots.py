@@ -93,6 +93,9 @@ class PastSlots:
         if is_scaled or any(each.parallel is not None or each.shards is not None for each in self._players.values()):
             return
         foreign = foreign_parameter(loss)
+        if foreign is not None and self._name_of(foreign) is None:
+            # One that a forward has made: whoever looks at the loss's parameters says so.
+            return
         if foreign is None and self._is_same(is_moved):
             return
         module = self._culprit()

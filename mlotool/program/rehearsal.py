@@ -165,7 +165,6 @@ def rehearsed_loss(
         past = PastSlots(engine, plan, values, batch, random, python.restore)
         try:
             if is_repeated:
-                python.restore()
                 _check_repeated(plan, values, batch, output.loss, random)
             if is_repeated or solved or foreign_parameter(output.loss) is not None:
                 past.check(output.loss, is_moved=is_repeated and _is_evaluated_elsewhere(problem))

@@ -84,7 +84,18 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def test_trials_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(words("sweep.num_trials=6", "sweep.sampler=random", "sweep.sampler_options=null", "sweep.fuse=6")) == 0
+    assert (
+        main(
+            words(
+                "sweep.num_trials=6",
+                "sweep.sampler=random",
+                "sweep.sampler_options=null",
+                "sweep.fuse=6",
+                "sweep.seed=1",
+            )
+        )
+        == 0
+    )
     sweep = only_sweep()
     summaries = {number: summary_of(sweep / str(number)) for number in range(6)}
     assert {each["status"] for each in summaries.values()} == {"finished", "infeasible"}

@@ -81,6 +81,14 @@ def _metric(name: str) -> dict[str, Any]:
 
 ONE_NUMBER = "expected a 0-D tensor"
 BEFORE = {
+    "analysis": (
+        {"analyses.a": {"_target_": "mypackage.analyses.failing", "roles": {"model": "classifier"}, "split": "val"}},
+        ["analyses.a: mypackage.analyses.failing (mypackage/analyses.py, line 5) failed at", "LookupError"],
+    ),
+    "analysis of nothing": (
+        {"analyses.a": {"_target_": "mypackage.analyses.of_nothing", "roles": {"model": "classifier"}, "split": "val"}},
+        ["analyses.a: mypackage.analyses.of_nothing", "returned None; expected tensors, numbers or texts by name"],
+    ),
     "inputs": (_module("Net", inputs=10), ["models.py, line 12, in forward", "8x64 and 10x10", BATCH]),
     "built-in loss": (_built_in(_module("Net", inputs=10)), ["mypackage/models.py, line 12", "8x64 and 10x10"]),
     "classes": (_module("Net", outputs=3), ["Target", "out of bounds", "one output for each class", "from 2 to 9"]),
@@ -194,17 +202,6 @@ DURING = {
             "After tick 2: problems.classifier.scheduler: mypackage.optim.SchedulerFails",
             "failed at mypackage/optim.py, line 24",
         ],
-    ),
-    "analysis": (
-        {"analyses.a": {"_target_": "mypackage.analyses.failing", "roles": {"model": "classifier"}, "split": "val"}},
-        [
-            "After tick 2: analyses.a: mypackage.analyses.failing (mypackage/analyses.py, line 5) failed at",
-            "LookupError",
-        ],
-    ),
-    "analysis of nothing": (
-        {"analyses.a": {"_target_": "mypackage.analyses.of_nothing", "roles": {"model": "classifier"}, "split": "val"}},
-        ["analyses.a: mypackage.analyses.of_nothing", "returned None; expected tensors, numbers or texts by name"],
     ),
 }
 

@@ -41,7 +41,7 @@ def test_one_nan_ends_no_job(tmp_path: Path, pruner: str) -> None:
 
 
 def test_a_worse_job_is_pruned_at_its_next_number(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, RATE, num_trials=3, pruner_options={"n_startup_trials": 2})
+    plan = make_plan(tmp_path, RATE, num_trials=3, pruner="median", pruner_options={"n_startup_trials": 2})
 
     def job(folder: Path, spec: JobSpec) -> tuple[str, float]:
         assert spec.study is not None

@@ -223,7 +223,7 @@ MISTAKES = {
     ),
     "a loss that raises GeneratorExit": _loss("raise GeneratorExit", f"{CALLED} 8, in loss: GeneratorExit. Expected"),
     "a loss that is cancelled later": _loss(
-        f"global calls\n    calls += 1\n    if calls > 2:\n        raise Stop('enough')\n    return {CROSS_ENTROPY}",
+        f"global calls\n    calls += 1\n    if calls > 1:\n        raise Stop('enough')\n    return {CROSS_ENTROPY}",
         f"After tick 1: {CALLED} 18, in loss: Stop: enough. Expected",
         before="calls = 0\n\n\nclass Stop(BaseException):\n    pass\n\n\n",
         code=1,

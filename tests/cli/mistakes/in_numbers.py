@@ -66,8 +66,8 @@ logger: {wandb: false}
 
 
 def _later(result: str, says: str) -> Mistake:
-    """A loss that returns something else from its fourth call on."""
-    body = f"global calls\n    calls += 1\n    loss = {CROSS_ENTROPY}\n    return {result} if calls > 3 else loss"
+    """A loss that returns something else from its third call on; the rehearsal's is not counted."""
+    body = f"global calls\n    calls += 1\n    loss = {CROSS_ENTROPY}\n    return {result} if calls > 2 else loss"
     says = f"After tick 2: problems.classifier.loss: slip.loss (slip/__init__.py, line 11) returned {says}"
     source = f"{COUNTED}def loss(batch, *, model):\n    {body}"
     return _code(source, f"{P}loss._target_=slip.loss", "runner.max_ticks=5", says=(says,), code=1, has_run=True)
@@ -79,9 +79,10 @@ def _two(source: str, *says: str) -> Mistake:
     return Mistake(words, says, 2, {**given.files, "two.yaml": TWO})
 
 
-def _state(source: str, *says: str, key: str = "optimizer") -> Mistake:
+def _state(source: str, *says: str, key: str = "optimizer", at_build: bool = True) -> Mistake:
+    """A state that no checkpoint can hold, which shows when the run is built, or after a step."""
     node = "optimizer._target_=slip.Mine" if key == "optimizer" else "scheduler={_target_: slip.Mine}"
-    return _code(source, f"{P}{node}", says=says, code=1, has_run=True)
+    return _code(source, f"{P}{node}", says=says, code=2 if at_build else 1, has_run=not at_build)
 
 
 def _batches(result: str, *says: str) -> Mistake:
@@ -137,7 +138,8 @@ MISTAKES = {
     "a loss that is kept": _code(
         f"seen = []\n\n\ndef loss(batch, *, model):\n    seen.append({CROSS_ENTROPY})\n    return seen[0]",
         f"{P}loss._target_=slip.loss",
-        says=("the loss does not depend on any parameter of 'classifier'", "leads to the parameters of then"),
+        says=("problems.classifier: its gradient failed", "Trying to backward through the graph a second time"),
+        code=1,
         has_run=True,
     ),
     "gradients left off": _loss(
@@ -335,16 +337,17 @@ MISTAKES = {
     "an optimizer that keeps objects": _state(
         f"{STEP}self.state[self.param_groups[0]['params'][0]]['o'] = object()",
         "problems.classifier.optimizer: its state_dict() holds an object, of class builtins.object, at 'state.0.o'",
+        at_build=False,
     ),
     "an optimizer that keeps a function": _state(
         f"{SGD}def __init__(self, params, lr):\n        super().__init__(params, lr)\n        self.param_groups[0]['f'] = lambda: 1",
         "problems.classifier.optimizer: its state_dict() holds the function <lambda>",
-        "leave it out of what state_dict() returns",
+        "or leave it out of what is saved",
     ),
     "rates of numpy": _state(
         f"import numpy\n\n\n{SCHEDULER}def get_lr(self):\n        return [numpy.float64(0.1)]",
         "its state_dict() holds a float64 of shape (), of class numpy.float64, at 'param_groups.0.lr'",
-        "Make it a number, as in float(x)",
+        "or a number as in float(x)",
         key="scheduler",
     ),
     "an optimizer with a text for a rate": _optimizer(
