@@ -54,14 +54,18 @@ def why_hooked(problem: Problem) -> str | None:
 
 def why_unseen(problems: Sequence[Problem]) -> str | None:
     """Return why a trace of these problems would miss what takes part in their steps; None where nothing is known."""
-    hooks = (why_hooked(each) for each in problems)
-    if hook := next((each for each in hooks if each is not None), None):
+    return _hook_in(problems) or hidden_state(problems)
+
+
+def _hook_in(problems: Sequence[Problem]) -> str | None:
+    """Return where a hook of a user's is, on modules of problems or on those that their losses hold."""
+    if hook := next(filter(None, map(why_hooked, problems)), None):
         return hook
     for module in held_modules(problems):
         on_parameters = [each for each in module._parameters.values() if each is not None and _has_hook(each)]
         if on_parameters or not all(map(_is_torchs, chain(*[vars(module)[name].values() for name in _OF_MODULES]))):
             return f"a module that a loss holds ({type(module).__name__}) has a hook"
-    return hidden_state(problems)
+    return None
 
 
 def has_own_scheduler(problem: Problem) -> bool:
@@ -109,13 +113,12 @@ class Guard:
         self.renew()
 
     def hook(self) -> str | None:
-        """Return where there is a hook of a user's now, as `why_hooked` does."""
+        """Return where there is a hook of a user's now; None where there is none."""
         on_parameters = map(_has_hook, self._parameters)
         are_more = any(len(each) != count for each, count in self._own_hooks)
         if not (are_more or any(self._hooks) or any(on_parameters)):
             return None
-        found = next((found for each in self._problems if (found := why_hooked(each))), None)
-        return found or "a module that a loss holds has a hook"
+        return _hook_in(self._problems)
 
     def change(self) -> str | None:
         """Return the place of what has changed since it was made, or renewed; None where nothing has."""

@@ -88,22 +88,17 @@ class PythonWatch:
     """
 
     def __init__(self, members: Sequence[Sequence[Problem]]) -> None:
-        self._kept: list[list[tuple[Any, str, Any, Place]]] = []
-        seen: set[tuple[int, str]] = set()
-        for problems in members:
-            # A global that several read is looked at once, while the first of them is there.
-            found = [each for each in places(problems) if is_watched(each.value)]
-            new = [each for each in found if each.identity not in seen]
-            seen |= {each.identity for each in new}
-            self._kept.append([(each.holder, each.key, _copy(each.value), each) for each in new])
+        # A global that several read is looked at once.
+        found = {each.identity: each for problems in members for each in places(problems) if is_watched(each.value)}
+        self._kept = [(each, each.value, _copy(each.value)) for each in found.values()]
 
     def change(self) -> str | None:
         """Return the place of what has changed."""
-        for member in self._kept:
-            for holder, key, value, place in member:
-                now = holder.get(key)
-                if now is not value and not _is_same(now, value):
-                    return place.owner
+        for place, value, kept in self._kept:
+            now = place.holder.get(place.key)
+            # What is changed in place is the same object.
+            if (now is not value or not is_plain(now)) and not _is_same(now, kept):
+                return place.owner
         return None
 
 
