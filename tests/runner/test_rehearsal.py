@@ -75,7 +75,7 @@ class Noisy:
 def _rehearse(draw: Callable[[], float]) -> None:
     program = make_built().program
     program.problems["weights"].stream = Stream(Noisy(draw), batch_size=8)
-    rehearse(program, None, (), Objective(None, None, is_tracked=False))
+    rehearse(program, None, (), Objective(None, None, is_tracked=False), lambda: None)
 
 
 @pytest.mark.parametrize("draw", [numpy.random.rand, random.random, lambda: torch.rand(()).item(), lambda: 1.0])
