@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from mlotool.core.same_objects import SameForms
 from mlotool.fusion.errors import NotFusedError
 from mlotool.program import Program
 
@@ -40,10 +41,13 @@ class Stack:
             self._places[problem.name] = slice(begin, self.num_parameters)
         self.tensors = [torch.stack([each.detach() for each in group]) for group in zip(*by_member, strict=True)]
         self._rows = [each.unbind() for each in self.tensors]
-        self._sizes = [each[0].size() for each in self._rows]
         self._pointers = [[rows[number].data_ptr() for rows in self._rows] for number in range(len(self._programs))]
-        for number, program in self._members():
-            _bind(program, [each[number] for each in self._rows])
+        self._same_forms: list[SameForms] = []
+        for number in range(len(self._programs)):
+            program = self._programs[number]
+            if program is not None:
+                _bind(program, [each[number] for each in self._rows])
+            self._same_forms.append(SameForms(_tensors(program or first)))
 
     def parameters(self, name: str) -> list[Tensor]:
         """Return the trained parameters of a problem, (members, ...) each."""
@@ -63,7 +67,7 @@ class Stack:
         if len(tensors) != len(self._rows) or any(each is None for each in tensors):
             self.reason = "a buffer of a module has come or gone"
             return
-        if [*map(Tensor.data_ptr, tensors)] == self._pointers[number] and [*map(Tensor.size, tensors)] == self._sizes:
+        if [*map(Tensor.data_ptr, tensors)] == self._pointers[number] and self._same_forms[number](tensors):
             return
         rows = [each[number] for each in self._rows]
         if any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(rows, tensors, strict=True)):
@@ -74,6 +78,7 @@ class Stack:
                 # A copy first: both may be views of one memory.
                 row.copy_(tensor.detach().clone())
         _bind(program, rows)
+        self._same_forms[number] = SameForms(_tensors(program))
 
     def buffers(self, number: int) -> list[Tensor]:
         """Return the buffers that a member has now, which need not be those of the stack."""

@@ -163,7 +163,7 @@ class StackedSchedule:
                     courses,
                     verdict,
                     why_apart=self._why_apart,
-                    renew=self._guard.renew,
+                    renew=self._guard.settle,
                 )
         return self._rounds[names]
 

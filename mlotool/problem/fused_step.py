@@ -1,10 +1,11 @@
 """Steps of SGD, Adam and AdamW by torch's fused kernels, called directly and not through `optimizer.step`."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from mlotool.core.gradient import Recording
-from mlotool.core.same_objects import SameObjects
+from mlotool.core.same_objects import SameForms, SameObjects
 
 _DEVICES = ("cpu", "cuda")
-_STEPS: dict[type[Optimizer], Any] = {kind: inspect.unwrap(kind.step) for kind in (SGD, Adam, AdamW)}
+_GLOBAL_HOOKS = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+_STEPS: dict[Any, Any] = {kind: inspect.unwrap(kind.step) for kind in (SGD, Adam, AdamW)}
 
 
 def prefer_fused_kernels(optimizer: Optimizer) -> None:
@@ -68,16 +70,22 @@ def take_steps(steps: Sequence[KernelStep]) -> None:
     Groups with the same settings are one call of their kernel, which goes through its tensors one by one: the bits are
     those of a call for each.
     """
-    together: dict[Any, list[KernelStep]] = {}
-    for step in steps:
-        kernel, group, _ = step
-        together.setdefault(kind_of(kernel, group), []).append(step)
+    if not steps:
+        return
     with Recording(False):
-        for found in together.values():
+        for found in _by_kind(steps) if len(steps) > 1 else (steps,):
             kernel, group, gradient = found[0]
             if len(found) > 1:
                 group, gradient = _joined([each[1] for each in found]), [*chain(*[each[2] for each in found])]
             kernel(group, gradient)
+
+
+def _by_kind(steps: Sequence[KernelStep]) -> Iterable[list[KernelStep]]:
+    together: dict[Any, list[KernelStep]] = {}
+    for step in steps:
+        kernel, group, _ = step
+        together.setdefault(kind_of(kernel, group), []).append(step)
+    return together.values()
 
 
 def kind_of(kernel: Kernel, group: KernelGroup) -> tuple[Any, ...]:
@@ -107,7 +115,9 @@ class FusedStep:
         self._step = {SGD: _sgd, Adam: _adam, AdamW: _adam}.get(type(optimizer))
         self._groups: list[tuple[Kernel, KernelGroup]] | None = None
         self._same: SameObjects | None = None
-        self._seen_layouts: Any = None
+        self._tensors: list[Tensor] = []
+        self._same_forms = SameForms([])
+        self._is_plain = False
         self._is_first = True
 
     def __call__(self, gradient: Sequence[Tensor | None]) -> bool:
@@ -130,8 +140,7 @@ class FusedStep:
         given = [value for value in gradient if value is not None and not value.is_sparse]
         if len(given) < len(self._parameters):
             return None
-        # Looked at in every step: a user may give a parameter data with other strides.
-        if not all(map(Tensor.is_contiguous, chain(self._parameters, given))):
+        if not (self._is_plain and all(map(Tensor.is_contiguous, given))):
             given = [aligned(value, like) for value, like in zip(given, self._parameters, strict=True)]
         return [
             (kernel, group, given if group.has_all else [given[position] for position in group.positions])
@@ -144,19 +153,22 @@ class FusedStep:
         None where the optimizer has to take the next step itself. Every step looks whether the optimizer still has the
         objects that the list was made of: a user may regroup parameters, replace what is kept of them, add hooks.
         """
-        if self._is_first or self._step is None or has_step_hooks(self.optimizer):
+        if self._is_first or self._step is None:
             return None
-        if self._same is None or not self._same() or self._layouts() != self._seen_layouts:
-            self._groups = self._find()
+        if self._same is None or not self._same() or not self._same_forms(self._tensors):
+            self._groups = None if has_step_hooks(self.optimizer) else self._find()
             # Finding may put what is kept into its parameter's layout.
-            self._same, self._seen_layouts = SameObjects(partial(parts_of_step, self.optimizer)), self._layouts()
+            self._same = SameObjects(self._parts)
+            kept = [each for _, group in self._groups or () for each in group.vectors.values()]
+            self._tensors = [*self._parameters, *chain(*kept)]
+            self._same_forms = SameForms(self._tensors)
+            self._is_plain = all(map(Tensor.is_contiguous, self._parameters))
         return self._groups
 
-    def _layouts(self) -> Any:
-        """Return the sizes and strides of all that a kernel reads: `data` may give a tensor others."""
-        vectors = chain.from_iterable([kept for _, group in self._groups or () for kept in group.vectors.values()])
-        tensors = [*self._parameters, *vectors]
-        return [*map(Tensor.size, tensors)], [*map(Tensor.stride, tensors)]
+    def _parts(self) -> list[Any]:
+        """Return what the list of calls was made of, with the settings that `_names` reads."""
+        settings = _DECIDING[type(self.optimizer)]
+        return [*parts_of_step(self.optimizer), *chain.from_iterable(map(settings, self.optimizer.param_groups))]
 
     def mend(self) -> None:
         """Let torch's fused kernels be right where the optimizer takes a step itself.
@@ -207,25 +219,41 @@ class FusedStep:
 
 
 def parts_of_step(optimizer: Any) -> list[Any]:
-    """Return the objects that an optimizer's step consists of: groups, parameters, what is kept of each."""
+    """Return the objects that an optimizer's step consists of: its method, groups, parameters, what is kept of each.
+
+    Beside them the numbers of hooks; they are small, and equal ones are the same object.
+    """
     groups, state = optimizer.param_groups, optimizer.state
-    parameters = [*chain(*[group["params"] for group in groups])]
-    kept = [each.values() for each in map(state.get, parameters) if each]
-    names = [_names(optimizer, group) for group in groups]
-    return [*groups, *names, *parameters, *[each.dtype for each in parameters], *chain(*kept)]
+    kept = [each for each in state.values() if isinstance(each, dict)]
+    return [
+        type(optimizer).step,
+        vars(optimizer).get("step"),
+        *map(len, (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS)),
+        *groups,
+        *chain(*[group["params"] for group in groups]),
+        *kept,
+        *chain.from_iterable(map(dict.values, kept)),
+    ]
 
 
 def has_step_hooks(optimizer: Any) -> bool:
     """Return whether somebody wants to see an optimizer's steps: by hooks, or a method in the place of torch's."""
-    own, kind = optimizer.__dict__.get("step"), type(optimizer)
+    own = optimizer.__dict__.get("step")
+    kind: Any = type(optimizer)
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
+        or any(_GLOBAL_HOOKS)
         or (own is not None and not _only_counts(own, kind.step))
-        or (kind in _STEPS and inspect.unwrap(kind.step) is not _STEPS[kind])
+        or not _is_torchs(kind, kind.step)
     )
+
+
+@cache
+def _is_torchs(kind: Any, step: Any) -> bool:
+    """Return whether nobody has put another method into torch's class."""
+    known = _STEPS.get(kind)
+    return known is None or inspect.unwrap(step) is known
 
 
 def _only_counts(step: Any, wrapped: Any) -> bool:
@@ -243,6 +271,12 @@ def _fits(state: dict[str, Any], names: Sequence[str], parameter: Tensor) -> boo
     )
 
 
+_DECIDING: dict[type[Optimizer], Any] = {
+    SGD: itemgetter("fused", "differentiable", "momentum"),
+    Adam: itemgetter("fused", "capturable", "differentiable", "amsgrad"),
+    AdamW: itemgetter("fused", "capturable", "differentiable", "amsgrad"),
+}
+"""By kind of optimizer, the settings of a group by which a kernel may take its steps or not."""
 _OF_SGD: dict[bool, tuple[str, ...]] = {False: (), True: ("momentum_buffer",)}
 _OF_ADAM: dict[bool, tuple[str, ...]] = {
     False: ("exp_avg", "exp_avg_sq", "step"),

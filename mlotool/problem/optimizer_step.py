@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ Evaluate = Callable[[], tuple[Tensor, Sequence[Tensor | None]]]
 """Returns a step's loss and gradient, one tensor a parameter of theta, at the current parameters."""
 
 _SCHEDULER_ADVICE = "Correct its settings (total_steps, T_max, ...), or let the run end before: runner.max_ticks."
+
+_HOOKS = attrgetter("_post_accumulate_grad_hooks")
 
 
 class OptimizerStep:
@@ -117,8 +120,7 @@ class OptimizerStep:
     def kernel_groups(self) -> list[tuple[Kernel, KernelGroup]] | None:
         """Return what a step is that is nothing but calls of a kernel; None where it is more."""
         is_bare = self.is_plain and self._settings.gradient_clip_norm is None
-        has_hooks = any(each._post_accumulate_grad_hooks for each in self._parameters)
-        return self._fused.groups() if is_bare and not has_hooks else None
+        return self._fused.groups() if is_bare and not any(map(_HOOKS, self._parameters)) else None
 
     @property
     def has_schedule(self) -> bool:
@@ -132,7 +134,7 @@ class OptimizerStep:
 
     def hooked(self, gradient: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Return what hooks that a user has put after the accumulation of gradients (`Tensor.grad`) make of them."""
-        if not any(each._post_accumulate_grad_hooks for each in self._parameters):
+        if not any(map(_HOOKS, self._parameters)):
             return gradient
         # A hook may write into the tensor, which others have kept.
         self._set_gradient([None if each is None else each.clone() for each in gradient])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ _FROZEN = "Give a parameter that is to be held still a group of the optimizer, a
 _ADDED = "Let it require a gradient from the start, in a group of the optimizer whose lr is 0 until then."
 _REPLACED = "Put the module together before the problem is made, or write values into the parameter (copy_)."
 
+_REQUIRES_GRAD = attrgetter("requires_grad")
+
 
 class Trained:
     """Watches the parameters of one problem.
@@ -29,7 +32,9 @@ class Trained:
 
     def __init__(self, name: str, module: nn.Module, theta: Mapping[str, Tensor]) -> None:
         self._name, self._module, self._theta = name, module, theta
-        self._places = [each for part in module.modules() for each in (part._parameters, part._modules)]
+        places: list[dict[str, Any]] = [each for part in module.modules() for each in (part._parameters, part._modules)]
+        self._places = [each for each in places if each]
+        self._empty = [each for each in places if not each]
         self._parameters = [*module.parameters()]
         self._buffers = [each._buffers for each in module.modules() if each._buffers]
         self._same = SameObjects(self._look)
@@ -55,9 +60,10 @@ class Trained:
         return True
 
     def _look(self) -> Sequence[Any]:
-        parts = chain.from_iterable([each.values() for each in self._places])
+        parts = chain.from_iterable(map(dict.values, self._places))
         buffers = [value is None for each in self._buffers for value in each.values()]
-        return [*parts, *[each.requires_grad for each in self._parameters], *buffers]
+        # Numbers of few are the same object.
+        return [*parts, *map(_REQUIRES_GRAD, self._parameters), *buffers, *map(len, self._empty)]
 
     def _refused(self, key: str, change: str, advice: str) -> RunError:
         return RunError(_CHANGED.format(problem=self._name, key=key, change=change, advice=advice))

@@ -153,6 +153,11 @@ def _remove_identities(graph: Graph) -> None:
             [twice, *_] = source.args
             assert isinstance(twice, Node)
             node.replace_all_uses_with(twice)
+        elif _drops_sums(node, source):
+            # As a bias's gradient has it.
+            source.args = (*source.args[:2], False)
+            source.meta = dict(node.meta)
+            node.replace_all_uses_with(source)
 
 
 def _changes_nothing(node: Node, source: Node) -> bool:
@@ -180,3 +185,16 @@ def _direct(target: Any) -> Any:
     if name.endswith("_") and not name.startswith("_") and hasattr(Tensor, name):
         return getattr(Tensor, name)
     return getattr(torch._C._VariableFunctions, name, None) or getattr(torch._C._nn, name, None) or target
+
+
+def _drops_sums(node: Node, source: Node) -> bool:
+    """Return whether a view leaves out the axes that a sum over them has kept for it alone."""
+    if node.target is not _ATEN.view.default or source.target is not _ATEN.sum.dim_IntList:
+        return False
+    if len(source.users) > 1 or source.kwargs or source.args[2:] != (True,):
+        return False
+    summed, axes = source.args[:2]
+    assert isinstance(summed, Node) and isinstance(axes, list)
+    shape = summed.meta["val"].shape
+    left_out = {int(axis) % len(shape) for axis in axes}
+    return [*node.meta["val"].shape] == [size for axis, size in enumerate(shape) if axis not in left_out]

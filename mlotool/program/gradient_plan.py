@@ -129,7 +129,7 @@ class GradientPlan:
             sources += each.leaves
         scaled = loss if scale is None else loss * scale.value
         found: Gradient = gradient_of(scaled, sources, keeps_sparse=True)
-        if any(each is not None and each.is_sparse for each in found):
+        if True in [each is not None and each.is_sparse for each in found]:
             is_kept = problem.optimizer_step.takes_sparse and not taken and self._engine.rank_mean.is_alone
             found = found if is_kept and not is_tracing() else [*dense(found)]
         if scale is not None:

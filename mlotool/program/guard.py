@@ -20,7 +20,7 @@ from mlotool.core.user_code import is_of_user
 from mlotool.problem.fused_step import has_step_hooks
 from mlotool.problem.problem import Problem
 from mlotool.program.python_places import held_modules, hidden_state
-from mlotool.program.python_state import PythonWatch
+from mlotool.program.python_state import OF_TORCH, PythonWatch
 
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_ALL_MODULES: tuple[dict[int, Any], ...] = (
@@ -32,8 +32,6 @@ _OF_ALL_MODULES: tuple[dict[int, Any], ...] = (
 _PACKAGES = frozenset(
     {"torch", "torchvision", "mlotool", "builtins", "collections", "functools", "operator", "_operator"}
 )
-# What torch keeps in a module, but for its mode; hooks, parameters and submodules are looked at by themselves.
-_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Tensor)
 _SEQUENCES = (list, tuple, set, frozenset)
 
@@ -103,7 +101,7 @@ class Guard:
     def __init__(self, members: Sequence[Sequence[Problem]], *, with_modes: bool) -> None:
         self._members = [list(each) for each in members]
         self._pending: str | None = None
-        self._skipped = _OF_TORCH if with_modes else _OF_TORCH | {"training"}
+        self._skipped = OF_TORCH if with_modes else OF_TORCH | {"training"}
         self.renew()
 
     def drop(self, number: int) -> None:
@@ -114,9 +112,9 @@ class Guard:
 
     def hook(self) -> str | None:
         """Return where there is a hook of a user's now; None where there is none."""
-        on_parameters = map(_has_hook, self._parameters)
+        on_parameters = [each for each in self._parameters if each._backward_hooks or each._post_accumulate_grad_hooks]
         are_more = any(len(each) != count for each, count in self._own_hooks)
-        if not (are_more or any(self._hooks) or any(on_parameters)):
+        if not (are_more or any(self._hooks) or on_parameters):
             return None
         return _hook_in(self._problems)
 
@@ -132,6 +130,11 @@ class Guard:
         places = [*before, *[place for place in self._values if place not in before]]
         changed = next((place for place in places if self._differs(before, place)), None)
         return None if changed is None else f"{changed[0]}{changed[1]}"
+
+    def settle(self) -> None:
+        """Take what there is now for what is held fixed, if it is something else."""
+        if self.change() is not None:
+            self.renew()
 
     def renew(self) -> None:
         """Take what there is now for what is held fixed."""

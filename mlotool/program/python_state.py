@@ -4,14 +4,19 @@ import copy
 import random
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
+from operator import is_, itemgetter
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mlotool.problem.problem import Problem
 from mlotool.program.python_places import Place, is_plain, is_watched, namespaces, places
+
+# What torch keeps in a module, but for its mode; hooks, parameters and submodules are looked at by themselves.
+OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
 
 
 class PythonState:
@@ -89,17 +94,34 @@ class PythonWatch:
 
     def __init__(self, members: Sequence[Sequence[Problem]]) -> None:
         # A global that several read is looked at once.
-        found = {each.identity: each for problems in members for each in places(problems) if is_watched(each.value)}
-        self._kept = [(each, each.value, _copy(each.value)) for each in found.values()]
+        there = [each for problems in members for each in places(problems) if each.key not in OF_TORCH]
+        found = {each.identity: each for each in there if is_watched(each.value)}
+        by_holder: dict[int, list[Place]] = {}
+        for each in found.values():
+            by_holder.setdefault(id(each.holder), []).append(each)
+        ordered = [*chain(*by_holder.values())]
+        self._kept = [(each, each.value, _copy(each.value)) for each in ordered]
+        # One key more than there are, so that it gives a tuple in any case.
+        self._getters = [
+            (itemgetter(*[each.key for each in there], there[0].key), there[0].holder) for there in by_holder.values()
+        ]
+        self._values = [*chain(*self._look())]
+        # These are the same object when they have changed in place.
+        self._containers = [(value, kept) for _, value, kept in self._kept if not is_plain(value)]
 
     def change(self) -> str | None:
         """Return the place of what has changed."""
-        for place, value, kept in self._kept:
-            now = place.holder.get(place.key)
-            # What is changed in place is the same object.
-            if (now is not value or not is_plain(now)) and not _is_same(now, kept):
-                return place.owner
-        return None
+        try:
+            are_there = all(map(is_, chain.from_iterable(self._look()), self._values))
+        except KeyError:
+            are_there = False
+        if are_there and all(_is_same(value, kept) for value, kept in self._containers):
+            return None
+        changed = [place.owner for place, _, kept in self._kept if not _is_same(place.value, kept)]
+        return changed[0] if changed else None
+
+    def _look(self) -> list[Any]:
+        return [get(holder) for get, holder in self._getters]
 
 
 def _copy(value: Any) -> Any:

@@ -7,6 +7,7 @@ pullbacks are shared, across the problems too.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from mlotool.core.replay import RandomState
+from mlotool.core.same_objects import SameForms
 from mlotool.core.traceable_functions import ValuesLeaveError
 from mlotool.problem.fused_step import has_step_hooks
 from mlotool.problem.problem import Problem
@@ -94,9 +96,10 @@ class Tracer:
         self._traces_users_code = traces_users_code
         self._modules: list[nn.Module] = []
         self._stepping: list[TracedStep] = []
+        self._parameters: list[Tensor] = []
         self._fixed: list[Tensor] = []
         self._buffered: list[Problem] = []
-        self._layouts: Any = None
+        self._same_forms = SameForms([])
         self._traces: dict[Any, list[Trace]] = {}
         self._num_traces = 0
         self._bind()
@@ -137,7 +140,7 @@ class Tracer:
 
     def renew_guard(self) -> None:
         """Take what Python holds now for what traces hold fixed, after an evaluation that may have kept results."""
-        self._guard.renew()
+        self._guard.settle()
 
     def _found(self, batches: Sequence[Sequence[Batches]]) -> tuple[list[Tensor], list[Trace]]:
         """Return what a trace takes, and the traces for arguments of that kind."""
@@ -152,11 +155,6 @@ class Tracer:
         """Drop traces of what is no more; raise an UntraceableError where there are hooks, which no trace calls."""
         if hook := self._guard.hook():
             raise UntraceableError(hook)
-        for each in self.steps:
-            if has_step_hooks(each.problem.optimizer):
-                raise UntraceableError("its optimizer has hooks", each.problem.name)
-            if not has_traced_step(each.problem):
-                raise UntraceableError("its optimizer is another one", each.problem.name)
         is_changed = self._guard.change() is not None
         if is_changed:
             for problem in self._engine.problems:
@@ -164,18 +162,28 @@ class Tracer:
             self._traces.clear()
             self._guard.renew()
         if is_changed or not all(step.is_current() for step in self._stepping):
+            self._check_optimizers()
             before = [each.structure for each in self._stepping]
             self._bind()
             if [each.structure for each in self._stepping] != before:
                 self._traces.clear()
-        layouts = _layouts(self._arguments())
-        if layouts != self._layouts:
+        tensors = self._parameters + self._buffers()
+        if not self._same_forms(tensors):
             # Kernels go through parameters in their order in memory.
             self._bind()
-            self._layouts = _layouts(self._arguments())
+            self._same_forms = SameForms(tensors)
             self._traces.clear()
 
+    def _check_optimizers(self) -> None:
+        """Raise an UntraceableError where a trace cannot take an optimizer's steps."""
+        for each in self.steps:
+            if has_step_hooks(each.problem.optimizer):
+                raise UntraceableError("its optimizer has hooks", each.problem.name)
+            if not has_traced_step(each.problem):
+                raise UntraceableError("its optimizer is another one", each.problem.name)
+
     def _add(self, traces: list[Trace], batches: Sequence[Sequence[Batches]], arguments: Sequence[Tensor]) -> None:
+        self._check_optimizers()
         if self._num_traces == MOST_TRACES:
             raise UntraceableError(f"batches, settings of optimizers or ends of solves are of over {MOST_TRACES} kinds")
         traces.append(self._traced(batches, arguments))
@@ -214,16 +222,15 @@ class Tracer:
         for step in self.steps:
             step.problem.optimizer_step.align_state()
         self._stepping = [TracedStep(each.problem) for each in self.steps]
-        self._fixed = [tensor for problem in self._engine.problems for tensor in problem.own]
-        for each in self._stepping:
-            self._fixed += each.tensors
+        self._parameters = [tensor for problem in self._engine.problems for tensor in problem.own]
+        self._fixed = [*self._parameters, *chain.from_iterable(each.tensors for each in self._stepping)]
 
     def _arguments(self) -> list[Tensor]:
         """Return what a trace takes, but for the batches."""
-        found = [*self._fixed]
-        for problem in self._buffered:
-            found += problem.slots.buffers()
-        return found
+        return self._fixed + self._buffers()
+
+    def _buffers(self) -> list[Tensor]:
+        return [*chain.from_iterable([problem.slots.buffers() for problem in self._buffered])]
 
     def _run(self, trace: Trace, arguments: list[Tensor]) -> list[StepResult] | None:
         """Run a trace; None, with nothing moved, where it does not hold."""
@@ -321,7 +328,3 @@ def rounding_unit(graph: GraphModule) -> float:
     has_tf32 = (torch.float32, True) in kinds and torch.backends.cuda.matmul.allow_tf32
     dtypes = {dtype for dtype, _ in kinds if dtype.is_floating_point} | ({torch.float16} if has_tf32 else set())
     return float(max(torch.finfo(dtype).eps for dtype in dtypes))
-
-
-def _layouts(tensors: Sequence[Tensor]) -> Any:
-    return [*map(Tensor.size, tensors)], [*map(Tensor.stride, tensors)], [each.dtype for each in tensors]
