@@ -42,6 +42,8 @@ class Stack:
         self.tensors = [torch.stack([each.detach() for each in group]) for group in zip(*by_member, strict=True)]
         self._rows = [each.unbind() for each in self.tensors]
         self._pointers = [[rows[number].data_ptr() for rows in self._rows] for number in range(len(self._programs))]
+        # What is trained stays the same objects; buffers may be assigned anew.
+        self._own = [_parameters(each or first) for each in programs]
         self._same_forms: list[SameForms] = []
         for number in range(len(self._programs)):
             program = self._programs[number]
@@ -63,8 +65,9 @@ class Stack:
         program = self._programs[number]
         if program is None:
             return
-        tensors = _tensors(program)
-        if len(tensors) != len(self._rows) or any(each is None for each in tensors):
+        buffers = _buffers(program)
+        tensors = self._own[number] + buffers
+        if len(tensors) != len(self._rows) or any(each is None for each in buffers):
             self.reason = "a buffer of a module has come or gone"
             return
         if [*map(Tensor.data_ptr, tensors)] == self._pointers[number] and self._same_forms[number](tensors):
@@ -141,7 +144,11 @@ def _buffers(program: Program) -> list[Tensor]:
 
 
 def _tensors(program: Program) -> list[Tensor]:
-    return [parameter for problem in program.engine.problems for parameter in problem.own] + _buffers(program)
+    return _parameters(program) + _buffers(program)
+
+
+def _parameters(program: Program) -> list[Tensor]:
+    return [parameter for problem in program.engine.problems for parameter in problem.own]
 
 
 def _check_alike(first: Sequence[Tensor], other: Sequence[Tensor]) -> None:

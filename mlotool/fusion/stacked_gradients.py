@@ -8,6 +8,7 @@ else.
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import compress
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mlotool.core.advice import is_out_of_memory
 from mlotool.fusion.errors import NotFusedError
@@ -235,7 +237,10 @@ class StackedGradients:
         kept, random = [memory.value for memory in engine.memories], engine.random.state_dict()
         try:
             with guards.tracing(guards.TracingContext(FakeTensorMode())), engine.random:
-                first = make_fx(function, HONEST_BATCH_NORMS)(*member)
+                # The kernel of a CPU has no form for several runs.
+                on_cpu = all(each.device.type == "cpu" for each in member)
+                with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
+                    first = make_fx(function, HONEST_BATCH_NORMS)(*member)
                 refuse_shapes_by_values(first)
                 # Nothing in place, which vmap refuses where a value of one member goes into one of all.
                 pure = simplified(make_fx(functionalize(first), FOREACH | STACKABLE_BATCH_NORMS)(*member))

@@ -100,15 +100,23 @@ class Case:
         member: of a group of runs, which differ in their start, their data and, some of them, in what happens.
         names: of actions; None draws some.
         mode: by which it runs; not all actions make sense in all modes.
+        pace: a factor of the network's learning rates.
     """
 
     def __init__(
-        self, number: int, ticks: int, mode: str, *, member: int = 0, names: Sequence[str] | None = None
+        self,
+        number: int,
+        ticks: int,
+        mode: str,
+        *,
+        member: int = 0,
+        names: Sequence[str] | None = None,
+        pace: float = 1.0,
     ) -> None:
         from tests.user_code.actions import ACTIONS
 
         self.chance = chance = random.Random(number)
-        self.number, self.ticks, self.mode, self.member = number, ticks, mode, member
+        self.number, self.ticks, self.mode, self.member, self.pace = number, ticks, mode, member, pace
         self.is_bilevel = chance.random() < 0.35
         self.optimizer_name, self.norm = chance.choice([*OPTIMIZERS]), chance.choice([*NORMS])
         self.has_groups, self.solver = chance.random() < 0.3, chance.choice([*SOLVERS])
@@ -209,6 +217,8 @@ class Case:
         if self.has_groups:
             parameters = [{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.002, "weight_decay": 0.02}]
         self.optimizer = make(parameters)
+        for group in self.optimizer.param_groups:
+            group["lr"] *= self.pace
         return self.optimizer
 
     def make_upper_optimizer(self, parameters: Any) -> Any:
