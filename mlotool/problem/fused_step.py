@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -167,8 +166,8 @@ class FusedStep:
 
     def _parts(self) -> list[Any]:
         """Return what the list of calls was made of, with the settings that `_names` reads."""
-        settings = _DECIDING[type(self.optimizer)]
-        return [*parts_of_step(self.optimizer), *chain.from_iterable(map(settings, self.optimizer.param_groups))]
+        keys, groups = _DECIDING[type(self.optimizer)], self.optimizer.param_groups
+        return [*parts_of_step(self.optimizer), *[group.get(key) for group in groups for key in keys]]
 
     def mend(self) -> None:
         """Let torch's fused kernels be right where the optimizer takes a step itself.
@@ -271,10 +270,10 @@ def _fits(state: dict[str, Any], names: Sequence[str], parameter: Tensor) -> boo
     )
 
 
-_DECIDING: dict[type[Optimizer], Any] = {
-    SGD: itemgetter("fused", "differentiable", "momentum"),
-    Adam: itemgetter("fused", "capturable", "differentiable", "amsgrad"),
-    AdamW: itemgetter("fused", "capturable", "differentiable", "amsgrad"),
+_DECIDING: dict[type[Optimizer], tuple[str, ...]] = {
+    SGD: ("fused", "capturable", "differentiable", "momentum"),
+    Adam: ("fused", "capturable", "differentiable", "amsgrad"),
+    AdamW: ("fused", "capturable", "differentiable", "amsgrad"),
 }
 """By kind of optimizer, the settings of a group by which a kernel may take its steps or not."""
 _OF_SGD: dict[bool, tuple[str, ...]] = {False: (), True: ("momentum_buffer",)}
