@@ -39,8 +39,6 @@ class Comparison:
         self, names: Sequence[str], schedules: Sequence[Schedule | None], stack: Stack, own: Sequence[OwnValue]
     ) -> None:
         self._names, self._schedules, self._stack, self._own = names, schedules, stack, own
-        # By problem, the largest effect of a rounding error that has been seen.
-        self._rounding = dict.fromkeys(names, 0.0)
 
     def of_leader(self, number: int, leader: int, drawn: Drawn) -> Difference | None:
         """Return how a member's gradients differ from those that another one has at its tensors and batches.
@@ -84,10 +82,10 @@ class Comparison:
         """
         expected = {step.problem.name: step.gradient for step in steps}
         differences = [*self._apart(expected, found, unit**SAME)]
-        if all(each <= ROUNDING * self._rounding[name] for name, each in differences):
+        if not differences:
             return None
-        self._measure(number, expected, unit, again)
-        return next(((name, each) for name, each in differences if not each <= ROUNDING * self._rounding[name]), None)
+        rounding = self._rounding(number, expected, unit, again)
+        return next(((name, each) for name, each in differences if not each <= ROUNDING * rounding[name]), None)
 
     def _at(self, number: int, drawn: Drawn, by: int) -> Gradients:
         """Return the gradients at a member's tensors and batches, as another member computes them."""
@@ -120,26 +118,27 @@ class Comparison:
             if not difference <= limit:
                 yield name, difference
 
-    def _measure(
+    def _rounding(
         self, number: int, expected: Gradients, unit: float, again: Callable[[], Sequence[PreparedStep]]
-    ) -> None:
-        """Find out by problem how far gradients are from those at parameters that are one rounding error away.
+    ) -> Mapping[str, float]:
+        """Return by problem how far gradients are from those at parameters that are one rounding error away.
 
         That is more than one where large terms cancel, and far more in finite differences.
         """
         rows = [each[number] for each in self._stack.tensors[: self._stack.num_parameters]]
         before = [row.clone() for row in rows]
         generator = torch.Generator().manual_seed(0)
+        found = dict.fromkeys(self._names, 0.0)
         try:
             for _ in range(NUM_MOVES):
                 for row, kept in zip(rows, before, strict=True):
                     row.copy_(moved(kept, unit, generator))
                 others = {step.problem.name: step.gradient for step in again()}
-                for name in self._names:
-                    self._rounding[name] = max(self._rounding[name], _relative(expected[name], others[name]))
+                found = {name: max(found[name], _relative(expected[name], others[name])) for name in self._names}
         finally:
             for row, kept in zip(rows, before, strict=True):
                 row.copy_(kept)
+        return found
 
     def _schedule(self, number: int) -> Schedule:
         found = self._schedules[number]

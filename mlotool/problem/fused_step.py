@@ -230,6 +230,7 @@ def parts_of_step(optimizer: Any) -> list[Any]:
         *map(len, (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks, *_GLOBAL_HOOKS)),
         *groups,
         *chain(*[group["params"] for group in groups]),
+        *state,
         *kept,
         *chain.from_iterable(map(dict.values, kept)),
     ]
@@ -244,15 +245,14 @@ def has_step_hooks(optimizer: Any) -> bool:
         or optimizer._optimizer_step_post_hooks
         or any(_GLOBAL_HOOKS)
         or (own is not None and not _only_counts(own, kind.step))
-        or not _is_torchs(kind, kind.step)
+        or (kind in _STEPS and not _is_torchs(kind, kind.step))
     )
 
 
 @cache
 def _is_torchs(kind: Any, step: Any) -> bool:
     """Return whether nobody has put another method into torch's class."""
-    known = _STEPS.get(kind)
-    return known is None or inspect.unwrap(step) is known
+    return inspect.unwrap(step) is _STEPS[kind]
 
 
 def _only_counts(step: Any, wrapped: Any) -> bool:

@@ -132,8 +132,8 @@ class Guard:
         return None if changed is None else f"{changed[0]}{changed[1]}"
 
     def settle(self) -> None:
-        """Take what there is now for what is held fixed, if it is something else."""
-        if self.change() is not None:
+        """Take what there is now for what is held fixed, if it is something else; what `drop` has found stays."""
+        if not self._is_same() or self._watch.change() is not None:
             self.renew()
 
     def renew(self) -> None:

@@ -94,7 +94,7 @@ class PythonWatch:
 
     def __init__(self, members: Sequence[Sequence[Problem]]) -> None:
         # A global that several read is looked at once.
-        there = [each for problems in members for each in places(problems) if each.key not in OF_TORCH]
+        there = [each for problems in members for each in places(problems) if not _is_torchs(each)]
         found = {each.identity: each for each in there if is_watched(each.value)}
         by_holder: dict[int, list[Place]] = {}
         for each in found.values():
@@ -122,6 +122,11 @@ class PythonWatch:
 
     def _look(self) -> list[Any]:
         return [get(holder) for get, holder in self._getters]
+
+
+def _is_torchs(place: Place) -> bool:
+    """Return whether torch itself keeps something in this place, which is among the attributes of a module."""
+    return place.key in OF_TORCH and place.holder.keys() >= OF_TORCH
 
 
 def _copy(value: Any) -> Any:

@@ -138,9 +138,9 @@ class Schedule:
         Raises:
             RunError: a module has not the parameters any more that are trained.
         """
-        problems = [self.program.problems[name] for name in names]
-        for problem in problems:
+        for problem in self.program.engine.problems:
             problem.look_at_module()
+        problems = [self.program.problems[name] for name in names]
         # All gradients, and all hyperparameters that other problems give, are those before any of these steps.
         if drawn is None:
             steps = [self._prepared(problem, self._next_batches(problem)) for problem in problems]

@@ -7,7 +7,6 @@ pullbacks are shared, across the problems too.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -96,7 +95,6 @@ class Tracer:
         self._traces_users_code = traces_users_code
         self._modules: list[nn.Module] = []
         self._stepping: list[TracedStep] = []
-        self._parameters: list[Tensor] = []
         self._fixed: list[Tensor] = []
         self._buffered: list[Problem] = []
         self._same_forms = SameForms([])
@@ -167,11 +165,10 @@ class Tracer:
             self._bind()
             if [each.structure for each in self._stepping] != before:
                 self._traces.clear()
-        tensors = self._parameters + self._buffers()
-        if not self._same_forms(tensors):
+        if not self._same_forms(self._arguments()):
             # Kernels go through parameters in their order in memory.
             self._bind()
-            self._same_forms = SameForms(tensors)
+            self._same_forms = SameForms(self._arguments())
             self._traces.clear()
 
     def _check_optimizers(self) -> None:
@@ -222,15 +219,16 @@ class Tracer:
         for step in self.steps:
             step.problem.optimizer_step.align_state()
         self._stepping = [TracedStep(each.problem) for each in self.steps]
-        self._parameters = [tensor for problem in self._engine.problems for tensor in problem.own]
-        self._fixed = [*self._parameters, *chain.from_iterable(each.tensors for each in self._stepping)]
+        self._fixed = [tensor for problem in self._engine.problems for tensor in problem.own]
+        for each in self._stepping:
+            self._fixed += each.tensors
 
     def _arguments(self) -> list[Tensor]:
         """Return what a trace takes, but for the batches."""
-        return self._fixed + self._buffers()
-
-    def _buffers(self) -> list[Tensor]:
-        return [*chain.from_iterable([problem.slots.buffers() for problem in self._buffered])]
+        found = [*self._fixed]
+        for problem in self._buffered:
+            found += problem.slots.buffers()
+        return found
 
     def _run(self, trace: Trace, arguments: list[Tensor]) -> list[StepResult] | None:
         """Run a trace; None, with nothing moved, where it does not hold."""

@@ -12,6 +12,7 @@ from torch.nn import functional
 from mlotool import Problem, Schedule
 from mlotool.core.errors import RunError
 from mlotool.fusion.fused_ticks import FusedTicks
+from mlotool.program.guard import Guard
 from tests.fusion.members import compared, network, plain, state_difference
 
 pytestmark = pytest.mark.usefixtures("no_clock")
@@ -75,6 +76,16 @@ def test_a_change_of_one_member_counts_there(name: str) -> None:
     assert reason in verdict.reason and verdict.is_fused == (not reason)
     errors = [state_difference(*(each.program for each in pair)) for pair in zip(alone, fused, strict=True)]
     assert max(errors) < 1e-10
+
+
+def test_a_comparison_does_not_hide_what_had_changed_when_a_member_left() -> None:
+    programs = [plain(number, norms) for number in range(3)]
+    guard = Guard([each.engine.problems for each in programs], with_modes=True)
+    programs[1].problems["classifier"].module[1].eval()  # type: ignore[index]
+    guard.drop(0)
+    guard.settle()
+    assert "BatchNorm1d.training" in (guard.change() or "")
+    assert guard.change() is None
 
 
 def test_a_frozen_parameter_ends_its_run_alone() -> None:

@@ -190,7 +190,7 @@ class Fuzzed:
 
 @cache
 def _pace(number: int, ticks: int, mode: str, names: tuple[str, ...] | None) -> float:
-    """Return a factor of learning rates with which training does not magnify what is nothing but rounding.
+    """Return the largest factor of learning rates, of PACES, with which training does not magnify rounding.
 
     Many a network does, at a rate at which it never settles: no two ways to train it agree after a thousand steps.
     """
@@ -199,7 +199,9 @@ def _pace(number: int, ticks: int, mode: str, names: tuple[str, ...] | None) -> 
         cases = [[Case(number, ticks, mode, member=each, names=names, pace=pace) for _ in range(2)] for each in members]
         for _, moved in cases:
             for parameter in (*moved.module.parameters(), *moved.weigher.parameters()):
-                parameter.data.mul_(1 + ROUNDING)
+                # Not one factor, which a norm behind a layer would take out again.
+                factors = torch.linspace(1 - ROUNDING, 1 + ROUNDING, parameter.numel(), dtype=parameter.dtype)
+                parameter.data.mul_(factors.view_as(parameter))
         if all(_difference(by_hand(moved), by_hand(case)) < MOST_MAGNIFIED * ROUNDING for case, moved in cases):
             return pace
     raise RuntimeError(f"program {number} magnifies rounding at all rates")
