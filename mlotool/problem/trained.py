@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ _ADDED = "Let it require a gradient from the start, in a group of the optimizer 
 _REPLACED = "Put the module together before the problem is made, or write values into the parameter (copy_)."
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
+_VALUES = methodcaller("values")  # Of a dict, or what torch.jit puts in its place.
 
 
 class Trained:
@@ -60,7 +61,7 @@ class Trained:
         return True
 
     def _look(self) -> Sequence[Any]:
-        parts = chain.from_iterable(map(dict.values, self._places))
+        parts = chain.from_iterable(map(_VALUES, self._places))
         buffers = [value is None for each in self._buffers for value in each.values()]
         # Numbers of few are the same object.
         return [*parts, *map(_REQUIRES_GRAD, self._parameters), *buffers, *map(len, self._empty)]
