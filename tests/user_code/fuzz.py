@@ -15,8 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +80,45 @@ class Fuzzed:
         ticks: of each run.
         names: of its actions.
         mode: one of MODES; None goes through them by number.
+        pace: a factor of the network's learning rates.
     """
 
     number: int
     ticks: int = TICKS
     names: tuple[str, ...] | None = None
     mode: str | None = None
+    pace: float = PACES[0]
 
     def case(self, member: int = 0) -> Case:
         mode = self.mode or MODES[self.number % len(MODES)]
-        pace = _pace(self.number, self.ticks, mode, self.names)
-        return Case(self.number, self.ticks, mode, member=member, names=self.names, pace=pace)
+        return Case(self.number, self.ticks, mode, member=member, names=self.names, pace=self.pace)
 
     def results(self) -> list[Result]:
-        """Return how the program does in the ways of its mode."""
+        """Return how the program does in the ways of its mode, at the first of PACES at which that means something.
+
+        Many a network magnifies rounding at a rate at which it never settles: no two ways to train it agree after a
+        thousand steps.
+        """
+        for pace in PACES:
+            paced = replace(self, pace=pace)
+            results = paced._results()
+            if all(each.is_right for each in results) or not paced._magnifies():
+                return results
+        raise RuntimeError(f"program {self.number} magnifies rounding at all rates")
+
+    def _magnifies(self) -> bool:
+        """Return whether two runs by hand, one of which begins beside the other by rounding, end far apart."""
+        for member in range(NUM_MEMBERS if self.case().mode == "fused" else 1):
+            case, moved = self.case(member), self.case(member)
+            for parameter in (*moved.module.parameters(), *moved.weigher.parameters()):
+                # Not one factor, which a norm behind a layer would take out again.
+                factors = torch.linspace(1 - ROUNDING, 1 + ROUNDING, parameter.numel(), dtype=parameter.dtype)
+                parameter.data.mul_(factors.view_as(parameter))
+            if _difference(by_hand(moved), by_hand(case)) >= MOST_MAGNIFIED * ROUNDING:
+                return True
+        return False
+
+    def _results(self) -> list[Result]:
         case = self.case()
         is_by_hook, stop = case.chance.random() < 0.5, case.chance.randrange(1, self.ticks)
         if case.mode == "recipe":
@@ -186,25 +210,6 @@ class Fuzzed:
 
         expected = [by_hand(self.case(number), after_step=True, in_hook=is_by_hook) for number in range(NUM_MEMBERS)]
         return _judged(f"fused recipes, {_by(is_by_hook)}", run, expected, cases)
-
-
-@cache
-def _pace(number: int, ticks: int, mode: str, names: tuple[str, ...] | None) -> float:
-    """Return the largest factor of learning rates, of PACES, with which training does not magnify rounding.
-
-    Many a network does, at a rate at which it never settles: no two ways to train it agree after a thousand steps.
-    """
-    members = range(NUM_MEMBERS if mode == "fused" else 1)
-    for pace in PACES:
-        cases = [[Case(number, ticks, mode, member=each, names=names, pace=pace) for _ in range(2)] for each in members]
-        for _, moved in cases:
-            for parameter in (*moved.module.parameters(), *moved.weigher.parameters()):
-                # Not one factor, which a norm behind a layer would take out again.
-                factors = torch.linspace(1 - ROUNDING, 1 + ROUNDING, parameter.numel(), dtype=parameter.dtype)
-                parameter.data.mul_(factors.view_as(parameter))
-        if all(_difference(by_hand(moved), by_hand(case)) < MOST_MAGNIFIED * ROUNDING for case, moved in cases):
-            return pace
-    raise RuntimeError(f"program {number} magnifies rounding at all rates")
 
 
 def _by(is_by_hook: bool) -> str:
