@@ -1,6 +1,7 @@
 """The tensors of several members in one: row k of each is member k's own parameter or buffer."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ class Stack:
             if program is not None:
                 _bind(program, [each[number] for each in self._rows])
             self._same_forms.append(SameForms(_tensors(program or first)))
+        self._look_at_all()
 
     def parameters(self, name: str) -> list[Tensor]:
         """Return the trained parameters of a problem, (members, ...) each."""
@@ -57,8 +59,12 @@ class Stack:
 
     def refresh(self) -> None:
         """Take over what members have put in the place of their tensors, by `data` or a buffer that is assigned."""
+        tensors = self._of_all()
+        if _pointers(tensors) == self._all_pointers and self._all_forms(tensors):
+            return
         for number, _ in self._members():
             self.refresh_member(number)
+        self._look_at_all()
 
     def refresh_member(self, number: int) -> None:
         """Take over what one member has put in the place of its tensors."""
@@ -114,6 +120,21 @@ class Stack:
         for other, each in enumerate(self._programs):
             if each is None and other != number:
                 self._fill(other)
+        self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        """Remember the tensors of all members, so that one look at all of them is enough where nothing changes."""
+        if self.reason:
+            return
+        programs = [program for _, program in self._members()]
+        self._all_parameters = [parameter for program in programs for parameter in _parameters(program)]
+        self._all_problems = [problem for program in programs for problem in program.engine.problems]
+        tensors = self._of_all()
+        self._all_pointers, self._all_forms = _pointers(tensors), SameForms(tensors)
+
+    def _of_all(self) -> list[Tensor]:
+        slots = [each.slots for each in self._all_problems]
+        return [*self._all_parameters, *chain.from_iterable([each.buffers() for each in slots if each.has_buffers])]
 
     def _fill(self, number: int) -> None:
         """Let the row of a member that has left be that of the first one that is there."""
@@ -145,6 +166,11 @@ def _buffers(program: Program) -> list[Tensor]:
 
 def _tensors(program: Program) -> list[Tensor]:
     return _parameters(program) + _buffers(program)
+
+
+def _pointers(tensors: Sequence[Tensor | None]) -> list[int]:
+    """Return where the memory of tensors begins; -1 of a buffer that is None."""
+    return [-1 if each is None else each.data_ptr() for each in tensors]
 
 
 def _parameters(program: Program) -> list[Tensor]:
