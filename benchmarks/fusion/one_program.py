@@ -9,6 +9,7 @@ so to a tolerance. A stack that does not gain is run one by one, as in a sweep, 
 """
 
 import argparse
+import itertools
 import statistics
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ Make = Callable[[int, bool], Schedule]
 
 FUSED, ALONE, TRACED = "as one program", "one by one", "one by one, traced"
 NUM_WARMUP = 8
+TICKS_AT_A_TIME = 50
+"""As `runner.log_every` has it: a run goes on by itself after so many."""
 SMALL = ("problems.classifier.module.hidden=[16,16]", "problems.classifier.stream.batch_size=8")
 
 
@@ -89,10 +92,11 @@ def together(schedules: Sequence[Schedule]) -> tuple[Callable[[], None], FusedTi
     ticks = FusedTicks(dict.fromkeys(range(len(schedules)), "one structure"))
     for number, schedule in enumerate(schedules):
         ticks.join(number, schedule)
-    members = range(len(schedules))
+    members, count = range(len(schedules)), itertools.count()
 
     def take() -> None:
-        ticks.begin(members)
+        if next(count) % TICKS_AT_A_TIME == 0:
+            ticks.begin(members)
         for outcome in ticks.tick(members).values():
             if isinstance(outcome, Exception):
                 raise outcome

@@ -1,7 +1,8 @@
 """Optimizer steps of the same problem of several members, by as few calls of a kernel as they have settings."""
 
+import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -58,10 +59,23 @@ class JointSteps:
     Args:
         problems: of each member; None has left.
         parameters: (members, ...) each; their rows are the members' own.
+        changes: returns another number where optimizers, or what they keep, may be others than at the last step; they
+            may always be, where it is None.
+
+    Attributes:
+        is_joint: whether the last step was taken by kernels alone, which run nobody's code.
     """
 
-    def __init__(self, problems: Sequence[Problem | None], parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        problems: Sequence[Problem | None],
+        parameters: Sequence[Tensor],
+        changes: Callable[[], int] | None = None,
+    ) -> None:
         self._problems, self._parameters = list(problems), list(parameters)
+        self._changes = changes or itertools.count().__next__
+        self._looked_at = -1
+        self.is_joint = False
         self._kept: dict[tuple[str, int], tuple[Tensor, Sequence[Tensor]]] = {}
         # By member, the groups of its optimizer that the calls are made of.
         self._groups: list[_Groups] = []
@@ -102,7 +116,9 @@ class JointSteps:
         """
         gradient = [each for each in stacked.gradient if each is not None]
         is_plain = contexts is None and not any(given) and len(gradient) == len(stacked.gradient)
-        if is_plain and (calls := self._joint(numbers)) is not None:
+        calls = self._joint(numbers) if is_plain else None
+        self.is_joint = calls is not None
+        if calls is not None:
             take_steps([call.along(gradient) for call in calls])
             return [_advanced(self._problem(number)) for number in numbers]
         rows = [*stacked.gradients()]
@@ -120,12 +136,14 @@ class JointSteps:
             # The rows of the others are to stay.
             return None
         problems = [self._problem(number) for number in numbers]
-        steps = [each.optimizer_step for each in problems]
-        groups = [found for each in steps if (found := each.kernel_groups()) is not None]
-        if len(groups) < len(steps):
-            return None
-        # A member's list is another one where its optimizer, or what that keeps, has been replaced.
-        is_known = len(groups) == len(self._groups) and all(map(operator.is_, groups, self._groups))
+        changes, groups, is_known = self._changes(), self._groups, len(problems) == len(self._groups)
+        if changes != self._looked_at or not is_known:
+            groups = [found for each in problems if (found := each.optimizer_step.kernel_groups()) is not None]
+            if len(groups) < len(problems):
+                return None
+            # A member's list is another one where its optimizer, or what that keeps, has been replaced.
+            is_known = is_known and all(map(operator.is_, groups, self._groups))
+            self._looked_at = changes
         # Some may have taken steps by themselves since, by which an optimizer may count.
         since = map(operator.sub, [each.num_steps for each in problems], self._num_steps)
         if not is_known or len(set(since)) > 1:

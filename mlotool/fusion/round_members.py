@@ -67,6 +67,7 @@ class RoundMembers:
             try:
                 with self.schedule(number).program.random:
                     outcomes[number] = take(number)
+                self.stack.changes += 1
                 self.stack.refresh_member(number)
             except Exception as error:
                 outcomes[number] = error
@@ -85,6 +86,7 @@ class RoundMembers:
     def prepared(self, number: int, batches: Drawings) -> list[PreparedStep]:
         """Return a member's steps with their gradients; they are yet to be taken."""
         schedule = self.schedule(number)
+        self.stack.changes += 1
         with schedule.program.random:
             return schedule.prepared_round(self.names, self.drawn(number, batches))
 

@@ -27,10 +27,12 @@ class Stack:
         tensors: (members, ...) each: by problem all trained parameters, then by problem all buffers.
         num_parameters: how many of them are parameters.
         reason: why members cannot be one stack any more; "" where they can.
+        changes: how often code has run that may have put other objects in the place of members' tensors, or of what
+            their optimizers keep. Nobody needs to look at these as long as it stays the same.
     """
 
     def __init__(self, programs: Sequence[Program | None]) -> None:
-        self._programs, self.reason = list(programs), ""
+        self._programs, self.reason, self.changes = list(programs), "", 0
         first = next(each for each in programs if each is not None)
         by_member = [_tensors(each or first) for each in programs]
         for each in by_member:
@@ -51,6 +53,7 @@ class Stack:
             if program is not None:
                 _bind(program, [each[number] for each in self._rows])
             self._same_forms.append(SameForms(_tensors(program or first)))
+        self._refreshed_at = 0
         self._look_at_all()
 
     def parameters(self, name: str) -> list[Tensor]:
@@ -59,6 +62,9 @@ class Stack:
 
     def refresh(self) -> None:
         """Take over what members have put in the place of their tensors, by `data` or a buffer that is assigned."""
+        if self._refreshed_at == self.changes:
+            return
+        self._refreshed_at = self.changes
         tensors = self._of_all()
         if _pointers(tensors) == self._all_pointers and self._all_forms(tensors):
             return

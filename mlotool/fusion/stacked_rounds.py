@@ -65,8 +65,9 @@ class StackedRound:
         self.verdict = verdict
         self._draw = [JointDraw(each, programs, streams) for each in together]
         self._gradients = StackedGradients(members.names, members.schedules, members.stack, own, courses)
+        stack, changes = members.stack, lambda: members.stack.changes
         self._steps = [
-            JointSteps([each[place] if each else None for each in members.problems], self._stack.parameters(name))
+            JointSteps([each[place] if each else None for each in members.problems], stack.parameters(name), changes)
             for place, name in enumerate(members.names)
         ]
         self._attempt = Attempt(members, self._gradients, own)
@@ -266,6 +267,8 @@ class StackedRound:
         for position, (stacked, step) in enumerate(zip(found.gradients, self._steps, strict=True)):
             contexts = [members.schedule(number).program.random for number in there] if self._is_foreign else None
             norms = step(there, stacked, [given[number][position] for number in there], contexts)
+            # Else hooks of optimizers may have run.
+            self._stack.changes += not step.is_joint
             for number in there if self._is_foreign else ():
                 self._stack.refresh_member(number)
             results = [*stacked.results()]

@@ -13,7 +13,7 @@ from mlotool.fusion.stack import Stack
 from mlotool.fusion.stacked_rounds import StackedRound
 from mlotool.fusion.verdict import CHANGED_PLACE, Verdict
 from mlotool.program import Schedule
-from mlotool.program.guard import Guard
+from mlotool.program.guard import Guard, may_change_between_ticks
 from mlotool.program.step_result import StepResult
 
 
@@ -60,7 +60,13 @@ class StackedSchedule:
             self._courses.setdefault(problems, {})[kind] = course
         self._verdicts = dict(verdicts or {})
         self._rounds: dict[tuple[str, ...], StackedRound | PlannedRound] = {}
-        self._held = ""
+        self._held, self._looked_at = "", -1
+        self._may_change = any(
+            may_change_between_ticks(problem)
+            for program in programs
+            if program is not None
+            for problem in program.engine.problems
+        )
         self._guard = Guard([[] if each is None else each.engine.problems for each in programs], with_modes=True)
 
     @property
@@ -84,7 +90,8 @@ class StackedSchedule:
         return self._stack.reason
 
     def refresh(self) -> None:
-        """Look whether members have put other tensors in the place of theirs, before some ticks."""
+        """Look whether members have changed, before some ticks."""
+        self._stack.changes += 1
         self._stack.refresh()
 
     def drop(self, schedule: Schedule | None) -> None:
@@ -107,6 +114,7 @@ class StackedSchedule:
             By member the results of the problems that have stepped, by name; or its error, after which it takes part
             no more; None of one that took no part.
         """
+        self._look_again()
         self._look()
         outcomes: list[Outcome] = [{} if is_live else None for is_live in live]
         there = {number: each for number, each in enumerate(self.schedules) if live[number] and each is not None}
@@ -114,6 +122,7 @@ class StackedSchedule:
         for names in order.rounds:
             for number, schedule in there.items():
                 _try(outcomes, number, partial(schedule.begin_round, names))
+            self._look_again()
             self._stack.refresh()
             round_of = self._round(names)
             live = [isinstance(each, dict) for each in outcomes]
@@ -123,6 +132,7 @@ class StackedSchedule:
             for number, schedule in there.items():
                 if _try(outcomes, number, partial(schedule.end_round, names)):
                     # A step that is taken back moves as any other.
+                    self._stack.changes += 1
                     self._stack.refresh_member(number)
             for number, schedule in there.items():
                 if not isinstance(outcomes[number], dict):
@@ -135,10 +145,15 @@ class StackedSchedule:
             schedule.end_tick(order)
         return outcomes
 
+    def _look_again(self) -> None:
+        """Let the next looks be taken, unless nobody's code has run that may have changed something."""
+        self._stack.changes += self._may_change
+
     def _look(self) -> None:
         """Look whether there are hooks, or losses and modules are others than they were; once is for good."""
-        if self._held:
+        if self._held or self._looked_at == self._stack.changes:
             return
+        self._looked_at = self._stack.changes
         if hook := self._guard.hook():
             self._held = f"{hook}, which one program of several runs does not call"
         elif change := self._guard.change():

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
 from mlotool.core.user_code import is_of_user
+from mlotool.problem.batch_fetcher import draws_nothing
 from mlotool.problem.fused_step import has_step_hooks
 from mlotool.problem.problem import Problem
 from mlotool.program.python_places import held_modules, hidden_state
@@ -88,6 +89,19 @@ def why_foreign(problem: Problem) -> str | None:
         if not _is_known(module) or not all(map(_is_known, _held(module))):
             return f"the module of problems.{name} ({path or type(module).__name__}) is code of yours, or holds some"
     return None
+
+
+def may_change_between_ticks(problem: Problem) -> bool:
+    """Say whether what a tick runs beside losses and modules may put other objects in the place of a problem's own.
+
+    So may an optimizer, a scheduler, data and a hypergradient of a user's, and so does a problem that goes back to
+    where it began.
+    """
+    optimizer, settings = problem.optimizer, problem.settings
+    parts = chain.from_iterable(map(_with_parts, (optimizer, problem.scheduler, problem.hypergradient)))
+    data = getattr(problem.stream, "dataset", None)
+    is_known = all(map(_is_known, (problem.stream, *parts))) and (data is None or draws_nothing(data))
+    return not is_known or settings.roll_back or settings.reset_to is not None
 
 
 class Guard:
