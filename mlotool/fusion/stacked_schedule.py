@@ -104,7 +104,7 @@ class StackedSchedule:
                 for found in self._rounds.values():
                     found.drop(number)
 
-    def tick(self, live: Sequence[bool], *, may_have_changed: bool) -> list[Outcome]:
+    def tick(self, live: Sequence[bool], *, may_have_changed: bool = True) -> list[Outcome]:
         """Take one tick of the live members, which stand at the same one.
 
         Args:
