@@ -115,15 +115,16 @@ class StackedSchedule:
             By member the results of the problems that have stepped, by name; or its error, after which it takes part
             no more; None of one that took no part.
         """
-        self._stack.changes += may_have_changed or self._may_change
-        self._look()
+        self._stack.changes += may_have_changed
         outcomes: list[Outcome] = [{} if is_live else None for is_live in live]
         there = {number: each for number, each in enumerate(self.schedules) if live[number] and each is not None}
         order = next(iter(there.values())).order()
         for names in order.rounds:
             for number, schedule in there.items():
                 _try(outcomes, number, partial(schedule.begin_round, names))
+            # The steps of the round before may have run somebody's code, too.
             self._stack.changes += self._may_change
+            self._look()
             self._stack.refresh()
             round_of = self._round(names)
             live = [isinstance(each, dict) for each in outcomes]
