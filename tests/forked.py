@@ -31,7 +31,7 @@ IMPORTED = (
     "mlotool.cli.main",
     "mlotool.cli.sweep_job",
     "mlotool.runner",
-    "mlotool.runner.rank_main",
+    "mlotool.runner.run_config",
     "sklearn.datasets",
 )
 NUMBER = struct.Struct("q")

@@ -16,8 +16,7 @@ import torch
 
 from benchmarks.harness.rounds import Cycle
 from mlotool.distributed.collectives import Ranks
-from mlotool.runner.process_group import joined
-from mlotool.runner.world import World
+from mlotool.runner.launcher import World, joined
 
 LIMIT = 120.0
 """Seconds."""

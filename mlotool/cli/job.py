@@ -20,7 +20,7 @@ from mlotool.sweep.job_folder import note_failure
 if TYPE_CHECKING:
     from mlotool.config.sweep_plan import SweepPlan
     from mlotool.runner import RunResult
-    from mlotool.runner.objective import Watch
+    from mlotool.runner.plan import Watch
 
 
 @dataclass

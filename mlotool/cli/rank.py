@@ -6,7 +6,7 @@ from pathlib import Path
 
 def main(words: Sequence[str]) -> int:
     """Run the request in the folder that is named."""
-    from mlotool.runner.rank_main import serve
+    from mlotool.runner.run_config import serve
 
     [folder] = words
     return serve(Path(folder))

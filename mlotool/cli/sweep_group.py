@@ -18,7 +18,7 @@ from mlotool.sweep.job_folder import SUMMARY, JobSpec, has_run, note_failure, re
 
 if TYPE_CHECKING:
     from mlotool.runner import RunResult
-    from mlotool.runner.objective import Watch
+    from mlotool.runner.plan import Watch
     from mlotool.runner.together import RunRequest
 
 
@@ -111,7 +111,7 @@ class _Group:
             config, origin = configs.compose(member.spec, member.folder, is_resumed=is_resumed)
             import_torch(with_wandb=logs_to_wandb(config))
             import_large("mlotool.runner")
-            from mlotool.runner.device import count_devices
+            from mlotool.runner.process_settings import count_devices
             from mlotool.runner.together import RunRequest
 
             for warning in configuration.check(config, targets=True):

@@ -1,26 +1,268 @@
 """Metrics of a problem's module over a whole split."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map
 
+from mlotool.config import Built
+from mlotool.config.building import derived_seed
 from mlotool.config.check_evaluation import class_faults
+from mlotool.config.names import MAX_NAME, is_plain_name
+from mlotool.config.user_data import split_of
 from mlotool.core.bound_module import BoundModule
+from mlotool.core.described import kind_of
+from mlotool.core.equal_weights import are_equal
 from mlotool.core.errors import ConfigError
+from mlotool.core.files import replacing, write_text
 from mlotool.core.suggest import did_you_mean
-from mlotool.core.user_code import Call, noted
+from mlotool.core.unchanged import is_unchanged, snapshot
+from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.problem.batch_fetcher import BatchFetcher
-from mlotool.runner.function_metric import FunctionMetric, MetricFunction
-from mlotool.runner.recalibration import Recalibration
+from mlotool.program import Program, Stream
+from mlotool.spaces.shared.shared_space import SharedSpace
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
+
+
+MetricFunction = Callable[[BoundModule, Any], Mapping[str, Any]]
+"""Returns tensors by name: 0-D, a mean over the batch, or one value a sample."""
+
+MAX_NAMED = 5
+"""Names that a message has."""
+
+_EXPECTED = "a dict from a name to a 0-D tensor (a mean over the batch) or to a tensor with one value a sample"
+
+
+class FunctionMetric:
+    """The means over a split of what a function `f(module, batch) -> {name: Tensor}` returns.
+
+    Args:
+        key: where the config names it.
+        function: 0-D results count as often as their batch has samples.
+    """
+
+    def __init__(self, key: str, function: MetricFunction) -> None:
+        self._key = key
+        self._function = function
+        self._totals: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        # Of its first batch; they are not forgotten, since the evaluations of a run are compared by name.
+        self._names: list[str] = []
+
+    def reset(self) -> None:
+        """Forget the batches so far."""
+        self._totals, self._counts = {}, {}
+
+    def update(self, module: BoundModule, batch: Any, size: int) -> None:
+        """Take a batch.
+
+        Args:
+            module: in eval mode.
+            batch: as the data set collates it.
+            size: its number of samples.
+        """
+        with noted(lambda: self._call({"batch": batch})):
+            result = self._function(module, batch)
+            if not isinstance(result, Mapping) or not result:
+                raise WrongResultError(kind_of(result), _EXPECTED, 'Return {"name": values.mean()}.')
+            for name, value in result.items():
+                self._add(name, value, size)
+            self._check_names(list(result))
+
+    def rehearse(self, module: BoundModule, batch: Any, size: int) -> None:
+        """Take a batch, and refuse a function that changes it, or the module."""
+        given = dict(module.named_parameters()), batch
+        before = snapshot(given)
+        self.update(module, batch, size)
+        with noted(lambda: self._call({"batch": batch})):
+            if not is_unchanged(before, (dict(module.named_parameters()), batch)):
+                raise WrongResultError(
+                    "its numbers, and a batch or a module that it has changed",
+                    "one that leaves both as they are, since other metrics and the training use them",
+                    "Write x = x * 2 in place of x.mul_(2), and copy a dict before changing its keys.",
+                )
+
+    def compute(self, taken: Container[str]) -> dict[str, float]:
+        """Return the means.
+
+        Args:
+            taken: names that other metrics have.
+        """
+        with noted(lambda: self._call({})):
+            for name in self._totals:
+                if name in taken:
+                    raise WrongResultError(f"the name '{name}'", "a name that no other metric has", "Rename it.")
+            return {name: float(total) / self._counts[name] for name, total in self._totals.items()}
+
+    def _add(self, name: Any, value: Any, size: int) -> None:
+        if not is_plain_name(name):
+            wanted = "letters, digits, '-', '_' and '.', as it is logged as <split>/<name>"
+            raise WrongResultError(f"the name {name!r}", wanted, "Rename it.")
+        if isinstance(value, Real):
+            value = torch.tensor(float(value))
+        if not isinstance(value, Tensor) or value.shape not in ((), (size,)):
+            found = f"{kind_of(value)} as '{name}' for {size} samples"
+            advice = "Take the mean over the other axes."
+            if not isinstance(value, Tensor):
+                advice = "Make it a number or a tensor: float(x), torch.as_tensor(x)."
+            raise WrongResultError(found, f"a tensor of shape () or ({size},)", advice)
+        if value.is_complex():
+            raise WrongResultError(f"complex numbers as '{name}'", "real ones", "Take .abs() or .real of them.")
+        if value.is_sparse or value.is_meta:
+            kind = "on the device 'meta'" if value.is_meta else "sparse"
+            raise WrongResultError(f"a tensor that is {kind} as '{name}'", "one with its values", "Make it dense.")
+        total = value.double().sum() if value.dim() else value.double() * size
+        self._totals[name] = self._totals.get(name, 0.0) + total
+        self._counts[name] = self._counts.get(name, 0) + size
+
+    def _check_names(self, names: list[str]) -> None:
+        self._names = self._names or names
+        changes = [f"'{name}' is new" for name in names if name not in self._names]
+        changes += [f"'{name}' is missing" for name in self._names if name not in names]
+        if changes:
+            raise WrongResultError(
+                f"other names than for its first batch: {', '.join(changes[:MAX_NAMED])}",
+                "the same names for every batch",
+                "Return a value for each name every time.",
+            )
+
+    def _call(self, given: Mapping[str, Any]) -> Call:
+        return Call(self._key, self._function, given, _EXPECTED, "Correct the function.")
+
+
+PURPOSE = "recalibrate"
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """The running mean and variance of each layer, as averages over some batches, for the time of an evaluation.
+
+        mean = 1/n sum_i mean_i,   var = 1/n sum_i var_i,   over the batches i = 1..n
+
+    Layers that have such statistics are in train mode meanwhile, the others in eval mode, so that the averages are of
+    what the evaluation computes. Everything is put back.
+
+    Args:
+        batches: gives the batches, the same ones each time.
+        seed: of random numbers that are drawn meanwhile.
+
+    Source: Guo et al. 2020, Single Path One-Shot (arXiv 1904.00420), section 3.3; Izmailov et al. 2018 (arXiv
+    1803.05407), section 3.2.
+    """
+
+    batches: Callable[[], Iterator[Any]]
+    seed: int
+
+    @contextmanager
+    def applied(self, module: nn.Module, call: Callable[[Any], Any]) -> Iterator[None]:
+        """Evaluate with them inside the block.
+
+        Args:
+            module: whose layers have the statistics.
+            call: runs the module on a batch, as the evaluation does.
+        """
+        layers = layers_with_statistics(module)
+        # The layers' own are left alone: a recorded step, whose backward pass is still to come, has kept them.
+        own = [dict(layer.named_buffers(recurse=False)) for layer in layers]
+        try:
+            for layer, buffers in zip(layers, own, strict=True):
+                layer._buffers.update({name: buffer.detach().clone() for name, buffer in buffers.items()})
+            self._take(module, layers, call)
+            yield
+        finally:
+            for layer, buffers in zip(layers, own, strict=True):
+                layer._buffers.update(buffers)
+
+    @torch.no_grad()
+    def _take(self, module: nn.Module, layers: list[_NormBase], call: Callable[[Any], Any]) -> None:
+        modes = [(each, each.training) for each in module.modules()]
+        momenta = [layer.momentum for layer in layers]
+        devices = {each.device for each in module.buffers() if each.device.type == "cuda"}
+        with torch.random.fork_rng(devices=list(devices)):
+            torch.manual_seed(self.seed)
+            try:
+                module.eval()
+                for layer in layers:
+                    layer.reset_running_stats()
+                    # A cumulative average.
+                    layer.momentum = None
+                    layer.training = True
+                for batch in self.batches():
+                    call(batch)
+            finally:
+                for layer, momentum in zip(layers, momenta, strict=True):
+                    layer.momentum = momentum
+                for each, training in modes:
+                    each.training = training
+
+
+def layers_with_statistics(module: nn.Module) -> list[_NormBase]:
+    """Return the layers of a module that keep running statistics: BatchNorm, and InstanceNorm where it tracks them."""
+    return [each for each in module.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
+
+
+def make_recalibration(config: Any, built: Built, device: Any = "cpu") -> Recalibration | None:
+    """Return what `evaluate.recalibrate` asks for; None where it asks for nothing.
+
+    Args:
+        config: a checked config, which evaluates something.
+        built: what it describes.
+        device: where the evaluated module is.
+
+    Raises:
+        ConfigError: the module has no running statistics, or its problem has no stream.
+    """
+    name, count = config.evaluate.problem, config.evaluate.get("recalibrate")
+    if count is None:
+        return None
+    problem, layers = built.program.problems[name], layers_with_statistics(built.program.problems[name].module)
+    if not layers:
+        raise ConfigError(
+            f"evaluate.recalibrate: found {count}, while the module of the problem '{name}' has no layer with running "
+            "statistics; expected BatchNorm, or InstanceNorm with track_running_stats. Leave recalibrate out."
+        )
+    if isinstance(problem.module, SharedSpace) and problem.module.has_path_statistics:
+        raise ConfigError(
+            f"evaluate.recalibrate: found {count}, while each path of the shared space of '{name}' has running "
+            "statistics of its own (statistics: path); expected one of the two. Leave recalibrate out, or write "
+            f"problems.{name}.module.statistics=shared."
+        )
+    source = config.problems[name]
+    while source.same_batch_as is not None:
+        source = config.problems[source.same_batch_as]
+    if source.stream is None or problem.shards is not None:
+        what = "no stream of its own" if source.stream is None else "a module in shards (shard: true)"
+        raise ConfigError(
+            f"evaluate.recalibrate: found {count}, while the problem '{name}' has {what}; expected a stream whose "
+            "batches a whole module takes its running statistics of. Leave recalibrate out."
+        )
+    settings = source.stream
+    dataset, seed = (
+        split_of("evaluate.recalibrate", built.data, settings.split),
+        derived_seed(config.seed, PURPOSE, name),
+    )
+
+    def batches() -> Iterator[Any]:
+        stream = Stream(dataset, settings.batch_size, seed=seed, shuffle=settings.shuffle, drop_last=settings.drop_last)
+        stream.to(device)
+        return (stream.next() for _ in range(count))
+
+    return Recalibration(batches, seed)
+
 
 # By name: the torchmetrics class and its settings. `macro` is the mean over classes.
 CLASSIFICATION_METRICS = {
@@ -289,3 +531,148 @@ def _batch(dataset: Any, indices: Sequence[int], device: torch.device, number: i
     # What samples draw is the same in each evaluation, so that two of them differ by the module alone.
     batch = BatchFetcher(dataset, seed=0)[0, number, torch.tensor(indices)]
     return tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)
+
+
+_EXPECTED_OF_ANALYSIS = "tensors, numbers or texts by name"
+_AT_THE_END = "Correct it, and repeat what comes after the training by resume=auto: the run is kept."
+
+MIN_STEPS = 100
+"""Of what gives the weights: before them it is near its start."""
+
+
+def run_analyses(
+    built: Any, artifacts: Path, device: torch.device | str, log: Callable[[dict[str, float]], None]
+) -> None:
+    """Run each analysis over its split in eval mode; one that fails keeps no other from its results.
+
+    Tensors of a result go to `artifacts/<analysis>.npz`, texts to `artifacts/<analysis>_<name>.txt`; 0-D tensors are
+    logged as `<analysis>/<name>`.
+
+    Args:
+        built: has `analyses` by name, something with `function`, `roles`, `split` and `batch_size`; the `program`,
+            whose problems play the roles; and `data` with the splits.
+        artifacts: the folder of the arrays.
+        device: where the modules are.
+        log: takes the numbers of each.
+
+    Raises:
+        BaseException: the first error, once all have been called.
+    """
+    first: BaseException | None = None
+    for name, analysis in built.analyses.items():
+        batches = Batches(find_split(built.data, analysis.split), analysis.batch_size, device)
+        try:
+            result = _result(name, analysis, built.program, batches, _AT_THE_END)
+            shaping = [each for each in _problems(analysis.roles) if each in built.program.graph.upper_to_lower]
+            has_trained = all(built.program.problems[each].num_steps >= MIN_STEPS for each in shaping)
+            if has_trained and "weight" in result and _as_tensor(result["weight"]).dim() > 0:
+                _warn_of_equal(name, _as_array(result["weight"]).ravel().astype("float64"))
+            log(_kept(name, result, artifacts))
+        except KeyboardInterrupt:
+            raise
+        # Code of the user's may raise SystemExit too.
+        except BaseException as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def _kept(name: str, result: dict[str, Any], artifacts: Path) -> dict[str, float]:
+    """Write the texts and arrays of a result, and return its numbers."""
+    for key in [key for key, value in result.items() if isinstance(value, str)]:
+        write_text(artifacts / f"{name}_{key}.txt", f"{result.pop(key)}\n")
+    arrays = {key: value for key, value in result.items() if _as_tensor(value).dim() > 0}
+    if arrays:
+        with replacing(artifacts / f"{name}.npz") as temporary, temporary.open("wb") as file:
+            numpy.savez(file, **{key: _as_array(value) for key, value in arrays.items()})
+    return {f"{name}/{key}": float(value) for key, value in result.items() if key not in arrays}
+
+
+def rehearse_analyses(built: Any, device: torch.device | str = "cpu") -> None:
+    """Call each analysis before the first tick, on a few samples of its split; nothing of ours is written.
+
+    One that fails there is called on all samples: a few may lack what it counts on, such as samples of two classes.
+    """
+    for name, analysis in built.analyses.items():
+        dataset = find_split(built.data, analysis.split)
+        try:
+            _result(name, analysis, built.program, Batches(dataset, analysis.batch_size, device, NUM_REHEARSED))
+        except Exception:
+            _result(name, analysis, built.program, Batches(dataset, analysis.batch_size, device))
+
+
+def _result(
+    name: str, analysis: Any, program: Program, batches: Batches, advice: str = "Correct it."
+) -> dict[str, Any]:
+    """Return what an analysis finds, by the names of its values."""
+    roles = _bind(name, analysis.roles, program)
+    with (
+        noted(partial(Call, f"analyses.{name}", analysis.function, {}, _EXPECTED_OF_ANALYSIS, advice)),
+        torch.no_grad(),
+    ):
+        result = analysis.function(batches, **roles)
+        if not isinstance(result, Mapping):
+            raise WrongResultError(kind_of(result), _EXPECTED_OF_ANALYSIS, "Return a dict.")
+        for key, value in result.items():
+            _check(key, value)
+        return dict(result)
+
+
+def _check(key: Any, value: Any) -> None:
+    if not is_plain_name(key):
+        wanted = f"at most {MAX_NAME} letters, digits, '-', '_' and '.', as it names a file"
+        raise WrongResultError(f"the name {str(key)[:MAX_NAME]!r}", wanted, "Rename it.")
+    try:
+        is_numeric = isinstance(value, str) or _as_array(value).dtype.kind in "biuf"
+    except (TypeError, ValueError, RuntimeError):
+        is_numeric = False
+    if not is_numeric:
+        kind = kind_of(value)
+        if isinstance(value, Tensor):
+            oddities = [
+                *([f"of {value.dtype}"] if value.is_complex() else []),
+                *(["that is sparse"] if value.layout != torch.strided else []),
+                *([f"on the device '{value.device.type}'"] if value.is_meta else []),
+            ]
+            kind = " ".join([kind, *oddities])
+        raise WrongResultError(
+            f"{kind} as '{key}'", _EXPECTED_OF_ANALYSIS, "Convert it, or save it from your function."
+        )
+
+
+def _warn_of_equal(name: str, weight: Any) -> None:
+    """Warn where all weights are about the same: that the learning rate is another one looks like a gain."""
+    if are_equal(weight):
+        warnings.warn(
+            f"analyses.{name}: all {len(weight)} weights are between {weight.min():.4g} and {weight.max():.4g}, within "
+            "1% of each other, so all samples count the same; expected weights that differ. Nothing was gained by "
+            "weighting: compare with a run whose weights are fixed at 1. Raise warmup_steps of the weighted problem, "
+            "or change the learning rate of the problem that gives the weights.",
+            stacklevel=2,
+        )
+
+
+def _problems(roles: Mapping[str, Any]) -> list[str]:
+    return [value if isinstance(value, str) else value["problem"] for value in roles.values()]
+
+
+def _bind(name: str, roles: Mapping[str, Any], program: Program) -> dict[str, BoundModule]:
+    bound = {}
+    for role, problem in zip(roles, _problems(roles), strict=True):
+        if problem not in program.problems:
+            raise ConfigError(
+                f"analyses.{name}.roles.{role}: found '{problem}'; expected a problem: {', '.join(program.problems)}. "
+                "Correct the role."
+            )
+        bound[role] = BoundModule(program.problems[problem].module, training=False)
+    return bound
+
+
+def _as_tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value)
+
+
+def _as_array(value: Any) -> Any:
+    tensor = _as_tensor(value).detach().cpu()
+    # numpy has no such numbers.
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -1,8 +1,11 @@
 """The run folder: where each file of a run lies, and those that are written once."""
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
@@ -16,6 +19,43 @@ from mlotool.core.errors import ConfigError, MlotoolError, RunFileError
 from mlotool.core.files import write_text, writing
 from mlotool.core.run_files import check_tree
 from mlotool.program import Graph
+
+# A killed run's data loaders need some seconds to notice, and hold what it held.
+PATIENCE_S = 8.0
+
+
+@contextmanager
+def run_lock(folder: Path, patience_s: float = 0.0) -> Iterator[bool]:
+    """Hold a folder, and yield whether it could be had; the system gives it back however the process ends.
+
+    Args:
+        folder: the run folder.
+        patience_s: how long to wait for it.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield True
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    give_up_at = time.monotonic() + patience_s
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= give_up_at:
+                    yield False
+                    return
+                time.sleep(0.1)
+                continue
+            except OSError:  # a file system without locks
+                pass
+            yield True
+            return
+    finally:
+        os.close(descriptor)
+
 
 STAMP = "%Y-%m-%d_%H-%M-%S"
 

@@ -4,8 +4,10 @@ The parent only composes the config. Each rank is a `python -m mlotool rank FOLD
 the folder has the request, and takes what became of it.
 """
 
+import atexit
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,20 +16,120 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import yaml
 
 import mlotool
 from mlotool.config import Origin, finish_provenance
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError, Interrupted, RunError
+from mlotool.distributed.collectives import Ranks
 from mlotool.runner.folder import RunFolder, plain
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of this process among those of a run.
+
+    Args:
+        rank: among all, from 0.
+        size: how many there are.
+        local_rank: among those of this machine: the number of its GPU.
+        local_size: how many this machine has.
+        address: of the machine of rank 0.
+        port: on it.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    port: int
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str]) -> "World | None":
+        """Return what torchrun, our own launcher or SLURM's srun has set; None where this process is alone.
+
+        Raises:
+            ConfigError: only a part of it is set.
+        """
+        if "RANK" in environment and "WORLD_SIZE" in environment:
+            return cls._of_torchrun(environment)
+        num_tasks = environment.get("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS", "1"))
+        if "SLURM_PROCID" in environment and int(num_tasks) > 1:
+            return cls._of_slurm(environment, int(num_tasks))
+        return None
+
+    def check_devices(self, devices: int | str) -> None:
+        """Raise ConfigError where `runner.devices` is not the number of processes of this machine."""
+        if devices not in ("auto", self.local_size):
+            raise ConfigError(
+                f"runner.devices: found {devices}, but the environment (RANK and WORLD_SIZE, or SLURM's) has "
+                f"{self.local_size} processes on this machine; expected the same number, or auto. Set "
+                f"runner.devices={self.local_size}, or clear these variables to start processes that do not belong "
+                "together."
+            )
+
+    @classmethod
+    def _of_torchrun(cls, environment: Mapping[str, str]) -> "World":
+        missing = [key for key in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if key not in environment]
+        if missing:
+            raise ConfigError(
+                f"The environment has RANK and WORLD_SIZE, but not {', '.join(missing)}; expected all that torchrun "
+                "sets. Start it with torchrun, or clear RANK and WORLD_SIZE."
+            )
+        size = int(environment["WORLD_SIZE"])
+        return cls(
+            int(environment["RANK"]),
+            size,
+            int(environment["LOCAL_RANK"]),
+            int(environment.get("LOCAL_WORLD_SIZE", size)),
+            environment["MASTER_ADDR"],
+            int(environment["MASTER_PORT"]),
+        )
+
+    @classmethod
+    def _of_slurm(cls, environment: Mapping[str, str], size: int) -> "World":
+        nodes = environment.get("SLURM_STEP_NODELIST", environment.get("SLURM_NODELIST", "127.0.0.1"))
+        # "2(x3),1": two tasks on each of three machines, one on the last.
+        per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE", str(size)))
+        sizes = [
+            int(count) for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", per_node) for _ in range(int(times or 1))
+        ]
+        node = int(environment.get("SLURM_NODEID", 0))
+        # Jobs that share a machine must not share a port.
+        port = 15000 + (int(environment.get("SLURM_JOB_ID", 0)) + int(environment.get("SLURM_STEP_ID", 0))) % 20000
+        return cls(
+            int(environment["SLURM_PROCID"]),
+            size,
+            int(environment.get("SLURM_LOCALID", 0)),
+            sizes[min(node, len(sizes) - 1)],
+            environment.get("MASTER_ADDR", first_host(nodes)),
+            int(environment.get("MASTER_PORT", port)),
+        )
+
+
+def first_host(nodes: str) -> str:
+    """Return the first machine of SLURM's list.
+
+    Example:
+        >>> first_host("gpu[007-009,12],cpu1"), first_host("login,gpu1")
+        ('gpu007', 'login')
+    """
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
+    assert match is not None, nodes
+    return match[1] + (match[2] or "")
+
 
 SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_FOR_THE_OTHERS = 5.0
@@ -303,3 +405,57 @@ def _word(code: int) -> str:
 
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
+
+
+TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits for the others, an evaluation by rank 0 included."""
+
+
+@contextmanager
+def joined(world: World | None, device: torch.device) -> Iterator[Ranks]:
+    """Join the processes of a run: gloo, and NCCL for tensors on GPUs.
+
+    They stay joined until this process ends: the jobs of a sweep follow each other.
+
+    Args:
+        world: where this process stands; None is alone.
+        device: where it computes.
+    """
+    if world is None or world.size == 1:
+        yield Ranks()
+        return
+    if not dist.is_initialized():
+        _join(world, device)
+    try:
+        yield Ranks(world.rank, world.size)
+    except BaseException:
+        # The others may be lost: saying goodbye would wait for them.
+        atexit.unregister(_leave)
+        raise
+
+
+def _join(world: World, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # What torchrun has set is more than address and port: its agent may keep the store.
+    place = "env://" if "RANK" in os.environ else f"tcp://{world.address}:{world.port}"
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            init_method=place,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=TIMEOUT,
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"Rank {world.rank} of {world.size} found no way to {world.address}:{world.port} ({error}); expected that "
+            "all ranks reach rank 0 there. See that they are all started, and that MASTER_ADDR and MASTER_PORT (or "
+            "GLOO_SOCKET_IFNAME) name a network that they share."
+        ) from error
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -20,10 +20,8 @@ from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import user_code
 from mlotool.problem.problem import Problem
 from mlotool.runner.checkpoint import load_program
-from mlotool.runner.evaluation import Evaluator
+from mlotool.runner.evaluation import Evaluator, make_recalibration
 from mlotool.runner.folder import RunFolder
-from mlotool.runner.module_size import check_module_sizes
-from mlotool.runner.recalibration import make_recalibration
 from mlotool.spaces.shared.shared_space import PATH, SharedSpace
 
 _OF_TRAINING = re.compile(
@@ -185,7 +183,6 @@ def _rebuild(
         _warn_of_best(run_dir, checkpoint, config)
     # It has chosen the checkpoint, and nothing more: the metrics may be others than in the run.
     config.objective = config.objective_mode = None
-    check_module_sizes(config, path)
     built = build(config)
     with _overrides_told(overrides, path):
         load_program(built.program, path)

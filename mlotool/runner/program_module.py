@@ -1,29 +1,30 @@
 """The LightningModule that drives the schedule."""
 
+import inspect
 import math
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from mlotool.core.arguments import require
+from mlotool.core.arguments import is_number, require
+from mlotool.core.errors import ConfigError, NonFiniteLossError
+from mlotool.core.form import ADVICE
 from mlotool.distributed.collectives import Ranks
+from mlotool.problem.rank_mean import Reduce, identity_reduce
 from mlotool.problem.shards import gathered
-from mlotool.program import Program, Schedule
-from mlotool.runner.blame import Traces, explain
-from mlotool.runner.checkpoint import STATE_KEY, LastCheckpoint
-from mlotool.runner.checkpoint_file import check_writable
+from mlotool.program import Problem, Program, Schedule, StepResult
+from mlotool.runner.checkpoint import STATE_KEY, LastCheckpoint, check_writable
 from mlotool.runner.distributed import AgreedInterrupt, agree_on_buffers, check_agreement, merge_shards
 from mlotool.runner.evaluation import Evaluator
-from mlotool.runner.finiteness import check_parameters
-from mlotool.runner.learned import LearnedValues
+from mlotool.runner.finiteness import check_parameters, explain
 from mlotool.runner.logging import MetricLog
-from mlotool.runner.objective import Objective, Watch
-from mlotool.runner.path_watch import PathWatch
-from mlotool.runner.plan import ChunkLoader, TickPlan
-from mlotool.runner.problem_module import ProblemModule, check_scheduler
+from mlotool.runner.plan import ChunkLoader, Objective, TickPlan, Watch
 from mlotool.runner.process_settings import Interrupt
 from mlotool.runner.progress import ProgressDisplay, advance_clock
 from mlotool.runner.random_state import (
@@ -33,8 +34,262 @@ from mlotool.runner.random_state import (
     with_own_snapshots,
     with_own_steps,
 )
+from mlotool.runner.records import PathWatch
 from mlotool.runner.seat import AbstractSeat
-from mlotool.runner.window import Window
+
+
+class ProblemModule(LightningModule):
+    """A problem as a LightningModule: callbacks and summaries find its module, optimizer and scheduler here.
+
+    Args:
+        problem: the problem; it stays in charge of its steps.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.module = problem.module
+        self.problem = problem
+
+    def optimizer_config(self) -> dict[str, Any]:
+        """Return what `configure_optimizers` returns for this problem."""
+        config: dict[str, Any] = {"optimizer": self.problem.optimizer}
+        if self.problem.scheduler is not None:
+            config["lr_scheduler"] = {"scheduler": self.problem.scheduler, "name": f"{self.problem.name}/lr"}
+        return config
+
+    def values(self, program: Program) -> dict[str, float]:
+        """Return the step count and the hyperparameters: the learning rate, and what other problems give."""
+        problem = self.problem
+        values = {f"{problem.name}/step": float(problem.num_steps)}
+        if problem.optimizer is not None:
+            # Not every optimizer has one.
+            rate = problem.optimizer.param_groups[0].get("lr")
+            values |= {} if rate is None else {f"{problem.name}/lr": float(rate)}
+        with torch.no_grad():
+            given = program.hyperparameters(problem.name)
+        for key in problem.settings.optimizer_roles:
+            # Of several rates the mean.
+            values[f"{problem.name}/{key}"] = torch.stack([each[key].mean() for each in given or ()]).mean().item()
+        return values
+
+    def step_scheduler(self, objective: float | None) -> None:
+        """Advance a scheduler whose interval is the evaluation.
+
+        Args:
+            objective: the objective's last value, for ReduceLROnPlateau.
+        """
+        problem = self.problem
+        if problem.scheduler is None or problem.settings.scheduler_interval != "evaluation":
+            return
+        if not isinstance(problem.scheduler, ReduceLROnPlateau):
+            problem.optimizer_step.step_scheduler()
+        elif objective is not None:
+            problem.optimizer_step.step_scheduler(objective)
+
+
+def check_scheduler(problem: Problem, objective: Objective) -> None:
+    """Raise ConfigError if a scheduler waits for an objective that it is never given."""
+    if not isinstance(problem.scheduler, ReduceLROnPlateau):
+        return
+    if problem.settings.scheduler_interval == "evaluation" and objective.monitor is not None:
+        return
+    raise ConfigError(
+        f"problems.{problem.name}.scheduler: found ReduceLROnPlateau with scheduler_interval="
+        f"{problem.settings.scheduler_interval} and objective={objective.key}; expected scheduler_interval=evaluation "
+        "and an objective that is evaluated during training. "
+        f"Set problems.{problem.name}.scheduler_interval=evaluation and "
+        "give evaluate.splits a number of ticks for the objective's split."
+    )
+
+
+MAX_VALUES = 32
+"""Of one problem: more are no curves that one could tell apart."""
+
+
+class LearnedValues:
+    """Reads the values of the small upper problems of a program: for each flush, not for each tick.
+
+    A module that can be called without arguments gives what the losses see, `<problem>/learned_value`, or
+    `learned_value_<number>` of several; of others the parameters are read, `<problem>/learned_<name>`. Nothing in
+    training changes by it: random numbers and buffers stay as they are.
+
+    Args:
+        program: the problems; those count that shape others and have at most `MAX_VALUES` trainable numbers.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._problems = [
+            problem
+            for name, problem in program.problems.items()
+            if name in program.graph.upper_to_lower and _is_small(problem)
+        ]
+        self._called = {problem.name for problem in self._problems if _takes_no_arguments(problem.module)}
+
+    def read(self) -> dict[str, float]:
+        """Return the values by key."""
+        found: dict[str, float] = {}
+        for problem in self._problems:
+            named = self._given(problem) or {f"learned_{key}": each for key, each in problem.constants().items()}
+            for name, tensor in named.items():
+                numbers = tensor.detach().double().flatten().tolist()
+                keys = [name] if len(numbers) == 1 else [f"{name}_{index}" for index in range(len(numbers))]
+                found.update((f"{problem.name}/{key}", number) for key, number in zip(keys, numbers, strict=True))
+        return found
+
+    def _given(self, problem: Problem) -> dict[str, Tensor]:
+        """Return what the module gives when it is called; nothing where that is not a few numbers."""
+        if problem.name not in self._called:
+            return {}
+        try:
+            given = _call(problem)
+        # Of a stranger's forward it may be any error: it is not how the losses use the module.
+        except Exception:
+            given = None
+        named = given if isinstance(given, Mapping) else {"value": given}
+        named = {f"learned_{key}": each for key, each in named.items()}
+        if all(map(_is_real, named.values())) and sum(each.numel() for each in named.values()) <= MAX_VALUES:
+            return named
+        self._called.discard(problem.name)
+        return {}
+
+
+def _is_small(problem: Problem) -> bool:
+    is_whole = problem.settings.tasks is None and problem.shards is None and problem.parallel is None
+    tensors = list(problem.theta.values())
+    return is_whole and all(map(_is_real, tensors)) and 0 < sum(each.numel() for each in tensors) <= MAX_VALUES
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _takes_no_arguments(module: torch.nn.Module) -> bool:
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(module.forward).parameters.values()
+    return all(each.default is not each.empty or each.kind in kinds for each in parameters)
+
+
+@torch.no_grad()
+def _call(problem: Problem) -> Any:
+    devices = [device for device in problem.devices if device.type == "cuda"]
+    with torch.random.fork_rng(devices):
+        return problem.player.pure(None, False)()
+
+
+Steps = Mapping[str, StepResult]
+
+
+class Window:
+    """Collects what ticks return, as tensors; turns it into numbers at a flush.
+
+    Args:
+        num_ticks: ticks that lie before the window.
+        reduce: a mean over ranks, of which all flush and check after the same ticks: a NaN of one is one of all.
+        explain: `(problem, problems that had stepped before) -> sentences`: what may have made its loss not finite.
+
+    Attributes:
+        stepped: the problems that have stepped, as far as losses were checked.
+
+    Cost: a list append a tick; at a flush two stacks and two transfers from the device.
+
+    Example:
+        >>> from mlotool.program import StepResult
+        >>> window = Window()
+        >>> window.append({"line": StepResult(torch.tensor(1.0), {})})
+        >>> window.append({"line": StepResult(torch.tensor(3.0), {})})
+        >>> window.flush()
+        {'line/loss': 2.0}
+    """
+
+    def __init__(
+        self,
+        num_ticks: int = 0,
+        reduce: Reduce = identity_reduce,
+        explain: Callable[[str, set[str]], str] | None = None,
+    ) -> None:
+        self._ticks: list[Steps] = []
+        # Numbers of ticks that a checkpoint has read from the device already, by key.
+        self._collected: dict[str, list[float]] = {}
+        self._num_ticks_before = num_ticks
+        self._num_checked = 0
+        self._reduce = reduce
+        self._explain = explain or (lambda problem, stepped: "")
+        self.stepped: set[str] = set()
+        self.append = self._ticks.append
+
+    def restart(self, num_ticks: int) -> None:
+        """Forget the collected steps; the next one belongs to tick `num_ticks + 1`."""
+        self._collected = {}
+        self._clear(num_ticks)
+
+    def check(self) -> None:
+        """Raise NonFiniteLossError, with the first bad tick, if a loss since the last check is NaN or infinite."""
+        fresh = self._ticks[self._num_checked :]
+        losses = [step.loss for steps in fresh for step in steps.values()]
+        # One transfer for all.
+        numbers = _numbers(losses, self._reduce)
+        self._follow(fresh, numbers, self._num_ticks_before + self._num_checked)
+        self._num_checked = len(self._ticks)
+
+    def flush(self) -> dict[str, float]:
+        """Check the losses, return the mean of each `<problem>/<metric>` over the window and begin the next one."""
+        self._collect()
+        means = {key: sum(numbers) / len(numbers) for key, numbers in self._collected.items()}
+        self.restart(self._num_ticks_before)
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """Check the losses, and return what was collected since the last flush, in plain containers."""
+        self._collect()
+        return {key: list(numbers) for key, numbers in self._collected.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], num_ticks: int) -> None:
+        """Take it back; the next step belongs to tick `num_ticks + 1`."""
+        for key, numbers in state.items():
+            is_right = isinstance(key, str) and isinstance(numbers, list) and len(numbers) > 0
+            require(is_right and all(map(is_number, numbers)), f"window.{key}", numbers, "a list of numbers", ADVICE)
+        self.restart(num_ticks)
+        self._collected = {key: list(numbers) for key, numbers in state.items()}
+
+    def _follow(self, fresh: list[Steps], numbers: list[float], num_ticks_before: int) -> None:
+        """Note who has stepped, up to the first loss that is not finite, and raise for that one."""
+        losses = iter(numbers)
+        for tick, steps in enumerate(fresh, start=num_ticks_before + 1):
+            for problem, value in zip(steps, losses, strict=False):
+                if not math.isfinite(value):
+                    raise NonFiniteLossError(problem, tick, value, self._explain(problem, self.stepped))
+                self.stepped.add(problem)
+
+    def _clear(self, num_ticks: int) -> None:
+        self._ticks.clear()
+        self._num_ticks_before = num_ticks
+        self._num_checked = 0
+
+    def _collect(self) -> None:
+        self.check()
+        collected: dict[str, list[Tensor]] = {}
+        for steps in self._ticks:
+            for problem, step in steps.items():
+                collected.setdefault(f"{problem}/loss", []).append(step.loss)
+                for name, value in step.metrics.items():
+                    collected.setdefault(f"{problem}/{name}", []).append(value)
+        self._clear(self._num_ticks_before + len(self._ticks))
+        numbers = iter(_numbers([value for values in collected.values() for value in values], self._reduce))
+        for key, values in collected.items():
+            self._collected.setdefault(key, []).extend(next(numbers) for _ in values)
+
+
+def _numbers(values: list[Tensor], reduce: Reduce) -> list[float]:
+    """Return the means over ranks of what tensors of one element hold, by one transfer from the device."""
+    if not values:
+        return []
+    # Reshaping each of them would cost as much as the rest.
+    numbers = [value if value.dim() == 0 else value.reshape(()) for value in values]
+    # A metric may be on the CPU beside a loss on another device.
+    device = numbers[0].device
+    stacked = torch.stack([value if value.device == device else value.to(device) for value in numbers]).double()
+    return reduce([stacked])[0].tolist()
+
 
 INHERITED = "inherited/"
 """Begins the keys of what a run that inherits weights has before its first tick."""
@@ -92,7 +347,11 @@ class ProgramModule(LightningModule):
         self.watch = watch
         self.is_pruned = False
         self.ranks = ranks or Ranks()
-        self.window = Window(schedule.num_ticks, self.ranks.mean, self._explain)
+        self.window = Window(
+            schedule.num_ticks,
+            self.ranks.mean,
+            lambda problem, stepped: explain(problem, program.problems, stepped),
+        )
         self.is_cut = False
         self.training_s = 0.0
         self._last_checkpoint = last_checkpoint
@@ -213,6 +472,7 @@ class ProgramModule(LightningModule):
         self.program.load_state_dict(with_own_steps(state["program"], state["random_states"], self.ranks))
         self.schedule.load_state_dict(with_own_snapshots(state["schedule"], state["random_states"], self.ranks))
         self.window.load_state_dict(state["window"], state["tick"])
+        self.window.stepped.update(name for name, problem in self.program.problems.items() if problem.num_steps > 0)
         self.metric_log.last.update(state["metrics"])
         self.training_s = state["training_s"]
         self._random_states = state["random_states"]
@@ -310,9 +570,6 @@ class ProgramModule(LightningModule):
         check_parameters(self.program, self.schedule.num_ticks)
         check_agreement(self.program, self.ranks, self.schedule.num_ticks)
         self._checked_tick = self.schedule.num_ticks
-
-    def _explain(self, problem: str, traces: Traces) -> str:
-        return explain(problem, self.program.problems, traces)
 
     def _evaluate(self, split: str, prefix: str = "") -> None:
         # A NaN must not reach the schedulers and the best checkpoint.

@@ -20,11 +20,10 @@ from mlotool.core.user_code import WrongResultError, note, user_code
 from mlotool.layerparallel import MultigridResidual
 from mlotool.problem.batch_share import Share
 from mlotool.program import Problem, Program, Stream
-from mlotool.runner.blame import related, unsound_path
 from mlotool.runner.evaluation import Evaluator
-from mlotool.runner.finiteness import check_start
-from mlotool.runner.objective import Objective
-from mlotool.runner.problem_module import check_scheduler
+from mlotool.runner.finiteness import check_start, related, unsound_path
+from mlotool.runner.plan import Objective
+from mlotool.runner.program_module import check_scheduler
 from mlotool.runner.random_state import random_state, restore_random_state
 
 RESERVED = ("loss", "step", "lr", "gradient_norm", "hypergradient_norm")

@@ -1,6 +1,9 @@
 """Runs a config: build, train, evaluate the best checkpoint, leave everything in the run folder."""
 
+import json
 import os
+import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -11,29 +14,47 @@ from typing import Any
 import torch
 from pytorch_lightning import seed_everything
 
-from mlotool.config import Origin, build, check, finish_provenance, note_resume
+from mlotool.config import Origin, build, check, finish_provenance, load_run_config, note_resume, trust_all
 from mlotool.config.composition import check_composed, origin_of
 from mlotool.config.run_length import read_summary
 from mlotool.core.arguments import require, require_path
-from mlotool.core.errors import ConfigError, Interrupted, RunError, RunFileError, WriteError
+from mlotool.core.errors import ConfigError, Interrupted, MlotoolError, RunError, RunFileError, WriteError
 from mlotool.core.interface import is_command_line
 from mlotool.core.sigterm import terminable
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
-from mlotool.runner.device import count_devices, find_device
-from mlotool.runner.folder import RunFolder
-from mlotool.runner.inheriting import inherit
-from mlotool.runner.launcher import launch
-from mlotool.runner.model_record import write_nodes
-from mlotool.runner.objective import Watch
-from mlotool.runner.process_group import joined
-from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings
-from mlotool.runner.resuming import Found, choose_checkpoint, find_run, prepare, say
-from mlotool.runner.run_lock import PATIENCE_S, run_lock
-from mlotool.runner.run_request import RunRequest
+from mlotool.runner.folder import PATIENCE_S, RunFolder, run_lock
+from mlotool.runner.launcher import INTERRUPTED, Launch, World, joined, launch, watch_parent
+from mlotool.runner.plan import Watch
+from mlotool.runner.process_settings import announcements, count_devices, find_device, quiet_lightning, torch_settings
+from mlotool.runner.records import write_nodes
+from mlotool.runner.resuming import Found, choose_checkpoint, find_run, inherit, prepare, say
 from mlotool.runner.seat import AbstractSeat
 from mlotool.runner.session import Session
-from mlotool.runner.world import World
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """One run, alone or among several of a process.
+
+    Args:
+        config: a composed config, which has been checked.
+        output_dir: the run folder; None makes one.
+        origin: where the config came from, for provenance.json; None takes what `compose` knows of it.
+        watch: called with tick and objective at each evaluation of the objective; true ends the run as pruned.
+        resume: the run to go on with, as for `mlotool.run`.
+        when_created: called with the path of the run folder, once it is made.
+        ended_at: among several, the tick at which the run ended in an earlier process, whose place it keeps; None where
+            it is to run.
+    """
+
+    config: Any
+    output_dir: Path | None = None
+    origin: Origin | None = None
+    watch: Watch | None = None
+    resume: str | Path | None = None
+    when_created: Callable[[str], object] | None = None
+    ended_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -260,3 +281,43 @@ def _finished(found: Found, config: Any, ranks: Ranks) -> RunResult:
 
 def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def serve(folder: Path) -> int:
+    """Run what a parent has requested, as the rank of the environment.
+
+    Args:
+        folder: of the launch.
+
+    Returns:
+        The exit code; the parent reports the error.
+    """
+    launch, rank = Launch(folder), int(os.environ["RANK"])
+    watch_parent()
+    with warnings.catch_warnings():
+        if rank:
+            # Rank 0 says it.
+            warnings.simplefilter("ignore")
+        try:
+            output_dir, origin, packages, resume = launch.requested()
+            # The parent may have found them in the folder of a script, or in a directory that it has left.
+            sys.path += [folder for folder in packages.values() if folder is not None and folder not in sys.path]
+            trust_all(packages)
+            result = run(
+                load_run_config(folder, is_own=True),
+                output_dir=output_dir,
+                origin=origin,
+                resume=resume,
+                when_created=launch.run_dir.write_text,
+            )
+        except KeyboardInterrupt as interrupted:
+            return interrupted.exit_code if isinstance(interrupted, Interrupted) else INTERRUPTED[0]
+        except BaseException as error:
+            launch.note_failure(rank, error, traceback.format_exc())
+            return error.exit_code if isinstance(error, MlotoolError) else 1
+    if rank == 0:
+        checkpoint = None if result.checkpoint is None else str(result.checkpoint)
+        launch.result.write_text(
+            json.dumps({**vars(result), "output_dir": str(result.output_dir), "checkpoint": checkpoint})
+        )
+    return 0

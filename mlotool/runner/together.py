@@ -1,27 +1,603 @@
 """Several runs in one process, each of which leaves an ordinary run folder."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import gc
+import json
+import math
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy
 import torch
+from greenlet import greenlet
 
 from mlotool.config.shared_data import SharedData
 from mlotool.config.structure import structure_of
+from mlotool.core.errors import Interrupted, RunFileError, WriteError
+from mlotool.core.files import write_text, writing
+from mlotool.core.run_files import read_json
 from mlotool.core.sigterm import terminable
 from mlotool.distributed.collectives import Ranks
 from mlotool.fusion.freed_memory import keep_freed_memory
-from mlotool.fusion.fused_ticks import FusedTicks
-from mlotool.runner.company import Company
-from mlotool.runner.device import count_devices, find_device
-from mlotool.runner.fusion_record import FusionRecord
-from mlotool.runner.memory_room import MemoryRoom
-from mlotool.runner.process_settings import announcements, quiet_lightning, torch_settings, untracked_past
-from mlotool.runner.run_config import RunResult, run, run_here
-from mlotool.runner.run_request import RunRequest
-from mlotool.runner.seat import AbstractSeat
+from mlotool.fusion.fused_ticks import FusedTicks, StackRecord
+from mlotool.fusion.layout import Layout
+from mlotool.fusion.verdict import Verdict
+from mlotool.program import Schedule
+from mlotool.runner.process_settings import (
+    Interrupt,
+    announcements,
+    count_devices,
+    find_device,
+    quiet_lightning,
+    torch_settings,
+    untracked_past,
+)
+from mlotool.runner.random_state import global_state, random_state, restore_global_state, restore_random_state
+from mlotool.runner.run_config import RunRequest, RunResult, run, run_here
+from mlotool.runner.seat import AbstractSeat, Keep
+
+RESERVE = 0.25
+"""Share of the memory that stays free: for what evaluations and checkpoints take, and for other processes."""
+
+_MEMINFO = Path("/proc/meminfo")
+_GROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+"""Limit and use of a container or a cluster's job, by the versions of control groups."""
+
+
+class MemoryRoom:
+    """Watches how much memory each run takes that begins.
+
+    A run is expected to take as much as the largest one before it, and as much again while it trains: its gradients,
+    and what is kept of its loss's evaluation.
+
+    Args:
+        device: where the runs compute.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._largest = 0
+        self._free = self._look()
+
+    def takes_one_more(self) -> bool:
+        """Say, after a run has begun, whether one more is expected to fit; it is where nothing is known."""
+        before, self._free = self._free, self._look()
+        if before is None or self._free is None:
+            return True
+        free, total = self._free
+        self._largest = max(self._largest, before[0] - free)
+        return free - 2 * self._largest >= RESERVE * total
+
+    def _look(self) -> tuple[int, int] | None:
+        """Return the bytes that are free, and all."""
+        if self._device.type == "cuda":
+            gc.collect()
+            free, total = torch.cuda.mem_get_info(self._device)
+            unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            return free + unused, total
+        try:
+            lines = _MEMINFO.read_text().splitlines()
+            found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith(" kB")}
+            free, total = found["MemAvailable"], found["MemTotal"]
+        except (OSError, KeyError, ValueError, IndexError):
+            return None
+        for limit, use in _GROUPS:
+            try:
+                most, used = int(limit.read_text()), int(use.read_text())
+            except (OSError, ValueError):
+                # "max" is none.
+                continue
+            if most < total:
+                free, total = min(free, most - used), most
+        return free, total
+
+
+MOST_CHANGES = 100
+"""Of one verdict, which is halved a few times at most where memory is short."""
+
+MOST_TICKS = 2**53
+
+T = TypeVar("T")
+
+
+class _WrongError(Exception):
+    """A file is not as it was written.
+
+    Args:
+        key: where.
+        value: what stands there.
+    """
+
+    def __init__(self, key: str, value: object) -> None:
+        text = repr(value)
+        super().__init__(f"{key} = {text if len(text) <= 80 else text[:79] + '…'}")
+
+
+def read_record(path: Path, jobs: Sequence[int]) -> tuple[list[list[int]], list[StackRecord]]:
+    """Return which runs began together, and what was found out about stacks of them, by numbers of runs.
+
+    A file that is not as it was written is as good as none, with a warning: nothing in it could make a gradient wrong,
+    but runs that share a program in another way than before have other last bits.
+
+    Args:
+        path: of the file.
+        jobs: by number of the run, that of its job.
+    """
+    try:
+        content = read_json(path.parent, path.name) or {}
+        return _waves(content.get("waves", []), jobs), [_stack(each, jobs) for each in _list(content, "stacks")]
+    except (RunFileError, _WrongError, RecursionError) as error:
+        warnings.warn(
+            f"{path}: found {' '.join(str(error).split())}; expected what an earlier process of these jobs wrote. What "
+            " runs as one program is found out anew, so that the last bits may be others than without a break.",
+            stacklevel=2,
+        )
+        return [], []
+
+
+def _waves(value: Any, jobs: Sequence[int]) -> list[list[int]]:
+    """Return the runs that began together."""
+    if not isinstance(value, list):
+        raise _WrongError("waves", value)
+    waves = [_numbers("waves", each, jobs) for each in value]
+    every = [number for wave in waves for number in wave]
+    if len(set(every)) < len(every):
+        raise _WrongError("waves", value)
+    return waves
+
+
+def _stack(stack: Any, jobs: Sequence[int]) -> StackRecord:
+    members = _numbers("stacks.jobs", _value(stack, "jobs"), jobs)
+    verdicts = {name: _verdict(each) for name, each in _mapping(stack, "rounds").items()}
+    apart = _mapping(stack, "apart")
+    layouts = {}
+    for each in _list(stack, "layouts"):
+        layouts[tuple(_numbers("layouts.jobs", _value(each, "jobs"), jobs))] = _layout(each)
+    reason, since_tick = _checked(apart, "reason", str), _tick(apart)
+    return StackRecord(tuple(members), verdicts, reason, since_tick, layouts)
+
+
+def _layout(value: Any) -> Layout:
+    shares, courses = _mapping(value, "shares"), _mapping(value, "courses")
+    return Layout(
+        {name: _checked(shares, name, bool) for name in shares},
+        _all(_list(value, "own_values"), str, "own_values"),
+        {name: _all(_list(courses, name), bool, "courses") for name in courses},
+    )
+
+
+def _verdict(value: Any) -> Verdict:
+    chain: list[Any] = []
+    while value is not None:
+        chain.append(value)
+        value = _value(value, "before")
+        if len(chain) > MOST_CHANGES:
+            raise _WrongError("before", "too many of them")
+    found: Verdict | None = None
+    for each in reversed(chain):
+        at_once = _value(each, "at_once")
+        if at_once is not None and not (type(at_once) is int and 0 < at_once < MOST_TICKS):
+            raise _WrongError("at_once", at_once)
+        found = Verdict(
+            _checked(each, "is_fused", bool),
+            _seconds(each, "fused_s"),
+            _seconds(each, "alone_s"),
+            _checked(each, "reason", str),
+            at_once,
+            _tick(each),
+            found,
+        )
+    if found is None:
+        raise _WrongError("rounds", None)
+    return found
+
+
+def _numbers(key: str, value: Any, jobs: Sequence[int]) -> list[int]:
+    """Return the numbers of the runs of jobs."""
+    if not isinstance(value, list) or not value or not all(type(job) is int and job in jobs for job in value):
+        raise _WrongError(key, value)
+    if len(set(value)) < len(value):
+        raise _WrongError(key, value)
+    return [jobs.index(job) for job in value]
+
+
+def _tick(holder: Any) -> int:
+    tick = _checked(holder, "since_tick", int)
+    if not 0 <= tick < MOST_TICKS:
+        raise _WrongError("since_tick", tick)
+    return tick
+
+
+def _seconds(holder: Any, key: str) -> float | None:
+    value = _value(holder, key)
+    if value is not None and not (type(value) in (int, float) and math.isfinite(value) and value >= 0):
+        raise _WrongError(key, value)
+    return None if value is None else float(value)
+
+
+def _checked(holder: Any, key: str, kind: Callable[..., T]) -> T:
+    value = _value(holder, key)
+    if type(value) is not kind:
+        raise _WrongError(key, value)
+    return value
+
+
+def _all(values: list[Any], kind: type[T], key: str) -> tuple[T, ...]:
+    for each in values:
+        if type(each) is not kind:
+            raise _WrongError(key, values)
+    return tuple(values)
+
+
+def _list(holder: Any, key: str) -> list[Any]:
+    value = _value(holder, key)
+    if not isinstance(value, list):
+        raise _WrongError(key, value)
+    return value
+
+
+def _mapping(holder: Any, key: str) -> Mapping[str, Any]:
+    value = _value(holder, key)
+    if not isinstance(value, dict):
+        raise _WrongError(key, value)
+    return value
+
+
+def _value(holder: Any, key: str) -> Any:
+    if not isinstance(holder, Mapping):
+        raise _WrongError(key, holder)
+    return holder.get(key)
+
+
+_FIELDS = ("is_fused", "fused_s", "alone_s", "reason", "at_once", "since_tick")
+
+
+class FusionRecord:
+    """Keeps the record of a group of runs in a file.
+
+    Args:
+        path: of the file; None keeps none.
+        jobs: by number of the run, that of its job.
+    """
+
+    def __init__(self, path: Path | None, jobs: Sequence[int]) -> None:
+        self._path, self._jobs = path, list(jobs)
+        self._stacks: dict[tuple[int, ...], StackRecord] = {}
+        self._waves: list[list[int]] = []
+        if path is not None and path.is_file():
+            self._waves, stacks = read_record(path, self._jobs)
+            self._stacks = {each.members: each for each in stacks}
+
+    def stacks(self) -> list[StackRecord]:
+        """Return what was found out before, by numbers of runs."""
+        return list(self._stacks.values())
+
+    def began_together(self, waiting: Sequence[int]) -> list[int]:
+        """Return which of the runs that wait began together first, in an earlier process; none where none did."""
+        found = [[number for number in wave if number in waiting] for wave in self._waves]
+        return next((wave for wave in found if wave), [])
+
+    def begin(self, members: Sequence[int]) -> None:
+        """Write down which runs have begun together."""
+        if [*members] not in self._waves:
+            self._waves.append([*members])
+        self.take([])
+
+    def take(self, records: Sequence[StackRecord]) -> None:
+        """Write down what has been found out."""
+        self._stacks |= {each.members: each for each in records}
+        if self._path is None:
+            return
+        known = [each for each in self._stacks.values() if each.reason or each.verdicts or each.layouts]
+        waves = [[self._jobs[number] for number in wave] for wave in self._waves]
+        content = {"jobs": self._jobs, "waves": waves, "stacks": [self._plain(each) for each in known]}
+        try:
+            with writing(self._path):
+                self._path.parent.mkdir(exist_ok=True)
+            write_text(self._path, json.dumps(content, indent=2) + "\n")
+        except WriteError as error:
+            # The runs themselves may still find room.
+            warnings.warn(str(error), stacklevel=2)
+
+    def note(self, members: Sequence[int], reason: str) -> None:
+        """Write down why some runs are taken one by one."""
+        self.take([StackRecord(tuple(members), reason=reason)])
+
+    def _plain(self, record: StackRecord) -> dict[str, Any]:
+        verdicts = list(record.verdicts.values())
+        fused, alone = (_total(verdicts, name) for name in ("fused_s", "alone_s"))
+        reasons = dict.fromkeys(filter(None, [record.reason, *[each.reason for each in verdicts]]))
+        return {
+            "jobs": [self._jobs[member] for member in record.members],
+            "is_fused": any(each.is_fused for each in verdicts) and not record.reason,
+            "until_tick": _until(record),
+            "fused_s": fused,
+            "alone_s": alone,
+            "reason": "; ".join(reasons),
+            "apart": {"reason": record.reason, "since_tick": record.since_tick},
+            "layouts": [self._layout(lanes, each) for lanes, each in record.layouts.items()],
+            "rounds": {name: _round(each) for name, each in record.verdicts.items()},
+        }
+
+    def _layout(self, lanes: Sequence[int], layout: Layout) -> dict[str, Any]:
+        return {
+            "jobs": [self._jobs[member] for member in lanes],
+            "shares": layout.shares,
+            "own_values": [*layout.own_values],
+            "courses": {key: [*course] for key, course in layout.courses.items()},
+        }
+
+
+def _round(verdict: Verdict) -> dict[str, Any]:
+    before = None if verdict.before is None else _round(verdict.before)
+    return {**{key: getattr(verdict, key) for key in _FIELDS}, "before": before}
+
+
+def _total(verdicts: Sequence[Verdict], name: str) -> float | None:
+    found = [getattr(each, name) for each in verdicts if getattr(each, name) is not None]
+    return sum(found) if found else None
+
+
+def _until(record: StackRecord) -> int | None:
+    """Return how many ticks members took as one program that have gone on one by one; None where they have not."""
+    ends = [each.since_tick for each in record.verdicts.values() if each.before is not None and not each.is_fused]
+    if record.reason and any(each.is_fused for each in record.verdicts.values()):
+        ends.append(record.since_tick)
+    return max(ends, default=None)
+
+
+@dataclass(slots=True)
+class _Ask:
+    """What a run waits for.
+
+    Args:
+        schedule: whose ticks.
+        count: how many it wants yet.
+        keep: takes the results of each.
+        due_at: when its checkpoint is due.
+        error: that one of its ticks has raised.
+        is_over: whether the run goes on with what it has.
+    """
+
+    schedule: Schedule
+    count: int
+    keep: Keep
+    due_at: float
+    error: BaseException | None = None
+    is_over: bool = False
+
+
+class Seat(AbstractSeat):
+    """The place of one run.
+
+    Args:
+        company: all runs.
+        number: of this one.
+    """
+
+    def __init__(self, company: "Company", number: int) -> None:
+        self.interrupt, self.shared = company.interrupt, company.shared
+        self.is_first = company.is_first(number)
+        self._company, self._number = company, number
+
+    def clock(self) -> float:
+        """Return the seconds that this run has taken, with its share of the ticks of all."""
+        return self._company.seconds(self._number)
+
+    def join(self, schedule: Schedule) -> None:
+        """Take the place that a run has had before, or a new one."""
+        self._company.join(self._number, schedule)
+
+    def take_ticks(self, schedule: Schedule, count: int, keep: Keep, due_at: float) -> None:
+        """Let the other runs go on until these ticks are taken."""
+        self._company.wait(self._number, _Ask(schedule, count, keep, due_at))
+
+
+class Company:
+    """Several runs in one process.
+
+    Each run is a coroutine that hands over where it would take its ticks, and gets them back when all that wait have
+    taken theirs. What a run changes in the whole process, the global random numbers, is its own.
+
+    Args:
+        runs: what each run does, given its seat; what it returns or raises is its result.
+        shared: what runs share that are built from equal configs.
+        when_ended: called with the number and the result of a run that has ended.
+
+    Attributes:
+        ticks: takes the ticks; to be set before the runs begin.
+    """
+
+    def __init__(
+        self,
+        runs: Mapping[int, Callable[[AbstractSeat], Any]],
+        shared: Any,
+        when_ended: Callable[[int, Any], None],
+    ) -> None:
+        self.interrupt, self.shared = Interrupt(), shared
+        self._when_ended = when_ended
+        self.ticks: FusedTicks
+        self._first = min(runs, default=0)
+        self._coroutines = {number: greenlet(partial(run, Seat(self, number))) for number, run in runs.items()}
+        self._asks: dict[int, _Ask] = {}
+        # Those that had taken ticks in an earlier process.
+        self._began: set[int] = set()
+        self._random: dict[int, Any] = {}
+        # Seconds of each run until now, or until it was let go on, and when that was.
+        self._clocks: dict[int, float] = dict.fromkeys(runs, 0.0)
+        self._current: tuple[int, float] | None = None
+        self._conductor: greenlet | None = None
+        self._interrupted: KeyboardInterrupt | None = None
+
+    def is_first(self, number: int) -> bool:
+        """Say whether a run is the first one to begin."""
+        return number == self._first
+
+    def begin(self, has_room: Callable[[], bool]) -> list[int]:
+        """Let the runs begin, until each waits for its ticks; return the numbers of those that found no room.
+
+        Args:
+            has_room: asked after each run, whether the next one fits as well.
+        """
+        self._conductor = greenlet.getcurrent()
+        waiting = list(self._coroutines)
+        while waiting and not self.interrupt.requested:
+            number = waiting.pop(0)
+            self._resume(number)
+            if number not in self._asks and number not in self._began:
+                # It has ended before its first tick, in this process and before.
+                self.ticks.leave_out([number])
+            if not has_room():
+                break
+        self.ticks.leave_out(waiting)
+        return waiting
+
+    def has_place(self, number: int) -> bool:
+        """Say whether a run waits for its ticks, or has taken some in an earlier process."""
+        return number in self._asks or number in self._began
+
+    def run(self) -> None:
+        """Let those that have begun run to their ends.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, once all have ended.
+        """
+        while self._asks:
+            try:
+                self._advance()
+            except BaseException as error:
+                # Each run ends in its own way, with its checkpoint and summary.
+                for ask in self._asks.values():
+                    ask.error, ask.is_over = error, True
+            for number in [number for number, ask in self._asks.items() if ask.is_over]:
+                del self._asks[number]
+                self._resume(number)
+        if self._interrupted is not None:
+            raise self._interrupted
+        if self.interrupt.requested:
+            raise Interrupted(self.interrupt.exit_code)
+
+    def seconds(self, number: int) -> float:
+        """Return the seconds that a run has taken: its own, and its share of what was done for all that waited."""
+        own = self._clocks.get(number, 0.0)
+        if self._current is not None and self._current[0] == number:
+            own += time.perf_counter() - self._current[1]
+        return own
+
+    @contextmanager
+    def world(self, number: int) -> Iterator[Callable[[], bool]]:
+        """Let numpy's and Python's global random numbers be those of a run that waits; yield whether it has drawn."""
+        outside = numpy.random.get_state(), random.getstate()
+        own = self._random[number]
+        restore_global_state(own)
+        begin = numpy.random.get_state(), random.getstate()
+        try:
+            yield lambda: not _are_equal(begin, (numpy.random.get_state(), random.getstate()))
+        finally:
+            own.update(global_state())
+            numpy.random.set_state(outside[0])
+            random.setstate(outside[1])
+
+    def join(self, number: int, schedule: Schedule) -> None:
+        """Let a run take its place; for the run itself, once it knows how far it is."""
+        if schedule.num_ticks > 0:
+            self._began.add(number)
+            self.ticks.join(number, schedule)
+
+    def wait(self, number: int, ask: _Ask) -> None:
+        """Hand over to the other runs until a run's ticks are taken; for the run itself.
+
+        Args:
+            number: of the run.
+            ask: what it waits for.
+        """
+        if ask.count <= 0:
+            return
+        assert self._conductor is not None
+        self.ticks.join(number, ask.schedule)
+        self._asks[number] = ask
+        self._random[number] = random_state()
+        self._conductor.switch()
+        restore_random_state(self._random.pop(number))
+        if ask.error is not None:
+            raise ask.error
+
+    def _resume(self, number: int) -> None:
+        """Let a run go on until it waits again or ends."""
+        coroutine = self._coroutines[number]
+        result: Any
+        self._current = number, time.perf_counter()
+        try:
+            result = coroutine.switch()
+        except KeyboardInterrupt as error:
+            self._interrupted = self._interrupted or error
+            self.interrupt.insist()
+            result = error
+        except BaseException as error:
+            result = error
+        self._clocks[number], self._current = self.seconds(number), None
+        # Lightning puts handlers of its own in their place, and takes them back.
+        self.interrupt.listen()
+        if coroutine.dead:
+            self.ticks.leave(number)
+            self._clocks.pop(number, None)
+            if not isinstance(result, KeyboardInterrupt):
+                self._when_ended(number, result)
+
+    def _advance(self) -> None:
+        """Take ticks of the runs that are furthest behind, until one of them has what it wants."""
+        asks = self._asks
+        if self.interrupt.requested:
+            # It came while they began: some may not be there, without whom a tick would have other last bits.
+            for ask in asks.values():
+                ask.is_over = True
+            return
+        lowest = min(ask.schedule.num_ticks for ask in asks.values())
+        behind = {number: ask for number, ask in asks.items() if ask.schedule.num_ticks == lowest}
+        ahead = [ask.schedule.num_ticks for number, ask in asks.items() if number not in behind]
+        count = min([ask.count for ask in behind.values()] + [tick - lowest for tick in ahead])
+        due_at = min(ask.due_at for ask in behind.values())
+        began, taking = time.perf_counter(), [*behind]
+        self.ticks.begin(taking)
+        self.interrupt.is_in_tick = True
+        for number_of_tick in range(count):
+            # Within these ticks no run goes on with anything else.
+            found = self.ticks.tick([*behind], may_have_changed=number_of_tick == 0)
+            for number, outcome in found.items():
+                ask = behind[number]
+                if isinstance(outcome, Exception):
+                    ask.error, ask.is_over = outcome, True
+                    del behind[number]
+                elif outcome is not None:
+                    ask.keep(outcome)
+                    ask.count -= 1
+            if not behind or self.interrupt.seen() or time.monotonic() >= due_at:
+                break
+        self.interrupt.is_in_tick = False
+        share = (time.perf_counter() - began) / len(taking)
+        for number in taking:
+            self._clocks[number] += share
+        now = time.monotonic()
+        for ask in behind.values():
+            ask.is_over = ask.count == 0 or now >= ask.due_at
+        if self.interrupt.requested:
+            for ask in asks.values():
+                ask.is_over = True
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    (one, python), (other, other_python) = first, second
+    return one[2] == other[2] and bool((one[1] == other[1]).all()) and python == other_python
+
 
 __all__ = ["RunRequest", "run_together"]
 

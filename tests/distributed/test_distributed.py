@@ -22,7 +22,7 @@ from mlotool.distributed.lost_rank import naming_the_lost
 ROOT = Path(mlotool.distributed.__file__).parents[1]
 
 ALLOWED = {
-    "runner/process_group.py": {"is_initialized", "init_process_group", "destroy_process_group"},
+    "runner/launcher.py": {"is_initialized", "init_process_group", "destroy_process_group"},
     # FSDP2 and what it needs of tensors in shards.
     "problem/part_shards.py": {"torch.distributed.tensor", "torch.distributed.device_mesh"},
     "problem/shards.py": {"torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.device_mesh"},

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlotool import Program, Schedule
 from mlotool.fusion.fused_ticks import FusedTicks
-from mlotool.runner.fusion_record import FusionRecord
+from mlotool.runner.together import FusionRecord
 
 Make = Callable[[int], Program]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from mlotool.program import Program, Schedule
-from mlotool.runner.device import place
+from mlotool.runner.process_settings import place
 
 CPU = torch.device("cpu")
 

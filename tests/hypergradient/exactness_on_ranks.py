@@ -8,8 +8,7 @@ from torch import Tensor
 
 from mlotool import Schedule
 from mlotool.distributed.collectives import Ranks
-from mlotool.runner.process_group import joined
-from mlotool.runner.world import World
+from mlotool.runner.launcher import World, joined
 from tests.hypergradient.unrolled_cases import BOTH, REMAT, UnrolledCase, parameters_of
 from tests.over_ranks import over
 

@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import StepLR
 from mlotool import Graph, Problem, Program, Stream
 from mlotool.core.errors import ConfigError
 from mlotool.program import Schedule
+from mlotool.runner.program_module import Window
 from mlotool.runner.random_state import check_random_states, random_state, restore_random_state
-from mlotool.runner.window import Window
 
 Change = Callable[[Any], None]
 

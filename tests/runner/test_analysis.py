@@ -14,8 +14,7 @@ from mlotool import Identity, Implicit
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.data import Digits
 from mlotool.program import Graph, Problem, Program
-from mlotool.runner.analysis import run_analyses
-from mlotool.runner.evaluation import NUM_REHEARSED
+from mlotool.runner.evaluation import NUM_REHEARSED, run_analyses
 
 
 @dataclass

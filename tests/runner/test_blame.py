@@ -11,9 +11,8 @@ import mlotool
 from mlotool.core.errors import NonFiniteLossError, NonFiniteParametersError
 from mlotool.problem.settings import ProblemSettings
 from mlotool.program import Graph, Problem, Program, Schedule, StepResult, Stream
-from mlotool.runner.blame import Traces, explain
-from mlotool.runner.finiteness import check_parameters
-from mlotool.runner.window import Window
+from mlotool.runner.finiteness import check_parameters, explain
+from mlotool.runner.program_module import Window
 
 
 class Point(torch.nn.Module):
@@ -37,10 +36,10 @@ def program() -> Program:
     return Program(problems, Graph({"lam": ["w"]}, {"w": ["lam"]}))
 
 
-def fails(*ticks: dict[str, float], num_ticks: int = 0) -> str:
+def fails(*ticks: dict[str, float]) -> str:
     """Return the message for the losses of some ticks."""
     problems = program().problems
-    window = Window(num_ticks, explain=lambda name, traces: explain(name, problems, traces))
+    window = Window(explain=lambda name, stepped: explain(name, problems, stepped))
     for losses in ticks:
         window.append({name: StepResult(torch.tensor(value), {}) for name, value in losses.items()})
         if not any(map(math.isnan, losses.values())):
@@ -53,43 +52,26 @@ def fails(*ticks: dict[str, float], num_ticks: int = 0) -> str:
 def test_the_only_one_that_had_stepped_is_to_blame() -> None:
     text = fails({"w": 2.0, "lam": math.nan})
     assert "The loss of problem 'lam' became nan at tick 1" in text
-    assert "only the parameters of 'w' had been changed before" in text
     assert "Lower problems.w.optimizer.lr (1e+06 now), or set problems.w.gradient_clip_norm=1.0." in text
     assert "problems.lam.optimizer.lr" not in text
 
 
-def test_a_loss_that_has_grown_names_its_problem_and_what_that_depends_on() -> None:
-    text = fails({"w": 2.0, "lam": 1.0}, {"w": 2.5e9, "lam": 1.2}, {"w": 4.0, "lam": math.nan})
-    assert "at tick 3" in text
-    assert "problems.lam.optimizer.lr (0.001 now) and problems.w.optimizer.lr (1e+06 now)" in text
-    text = fails({"w": 2.0, "lam": 1.0}, {"w": 2.5e9, "lam": math.nan})
-    assert "The loss of 'w' had grown from 2 to 2.5e+09 by tick 2. That loss depends on the parameters of" in text
-    assert "'w', 'lam', all of which had been changed before." in text
-    assert "problems.w.optimizer.lr (1e+06 now) and problems.lam.optimizer.lr (0.001 now)" in text
-    text = fails({"w": 2.0}, {"w": 2.5e9}, {"w": math.nan})
-    assert "had grown from 2 to 2.5e+09 by tick 2. Of all that it depends on only its own parameters had" in text
-    assert "problems.lam" not in text
+def test_of_several_that_had_stepped_none_is_blamed_alone() -> None:
+    text = fails({"w": 2.0, "lam": 1.0}, {"w": math.nan})
+    assert "the one that is too large of problems.w.optimizer.lr (1e+06 now) and problems.lam.optimizer.lr" in text
+    assert "apart" not in text
 
 
 def test_fp16_is_named_where_it_may_be_the_reason() -> None:
     made = program()
     made.problems["w"].settings = ProblemSettings(precision="fp16")
-    assert "'w' computes in fp16, whose numbers end at 65,504" in explain("w", made.problems, Traces())
-    assert "fp16" not in explain("lam", made.problems, Traces())
-
-
-@pytest.mark.parametrize("num_ticks", [0, 10])
-def test_without_ground_none_is_blamed_alone(num_ticks: int) -> None:
-    ticks = [{"w": 2.0, "lam": 1.0}] * (num_ticks == 0)
-    text = fails(*ticks, {"w": math.nan}, num_ticks=num_ticks)
-    assert "It depends on the parameters of 'w', 'lam', all of which had been changed before." in text
-    assert "the one that is too large of problems.w.optimizer.lr (1e+06 now) and problems.lam.optimizer.lr" in text
-    assert "apart" not in text
+    assert "'w' computes in fp16, whose numbers end at 65,504" in explain("w", made.problems, ())
+    assert "fp16" not in explain("lam", made.problems, ())
 
 
 def test_a_first_loss_is_the_fault_of_no_learning_rate() -> None:
     text = fails({"w": math.nan})
-    assert "no learning rate is the reason: look for NaN in the data of 'w'" in text
+    assert "look for NaN in the data of 'w'" in text
     assert "optimizer.lr" not in text
 
 
@@ -146,7 +128,7 @@ def test_a_sample_that_is_nan_is_not_put_down_to_a_rate(is_first: bool) -> None:
         optimizer=torch.optim.SGD(module.parameters(), lr=0.01), stream=Stream(list(samples), 2, shuffle=False),
     )  # fmt: skip
     made = Program([only], Graph({}, {}))
-    schedule, window = Schedule(made), Window(explain=lambda name, traces: explain(name, made.problems, traces))
+    schedule, window = Schedule(made), Window(explain=lambda name, stepped: explain(name, made.problems, stepped))
     with pytest.raises(NonFiniteLossError) as caught:
         for _ in range(3):
             window.append(schedule.tick())

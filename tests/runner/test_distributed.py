@@ -13,7 +13,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Graph, Problem, Program
 from mlotool.runner.distributed import agree_on_buffers
-from mlotool.runner.world import World
+from mlotool.runner.launcher import World
 from tests.runner.processes import run_ranks
 from tests.runner.two_ranks import NUM_MANY, compute, main
 

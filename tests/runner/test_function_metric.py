@@ -7,8 +7,7 @@ from torch import nn
 
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.user_code import WrongResultError
-from mlotool.runner.evaluation import Evaluator
-from mlotool.runner.function_metric import FunctionMetric
+from mlotool.runner.evaluation import Evaluator, FunctionMetric
 
 
 class Numbers:

@@ -11,7 +11,7 @@ import pytest
 from mlotool.fusion.fused_ticks import StackRecord
 from mlotool.fusion.layout import Layout
 from mlotool.fusion.verdict import Verdict
-from mlotool.runner.fusion_record import FusionRecord
+from mlotool.runner.together import FusionRecord
 
 JOBS = [3, 4, 7, 8]
 FIRST = Verdict(is_fused=True, fused_s=0.5, alone_s=1.0, since_tick=1)

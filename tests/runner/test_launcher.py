@@ -18,7 +18,7 @@ import mlotool
 from mlotool.config import Origin, trust
 from mlotool.config.trusted import trusted_packages
 from mlotool.core.errors import ConfigError, Interrupted
-from mlotool.runner import launcher, rank_main
+from mlotool.runner import launcher, run_config
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.launcher import Launch
 from tests import forked
@@ -195,9 +195,9 @@ def test_a_rank_ends_with_the_code_of_its_signal(tmp_path: Path, monkeypatch: py
 
     Launch(tmp_path).request({"name": "a_test"}, None, Origin("a test", (), None), None)
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(rank_main, "watch_parent", lambda: None)
-    monkeypatch.setattr(rank_main, "run", end)
-    assert rank_main.serve(tmp_path) == 128 + number
+    monkeypatch.setattr(run_config, "watch_parent", lambda: None)
+    monkeypatch.setattr(run_config, "run", end)
+    assert run_config.serve(tmp_path) == 128 + number
 
 
 @pytest.mark.slow
@@ -244,6 +244,6 @@ def test_packages_are_trusted_where_they_were_found(tmp_path: Path, monkeypatch:
     Launch(tmp_path).request({"name": "a_test"}, None, Origin("a test", (), None), None)
     monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in (str(home), str(tmp_path))])
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(rank_main, "watch_parent", lambda: None)
-    monkeypatch.setattr(rank_main, "run", lambda *_, **__: None)
-    assert (rank_main.serve(tmp_path), trusted_packages()) == (0, {"besides": str(home)})
+    monkeypatch.setattr(run_config, "watch_parent", lambda: None)
+    monkeypatch.setattr(run_config, "run", lambda *_, **__: None)
+    assert (run_config.serve(tmp_path), trusted_packages()) == (0, {"besides": str(home)})

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mlotool import FirstOrder, Graph, Problem, Program
 from mlotool.models import PositiveVector
 from mlotool.runner import RunResult
-from mlotool.runner.learned import MAX_VALUES, LearnedValues
+from mlotool.runner.program_module import MAX_VALUES, LearnedValues
 from tests.program.small import pair
 
 Run = Callable[..., RunResult]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlotool.runner import memory_room
-from mlotool.runner.memory_room import MemoryRoom
+from mlotool.runner import together
+from mlotool.runner.together import MemoryRoom
 
 KB = 1024
 
@@ -26,8 +26,8 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path, 1000)
-    monkeypatch.setattr(memory_room, "_MEMINFO", machine.meminfo)
-    monkeypatch.setattr(memory_room, "_GROUPS", ((machine.limit, machine.use),))
+    monkeypatch.setattr(together, "_MEMINFO", machine.meminfo)
+    monkeypatch.setattr(together, "_GROUPS", ((machine.limit, machine.use),))
     return machine
 
 

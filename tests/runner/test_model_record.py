@@ -11,8 +11,8 @@ from torch import nn
 import mlotool
 from mlotool.config import Built
 from mlotool.program import Graph, Problem, Program
-from mlotool.runner import model_record
-from mlotool.runner.model_record import num_parameters, write_nodes
+from mlotool.runner import records
+from mlotool.runner.records import num_parameters, write_nodes
 from mlotool.spaces import Operator, Space
 from mlotool.spaces.decisions import Decision
 from mlotool.spaces.summary import nodes_of_spaces
@@ -99,9 +99,9 @@ def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     built = Built(program, None, decisions={"model": [Decision("a", many, "c0")]})
     write_nodes(tmp_path, built)
     record = json.loads((tmp_path / "nodes.json").read_text())["problems"]["model"]
-    assert (len(record["nodes"]), len(record["decisions"][0]["candidates"])) == (52, model_record.MAX_CANDIDATES)
+    assert (len(record["nodes"]), len(record["decisions"][0]["candidates"])) == (52, records.MAX_CANDIDATES)
     assert record["decisions"][0]["num_candidates"] == 10_000
-    monkeypatch.setattr(model_record, "MAX_CHARACTERS", 1_000)
+    monkeypatch.setattr(records, "MAX_CHARACTERS", 1_000)
     write_nodes(tmp_path, built)
     record = json.loads((tmp_path / "nodes.json").read_text())["problems"]["model"]
     assert (record["num_nodes"], record["nodes"], record["decisions"][0]["candidates"]) == (52, [], [])

@@ -13,12 +13,11 @@ from mlotool.core.errors import ConfigError, NonFiniteLossError, NonFiniteParame
 from mlotool.hypergradient import FirstOrder
 from mlotool.losses import path_cross_entropy
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.runner.blame import explain
-from mlotool.runner.finiteness import check_parameters
-from mlotool.runner.objective import Objective
-from mlotool.runner.path_watch import PathWatch
+from mlotool.runner.finiteness import check_parameters, explain
+from mlotool.runner.plan import Objective
+from mlotool.runner.program_module import Window
+from mlotool.runner.records import PathWatch
 from mlotool.runner.rehearsal import rehearse
-from mlotool.runner.window import Window
 from mlotool.spaces import Operator, PathWeights, SharedSpace, UniformPaths
 from tests.runner.tiny import Blobs
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlotool.runner.objective import Objective, make_plan
-from mlotool.runner.plan import ChunkLoader, TickPlan
+from mlotool.runner.plan import ChunkLoader, Objective, TickPlan, make_plan
 from tests.runner.tiny import make_config
 
 

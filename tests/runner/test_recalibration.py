@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from mlotool.cli.main import main
 from mlotool.core.run_files import read_json
-from mlotool.runner.evaluation import Evaluator
-from mlotool.runner.recalibration import Recalibration, layers_with_statistics
+from mlotool.runner.evaluation import Evaluator, Recalibration, layers_with_statistics
 from tests.runner.tiny import Data
 
 SHARED = [

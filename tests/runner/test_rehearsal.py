@@ -13,7 +13,7 @@ import torch
 import mlotool
 from mlotool.program import Stream
 from mlotool.runner.checkpoint import STATE_KEY, read_whole_checkpoint
-from mlotool.runner.objective import Objective
+from mlotool.runner.plan import Objective
 from mlotool.runner.rehearsal import rehearse
 from mlotool.runner.session import Session
 from tests.runner.tiny import Blobs, make_built

@@ -17,9 +17,8 @@ import mlotool.runner
 from mlotool.core.errors import CheckpointError, ConfigError, Interrupted, NonFiniteLossError
 from mlotool.runner import RunResult, checkpoint, run_config
 from mlotool.runner.checkpoint import newest_first, read_checkpoint
-from mlotool.runner.folder import is_stamp, make_output_dir
+from mlotool.runner.folder import is_stamp, make_output_dir, run_lock
 from mlotool.runner.random_state import random_state, restore_random_state
-from mlotool.runner.run_lock import run_lock
 from tests.runner.algorithms import ALGORITHMS
 from tests.runner.test_run_config import LossThat, press_ctrl_c, read_metrics, read_summary
 from tests.runner.tiny import Built, make_built, make_config

@@ -122,7 +122,7 @@ def test_an_interrupt_while_runs_begin(
     if is_resumed:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             direct, counts = FusedTicks.tick, itertools.count()
-            patch.setattr("mlotool.runner.company.FusedTicks.tick", signalling(direct, counts, 3, 1))
+            patch.setattr("mlotool.runner.together.FusedTicks.tick", signalling(direct, counts, 3, 1))
             train("parts")
         ticks = [json.loads(each.read_text())["num_ticks"] for each in (tmp_path / "parts").glob("*/summary.json")]
         assert ticks == [4, 4, 4]
@@ -141,7 +141,7 @@ def test_those_that_find_no_memory_begin_when_the_others_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = iter([True, False, True])
-    monkeypatch.setattr("mlotool.runner.memory_room.MemoryRoom.takes_one_more", lambda self: next(asked, True))
+    monkeypatch.setattr("mlotool.runner.together.MemoryRoom.takes_one_more", lambda self: next(asked, True))
     ended: list[int] = []
     requests = [request(tmp_path / str(seed), f"seed={seed}") for seed in range(5)]
     record = tmp_path / "fusion" / "0.json"

@@ -23,9 +23,8 @@ from mlotool.hypergradient import (
 from mlotool.problem.rank_mean import RankMean
 from mlotool.program import AbstractHypergradient, Program, Schedule, Stream
 from mlotool.runner.distributed import agree_on_buffers, check_agreement, differences
-from mlotool.runner.process_group import joined
+from mlotool.runner.launcher import World, joined
 from mlotool.runner.random_state import random_states, restore_random_states, with_own_snapshots, with_own_steps
-from mlotool.runner.world import World
 from tests.hypergradient.every_algorithm import EVERY, Batch, Rows, program, weighted
 from tests.hypergradient.stranger import Stranger
 from tests.over_ranks import over

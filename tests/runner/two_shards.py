@@ -20,9 +20,8 @@ from mlotool.problem.shards import gathered
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.distributed import check_agreement, merge_shards
 from mlotool.runner.finiteness import check_parameters
-from mlotool.runner.process_group import joined
+from mlotool.runner.launcher import World, joined
 from mlotool.runner.run_config import run
-from mlotool.runner.world import World
 from tests.hypergradient.every_algorithm import Batch, Rows, clean_and_decayed, sample_losses, weighted
 from tests.over_ranks import over
 from tests.program.small import momentum

@@ -15,8 +15,7 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Auxiliary, StackedLayers
 from mlotool.models import Decoder
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.runner.process_group import joined
-from mlotool.runner.world import World
+from mlotool.runner.launcher import World, joined
 from tests.layerparallel.test_partition_of_real_models import Checked, block
 from tests.over_ranks import over
 

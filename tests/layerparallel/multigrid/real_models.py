@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from mlotool.distributed.collectives import Ranks
 from mlotool.layerparallel import Multigrid
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
-from mlotool.runner.process_group import joined
-from mlotool.runner.world import World
+from mlotool.runner.launcher import World, joined
 from tests.layerparallel.auxiliary.real_models import Samples, decoder, encoder, resnet18, spread, vision_transformer
 from tests.layerparallel.test_partition_of_real_models import Checked
 from tests.over_ranks import over

@@ -16,9 +16,8 @@ from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import SABA, Neumann, Penalty, Unrolled
 from mlotool.problem.shards import gathered
 from mlotool.program import Schedule
-from mlotool.runner.path_record import trained_paths
-from mlotool.runner.process_group import joined
-from mlotool.runner.world import World
+from mlotool.runner.launcher import World, joined
+from mlotool.runner.records import trained_paths
 from mlotool.spaces import FairPaths, Operator, SharedSpace
 from mlotool.spaces.shared.path_table import Path as Choice
 from mlotool.spaces.shared.paths import AbstractPaths
