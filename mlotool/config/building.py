@@ -68,6 +68,8 @@ class Built:
         analyses: by name.
         metrics: functions of the user's that `evaluate.metrics` names, by the key where it does.
         decisions: that a problem's module has asked for, by the problem's name; those without any are left out.
+        callbacks: Lightning's, of `runner.callbacks`.
+        loggers: Lightning's, of `logger.loggers`.
     """
 
     program: "Program"
@@ -75,6 +77,8 @@ class Built:
     analyses: Mapping[str, Analysis] = field(default_factory=dict)
     metrics: "Mapping[str, Callable[..., Any]]" = field(default_factory=dict)
     decisions: "Mapping[str, Sequence[Decision]]" = field(default_factory=dict)
+    callbacks: Sequence[Any] = ()
+    loggers: Sequence[Any] = ()
 
 
 TRACE_FROM = 2_000

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mlotool.core.errors import CheckpointError, MlotoolError, RunError
-from mlotool.core.files import replacing
+from mlotool.core.files import replacing, writing
 from mlotool.core.form import check_form, check_mapping
 from mlotool.core.plain_state import Plain, check_plain, is_dense
 from mlotool.core.run_files import located, open_file
@@ -270,6 +270,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write it in one piece."""
+        with writing(Path(path)):
+            # A callback of the user's may have a folder of its own.
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_checkpoint(checkpoint, Path(path))
 
 
@@ -439,7 +442,9 @@ def restore_callbacks(callbacks: list[Callback], checkpoint: Mapping[str, Any]) 
     check_mapping("callbacks", states)
     for callback in callbacks:
         if callback.state_key in states:
-            check_form(f"callbacks.{callback.state_key}", states[callback.state_key], callback.state_dict())
+            # A user's may grow.
+            if isinstance(callback, BestCheckpoint | EarlyStopping):
+                check_form(f"callbacks.{callback.state_key}", states[callback.state_key], callback.state_dict())
             callback.load_state_dict(states[callback.state_key])
     return any(
         isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED

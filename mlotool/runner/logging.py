@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -38,7 +38,7 @@ class MetricLog:
     def __init__(self, path: Path, position: int | None = None) -> None:
         self.last: dict[str, float] = {}
         self._path = path
-        self._loggers: list[Logger] = []
+        self.loggers: list[Logger] = []
         self._flushed_at = float("-inf")
         if position is not None:
             _cut(path, position)
@@ -51,7 +51,7 @@ class MetricLog:
 
     def send_to(self, loggers: Iterable[Logger]) -> None:
         """Pass what is logged from now on to Lightning's loggers as well."""
-        self._loggers = list(loggers)
+        self.loggers = list(loggers)
 
     def log(self, tick: int, values: Mapping[str, float]) -> None:
         """Log `values` at `tick`."""
@@ -63,12 +63,12 @@ class MetricLog:
             self._writer.writerows((tick, key, f"{value:.9g}") for key, value in values.items())
         if time.monotonic() - self._flushed_at >= SECONDS_BETWEEN_FLUSHES:
             self.flush()
-        for logger in list(self._loggers):
+        for logger in list(self.loggers):
             try:
                 logger.log_metrics(dict(values), step=tick)
             # W&B's service and TensorBoard's thread have errors of many kinds, and none is worth a training.
             except Exception as error:
-                self._loggers.remove(logger)
+                self.loggers.remove(logger)
                 _warn_of_logger(type(logger).__name__, "no longer takes values", error)
 
     def flush(self) -> None:
@@ -91,6 +91,46 @@ class MetricLog:
         """Close metrics.csv."""
         with writing(self._path):
             self._file.close()
+
+
+class RunLogger(Logger):
+    """The logger of a run's Trainer: what callbacks log goes where all numbers of the run go, at the run's tick.
+
+    Args:
+        log: takes the numbers.
+        tick: returns the number of ticks done.
+        folder: of the run.
+    """
+
+    def __init__(self, log: MetricLog, tick: Callable[[], int], folder: Path) -> None:
+        self._log, self._tick, self._folder = log, tick, folder
+
+    @property
+    def name(self) -> str:
+        """The run folder's name."""
+        return self._folder.name
+
+    @property
+    def version(self) -> str:
+        """There is one of each run."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        """The run folder."""
+        return str(self._folder)
+
+    @property
+    def experiment(self) -> Any:
+        """What the first of the run's loggers writes to (W&B's run, say); None without loggers."""
+        return next((logger.experiment for logger in self._log.loggers), None)  # type: ignore[attr-defined]
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log values; the Trainer's own count of steps, which are chunks of ticks here, is left aside."""
+        self._log.log(self._tick(), {key: float(value) for key, value in metrics.items()})
+
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        """Leave them: config.yaml has them."""
 
 
 def _cut(path: Path, position: int) -> None:
@@ -118,6 +158,7 @@ def open_loggers(
     resumed_at: int | None = None,
     sweep: str | None = None,
     *,
+    others: Sequence[Logger] = (),
     with_packages: bool = True,
 ) -> Iterator[list[Logger]]:
     """Open the loggers that the config asks for; finish them in any case, where an error is a warning.
@@ -128,13 +169,14 @@ def open_loggers(
         problems: names of the problems: each gets an axis of its own in W&B, its steps.
         resumed_at: the tick that a run goes on from; None for a new one.
         sweep: name of the sweep's folder: its jobs are one group in W&B.
+        others: Lightning's loggers that the config has built.
         with_packages: whether W&B keeps a list of all installed packages, which takes a tenth of a second: one list
             is enough for the runs of one process.
     """
     settings = config.logger
     if settings.mode not in MODES:
         raise ConfigError(f"logger.mode: found '{settings.mode}'; expected one of {', '.join(MODES)}. Correct it.")
-    loggers: list[Logger] = []
+    loggers: list[Logger] = [*others]
     run: Run | None = None
     is_success = False
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -213,7 +213,7 @@ class Window:
         self._num_ticks_before = num_ticks
         self._num_checked = 0
         self._reduce = reduce
-        self._explain = explain or (lambda problem, stepped: "")
+        self._explain = explain
         self.stepped: set[str] = set()
         self.append = self._ticks.append
 
@@ -420,7 +420,6 @@ class ProgramModule(LightningModule):
         for module in self.problem_modules:
             module.step_scheduler(value)
         if self.objective.monitor is not None and value is not None:
-            # What `self.log` leads to; its own bookkeeping costs half a millisecond.
             self.trainer.callback_metrics[self.objective.monitor] = torch.tensor(value)
             tick, objective = self.schedule.num_ticks, value
             if math.isnan(value) and not self._has_warned_of_nan:
@@ -574,6 +573,8 @@ class ProgramModule(LightningModule):
     def _evaluate(self, split: str, prefix: str = "") -> None:
         # A NaN must not reach the schedulers and the best checkpoint.
         self._check_finite()
+        for callback in self._callbacks:
+            callback.on_validation_start(self.trainer, self)
         # Here and at a round's end, not with a checkpoint: whether one is written must not change a bit.
         agree_on_buffers(self.program, self.ranks)
         evaluator = self.evaluator
@@ -583,3 +584,12 @@ class ProgramModule(LightningModule):
         values = {f"{prefix}{key}": value for key, value in found.items()}
         self.metric_log.log(self.schedule.num_ticks, values)
         self.display.note(self.schedule.num_ticks, values)
+        # What `self.log` leads to; its own bookkeeping costs half a millisecond.
+        self.trainer.callback_metrics.update({key: torch.tensor(value) for key, value in values.items()})
+        for callback in self._callbacks:
+            callback.on_validation_end(self.trainer, self)
+
+    @property
+    def _callbacks(self) -> list[Callback]:
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return callbacks

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 
@@ -26,6 +27,7 @@ from mlotool.core.errors import (
     WriteError,
 )
 from mlotool.core.files import write_text
+from mlotool.core.suggest import did_you_mean
 from mlotool.core.user_code import user_code
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Schedule
@@ -46,7 +48,7 @@ from mlotool.runner.distributed import AgreedInterrupt, ReadOnlyCheckpointIO, di
 from mlotool.runner.evaluation import find_split, rehearse_analyses, run_analyses
 from mlotool.runner.folder import RunFolder
 from mlotool.runner.loading import make_evaluator
-from mlotool.runner.logging import MetricLog, open_loggers
+from mlotool.runner.logging import MetricLog, RunLogger, open_loggers
 from mlotool.runner.plan import Objective, Watch, make_plan
 from mlotool.runner.process_settings import Interrupt, alone_in_process, place
 from mlotool.runner.program_module import ProgramModule
@@ -213,7 +215,15 @@ class Session:
     def _open_loggers(self, folder: RunFolder, resumed_at: int | None) -> AbstractContextManager[list[Logger]]:
         problems = self._built.program.problems
         with_packages = self._seat is None or self._seat.is_first
-        return open_loggers(self._config, folder.path, problems, resumed_at, folder.sweep, with_packages=with_packages)
+        return open_loggers(
+            self._config,
+            folder.path,
+            problems,
+            resumed_at,
+            folder.sweep,
+            others=self._built.loggers,
+            with_packages=with_packages,
+        )
 
     def _fit(
         self,
@@ -244,7 +254,7 @@ class Session:
             ranks=ranks,
             seat=seat,
         )
-        trainer = self._trainer(folder, callbacks)
+        trainer = self._trainer(folder, callbacks, RunLogger(log, lambda: self._schedule.num_ticks, folder.path))
         had_ended = False
         if checkpoint is not None and resume_from is not None:
             with fitting(resume_from):
@@ -282,8 +292,12 @@ class Session:
         if module.is_pruned:
             raise PrunedError(f"pruned after tick {self._schedule.num_ticks}")
 
-    def _trainer(self, folder: RunFolder, callbacks: list[Callback]) -> Trainer:
-        runner = self._config.runner
+    def _trainer(self, folder: RunFolder, callbacks: list[Callback], logger: RunLogger) -> Trainer:
+        """Return Lightning's Trainer, which runs the loop: a chunk of ticks is its batch, a round its epoch.
+
+        What it cannot do is ours: several problems a tick, evaluations between ticks of a round, a resume within it,
+        ranks inside of hypergradients.
+        """
         return Trainer(
             accelerator="gpu" if self._device.type == "cuda" else "cpu",
             # Ranks are ours: each has a trainer of one device, which knows of no other.
@@ -296,23 +310,22 @@ class Session:
             # Autocast is opened around each loss; the rest, solvers first, stays in full precision.
             precision="32-true",
             max_epochs=-1,
+            # Evaluator evaluates; `ProgramModule` tells callbacks of it.
             limit_val_batches=0,
             num_sanity_val_steps=0,
-            # `open_loggers` begins and ends them: here an error of theirs would be one of the training.
-            logger=False,
+            logger=logger,
             callbacks=callbacks,
-            enable_checkpointing=bool(runner.checkpoint),
-            enable_progress_bar=False,
-            enable_model_summary=False,
+            enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
             use_distributed_sampler=False,
             default_root_dir=folder.path,
+            **trainer_settings(self._config.runner.get("trainer")),
         )
 
     def _callbacks(self, folder: RunFolder, *, is_resumed: bool) -> list[Callback]:
         runner, monitor, mode = self._config.runner, self._objective.monitor, self._objective.mode
-        callbacks: list[Callback] = []
+        callbacks: list[Callback] = [*self._built.callbacks]
         if runner.checkpoint:
-            callbacks = checkpoint_callbacks(
+            callbacks += checkpoint_callbacks(
                 folder.checkpoints,
                 monitor,
                 mode,
@@ -351,6 +364,34 @@ class Session:
                 log.log(tick, self._evaluator.evaluate(split))
         write_paths(folder.path, program, paths)
         run_analyses(self._built, folder.artifacts, self._device, partial(log.log, tick))
+
+
+TRAINER_SETTINGS = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+"""What a Trainer gets where `runner.trainer` says nothing else."""
+
+OPEN_TRAINER_SETTINGS = (*TRAINER_SETTINGS, "profiler", "detect_anomaly")
+"""What `runner.trainer` may set; the Trainer's other arguments are keys of the config's own."""
+
+
+def trainer_settings(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of Lightning's Trainer that a user may set.
+
+    Args:
+        given: `runner.trainer`.
+
+    Raises:
+        ConfigError: it has another argument.
+    """
+    given = dict(given or {})
+    for key in given:
+        if key not in OPEN_TRAINER_SETTINGS:
+            raise ConfigError(
+                f"runner.trainer.{key}: found an argument of the Trainer that other keys decide; expected one of "
+                f"{', '.join(OPEN_TRAINER_SETTINGS)}.{did_you_mean(key, OPEN_TRAINER_SETTINGS)} Write "
+                "runner.max_ticks, runner.devices, runner.precision, runner.callbacks, logger or "
+                "problems.<name>.gradient_clip_norm."
+            )
+    return {**TRAINER_SETTINGS, **given}
 
 
 def _restore(

@@ -15,15 +15,17 @@ def tiny_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
 
     def run(changes: dict[str, Any] | None = None, *, folder: str = "run", **settings: Any) -> RunResult:
         analyses, watch, resume = (settings.pop(key, None) for key in ("analyses", "watch", "resume"))
+        callbacks, loggers = (settings.pop(key, ()) for key in ("callbacks", "loggers"))
 
         def build(config: Any, reduce: Any = None, shared: Any = None) -> Any:
             built = make_built(**settings)
             built.analyses.update(analyses or {})
+            built.callbacks += callbacks
+            built.loggers += loggers
             return built
 
         monkeypatch.setattr(run_config, "build", build)
         monkeypatch.setattr(loading, "build", build)
-        monkeypatch.setattr(loading, "check_module_sizes", lambda config, checkpoint: None)
         return mlotool.runner.run(
             make_config(**(changes or {})), output_dir=tmp_path / folder, watch=watch, resume=resume
         )

@@ -84,6 +84,8 @@ class Built:
     analyses: dict[str, Analysis] = field(default_factory=dict)
     metrics: dict[str, Callable[..., Any]] = field(default_factory=dict)
     decisions: dict[str, Any] = field(default_factory=dict)
+    callbacks: list[Any] = field(default_factory=list)
+    loggers: list[Any] = field(default_factory=list)
 
 
 def make_built(
