@@ -92,7 +92,7 @@ def test_two_processes_alone_are_one_bit_by_bit(found: Found, alone: dict[bool, 
 def test_two_processes_of_a_lower_problem_are_one(found: Found, alone: dict[bool, dict[str, Any]]) -> None:
     """Meta-Weight-Net's kind of program: the upper problem's data are divided, the lower one's stages."""
     expected = {name: each for name, each in alone[True].items() if name.startswith("lower")}
-    assert len(expected) == len(KINDS) + 3
+    assert len(expected) == 2 + 3
     for rank in found:
         assert {name: unequal(rank["stages"][name], each, TOLERANCE) for name, each in expected.items()} == {
             name: [] for name in expected
