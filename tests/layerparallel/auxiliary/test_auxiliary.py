@@ -12,14 +12,12 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError, RunError
 from mlotool.data import CropAndFlip, InMemoryDataset, Normalization
-from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import SABA, Identity, Implicit
 from mlotool.layerparallel import Auxiliary
 from mlotool.layerparallel.auxiliary.settings import StepSchedule
 from mlotool.layerparallel.auxiliary.stored_variables import Table
 from mlotool.models import ResNet
 from mlotool.program import Schedule, Stream
-from mlotool.runner.distributed import distribute
 from tests.layerparallel.auxiliary.small import (
     Rows,
     alone,
@@ -390,15 +388,6 @@ def test_frozen_layers_stay() -> None:
     assert moved == {"1", "2", "3", "4"}
 
 
-def test_a_gradient_of_several_batches_is_their_mean() -> None:
-    """Two batches that have no sample in common, before any parameter moves."""
-    once = alone(auxiliary(), stream=Stream(Rows(), 8, seed=1))
-    halves = alone(auxiliary(), accumulate_batches=2)
-    for program in (once, halves):
-        follow(program, 1)
-    torch.testing.assert_close(*map(parameters, (once, halves)), rtol=1e-12, atol=1e-13)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_change_nothing(kind: str) -> None:
@@ -526,13 +515,6 @@ def test_a_rate_that_follows_the_curvature_is_stable_where_whole_steps_are_not()
 
 def small_sum(batch: Any, *, model: Any) -> Tensor:
     return model(batch["input"]).sum()
-
-
-def test_a_stage_a_process_needs_processes() -> None:
-    program = alone(auxiliary(processes=True))
-    with pytest.warns(UserWarning, match=r"problems\.net\.parallel\.processes: found true on one rank.*devices=3"):
-        distribute(program, Ranks(), seed=0)
-    follow(program, 1)
 
 
 RESUMED = {

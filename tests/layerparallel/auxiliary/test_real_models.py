@@ -1,7 +1,6 @@
 """Models that people have, in stages: bit by bit the same in one process, in several, and after an interruption."""
 
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from mlotool.program import Schedule
 from tests.layerparallel.auxiliary.real_models import CASES, alone, main, program, trained
-from tests.layerparallel.auxiliary.test_processes import unequal
+from tests.layerparallel.auxiliary.test_processes import computed_alone, unequal
 from tests.runner.processes import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -25,12 +24,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("model", "method"), CASES)
 def test_two_processes_are_one_bit_by_bit(model: str, method: str, found: list[dict[str, Any]]) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = alone(model, method)
-    torch.set_num_threads(threads)
+    expected = computed_alone(lambda ranks: alone(model, method))
     for rank in found:
         assert unequal(rank[f"{model} {method}"], expected, 0.0) == []
 

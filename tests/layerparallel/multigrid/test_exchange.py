@@ -163,13 +163,6 @@ def test_a_module_over_ranks_has_the_gradients_of_one_rank(
         assert not parts[1][1][:8].any()
 
 
-def test_one_rank_needs_no_exchange() -> None:
-    torch.manual_seed(0)
-    layers, u0 = Wave(16, h=0.1), torch.randn(2, 3, dtype=torch.float64)
-    found = [MultigridResidual(layers, cycles=1, over_ranks=flag)(u0) for flag in (False, True)]
-    assert torch.equal(*found)
-
-
 def test_running_statistics_are_refused_over_ranks() -> None:
     with pytest.raises(ConfigError, match="over_ranks: found true beside running statistics"):
         MultigridResidual([WithNorm()] * 8, over_ranks=True)

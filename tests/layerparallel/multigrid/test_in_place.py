@@ -78,12 +78,7 @@ def test_layers_over_ranks_are_those_of_one_process_bit_by_bit(model: str, monke
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        alone, ranks = run_ranks(real_models.main, 2, tmp_path, meanwhile=real_models.alone)
-    finally:
-        torch.set_num_threads(threads)
+    alone, ranks = run_ranks(real_models.main, 2, tmp_path, meanwhile=real_models.alone)
     for model, expected in alone.items():
         for found in ranks:
             for name, value in expected["net"].items():

@@ -133,17 +133,6 @@ def test_few_cycles_are_those_of_the_functions() -> None:
     assert part.statistics()["forward_residual_2"] == residuals[2]
 
 
-def test_all_weights_in_one_product() -> None:
-    layers = Wave()
-    part = MultigridResidual(layers, cycles=1)
-    loss = loss_of(part(torch.randn(5, 3, dtype=torch.float64)))
-    layers.calls.clear()
-    loss.backward()
-    assert layers.calls.count(range(N)) == 1
-    assert layers.weight.grad is not None
-    assert layers.weight.grad.shape == (N, 3, 3)
-
-
 def test_functional_parameters_are_those_of_the_forward() -> None:
     torch.manual_seed(0)
     part = MultigridResidual(Wave(), cycles=2)
