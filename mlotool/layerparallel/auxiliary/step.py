@@ -85,13 +85,12 @@ class StageStep:
             return float(self.num_replicas) if self.share else 0.0
         return self.share / (self.size * self.shapes[interface - 1].numel())
 
-    def own_weight(self, interface: int) -> float:
-        """Return c of an interface for auxiliary variables: each belongs to one replica, so they are not averaged."""
-        return self.weight(interface) / self.num_replicas
-
     def step_size(self, interface: int) -> float:
         """Return the step size of the variables of an interface, at the rate 1; 0 for a part without samples."""
-        return self.settings.step_size(self.beta(interface), self.own_weight(interface)) if self.share else 0.0
+        if not self.share:
+            return 0.0
+        # Each variable belongs to one replica, so they are not averaged.
+        return self.settings.step_size(self.beta(interface), self.weight(interface) / self.num_replicas)
 
     def rows(self, replica: int) -> tuple[int, int]:
         """Return the row of the whole batch at which a replica's part begins, and how many rows the batch has."""

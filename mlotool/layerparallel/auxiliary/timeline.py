@@ -36,11 +36,6 @@ class Timeline:
         self._began = self._began_at = 0.0
         self._device = torch.device("cpu")
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether the batch at hand is recorded."""
-        return 0 <= self._batch < self._num_batches
-
     def begin(self, batch: int, device: torch.device) -> None:
         """Begin a batch, counted from 0."""
         self._batch, self._device = batch, device
@@ -70,7 +65,7 @@ class Timeline:
             rank: of the stage.
             what: forward, backward, communication or auxnet.
         """
-        if not self.is_recording:
+        if not 0 <= self._batch < self._num_batches:
             yield
             return
         begin = self._now()

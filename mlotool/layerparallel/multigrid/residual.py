@@ -219,7 +219,7 @@ class MultigridResidual(nn.Module):
     def _plans(self) -> Sequence[Plan]:
         """Return what `cycles: auto` chooses from, on the devices and ranks of the run."""
         given = self.settings
-        num_ranks = exchanges()[0].num_parts if given.over_ranks and has_ranks() else 1
+        num_ranks = exchanges()[0].num_parts if given.over_ranks else 1
         is_on_gpu = any(each.is_cuda for each in self.layers.parameters())
         workers = given.workers or (num_ranks if num_ranks > 1 else self.num_layers if is_on_gpu else 1)
         factors = COARSENINGS if given.coarsening is None else [given.coarsening]

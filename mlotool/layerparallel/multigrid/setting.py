@@ -269,7 +269,8 @@ def equal_blocks(module: nn.Module) -> dict[str, list[nn.Module]]:
         for _, group in groupby(each, key=_kind):
             blocks, begin = list(group), position
             position += len(blocks)
-            if len(blocks) > 1 and [*blocks[0].children()] and [*blocks[0].parameters()]:
+            parts = [*blocks[0].children()], [*blocks[0].parameters()]
+            if len(blocks) > 1 and all(parts):
                 found[path if len(blocks) == len(each) else f"{path}[{begin}:{position}]"] = blocks
                 names = [name for name, _ in each.named_children()][begin:position]
                 inside |= {f"{path}.{name}".lstrip(".") for name in names}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
-from mlotool.layerparallel.multigrid.grids import Grid, check_coarsening, check_names, critical_path, make_grids
+from mlotool.layerparallel.multigrid.grids import Grid, check_names, critical_path, make_grids
 
 AUTO = "auto"
 """In the place of a number of cycles: they are chosen."""
@@ -141,8 +141,6 @@ class MultigridSettings:
             _check_tolerance(key, getattr(self, key))
         for key in ("nested", "warm_start", "over_ranks"):
             require(isinstance(getattr(self, key), bool), key, getattr(self, key), "true or false")
-        if self.coarsening is not None:
-            check_coarsening(self.coarsening, self.levels)
         keys: tuple[str, ...] = ("workers",)
         reason, other = "only cycles=auto counts workers", AUTO
         if self.is_chosen:

@@ -1,13 +1,14 @@
 """A module as a chain of layers, and where it may be cut."""
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
@@ -59,9 +60,10 @@ class Chain:
         inside: Sequence[str] | None = None,
         opened: Iterable[str] = (),
     ) -> None:
-        self._module = _Holder(module) if has_layers(module) else module
+        # Equal layers are held by another module, so that their calls have a name.
+        self._module = nn.Sequential(OrderedDict(layers=module)) if has_layers(module) else module
         self._key, self.inputs, self.opened = key, inputs, frozenset(opened)
-        self._graph = traced(self._module, key, inputs, inside, opened)
+        self._graph = traced(self._module, key, inputs, inside, self.opened)
         self._nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
         self._recomputed = recomputed(self._nodes)
         self._positions = self._find_positions()
@@ -236,18 +238,6 @@ class Chain:
                     needed.add(each)
                     waiting.append(each)
         return [node for node in self._nodes if node in needed]
-
-
-class _Holder(nn.Module):
-    """Holds a module of equal layers, so that its calls have a name."""
-
-    def __init__(self, layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, state: Tensor) -> Any:
-        """Return the last state."""
-        return self.layers(state)
 
 
 def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:

@@ -89,5 +89,5 @@ def test_a_part_without_samples_of_its_own_has_no_weight(reduction: str) -> None
     empty, full = (
         StageStep(*of_step, torch.float64, torch.device("cpu"), share=share, num_replicas=2) for share in (0.0, 1.0)
     )
-    assert empty.weight(1) == empty.own_weight(1) == 0.0
+    assert empty.weight(1) == empty.step_size(1) == 0.0
     assert full.weight(1) > 0.0
