@@ -8,8 +8,8 @@ from torch import Tensor
 from benchmarks.layerparallel.pipeline import KINDS
 from benchmarks.layerparallel.workload import AbstractWorkload
 from mlotool.layerparallel.partition import Chain
-from mlotool.layerparallel.partition.choice import imbalance
 from mlotool.layerparallel.partition.costs import operations, seconds
+from mlotool.layerparallel.partition.cut import imbalance
 
 
 def balance(workload: AbstractWorkload, num_ranks: int) -> dict[str, Any]:

@@ -10,22 +10,22 @@ from mlotool.data.in_memory import InMemoryDataset, Normalization
 from mlotool.data.in_memory_tensors import InMemoryTensors
 from mlotool.data.indian_pines import IndianPines
 from mlotool.data.label_noise import corrupt_labels
+from mlotool.data.language_data import TextWindows
 from mlotool.data.mnist import MNIST
 from mlotool.data.office_home import OfficeHome
 from mlotool.data.peaks import Peaks
 from mlotool.data.python_episodes import PythonEpisodes
 from mlotool.data.python_text import PythonText
-from mlotool.data.sampling import long_tail_counts, long_tail_indices, split_indices
 from mlotool.data.sinusoids import SinusoidEpisodes
+from mlotool.data.splits import long_tail_counts, long_tail_indices, split_indices
 from mlotool.data.sst import SST
 from mlotool.data.synthetic_classification import SyntheticClassification
 from mlotool.data.synthetic_spectra import SyntheticSpectra
 from mlotool.data.synthetic_text import SyntheticText
+from mlotool.data.text_data import LabelModel, hard_labels, label_model, majority_vote
 from mlotool.data.text_folder import TextFolder
-from mlotool.data.text_windows import TextWindows
 from mlotool.data.two_domains import TwoDomains
 from mlotool.data.vocabulary import Vocabulary
-from mlotool.data.weak_labels import LabelModel, hard_labels, label_model, majority_vote
 from mlotool.data.wrench import Wrench
 
 __all__ = [

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.augmented_copies import AugmentedCopies
-from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
+from mlotool.data.augmentation import AugmentedCopies, CropAndFlip
+from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, read_with_torchvision
 from mlotool.data.in_memory import Normalization
-from mlotool.data.torchvision_part import read_with_torchvision
 
 
 class AbstractCIFAR(AbstractImageData):

@@ -8,9 +8,8 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
 from mlotool.data.augmentation import CropAndFlip
 from mlotool.data.image_data import Part, checked_num_classes, draw, load_images
-from mlotool.data.image_files import ImageFiles
 from mlotool.data.image_folder import check_rgb
-from mlotool.data.in_memory import InMemoryDataset, Normalization
+from mlotool.data.in_memory import ImageFiles, InMemoryDataset, Normalization
 from mlotool.data.splits import AbstractData, check_splits
 
 # By split: the list of its images, and the labels.

@@ -8,11 +8,9 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import at_home
-from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.augmented_copies import AugmentedCopies
+from mlotool.data.augmentation import AugmentedCopies, CropAndFlip
 from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, load_images
-from mlotool.data.image_files import ImageFiles
-from mlotool.data.in_memory import Normalization
+from mlotool.data.in_memory import ImageFiles, Normalization
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlotool.data.augmentation import CropAndFlip
-from mlotool.data.image_data import AbstractImageData, Part, SplitOptions
+from mlotool.data.image_data import AbstractImageData, Part, SplitOptions, read_with_torchvision
 from mlotool.data.in_memory import Normalization
-from mlotool.data.torchvision_part import read_with_torchvision
 
 
 class MNIST(AbstractImageData):

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.sampling import split_indices
-from mlotool.data.splits import AbstractData, check_literal, check_splits
+from mlotool.data.splits import AbstractData, check_literal, check_splits, split_indices
 
 # n: pixels, d: bands
 

@@ -1,8 +1,11 @@
-"""What every data object has: splits by name."""
+"""What every data object has, splits by name; and which samples belong to which, by the labels, sizes and a seed."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from mlotool.core.errors import ConfigError
@@ -61,3 +64,118 @@ def check_splits(sizes: Mapping[str, float], allowed: tuple[str, ...]) -> None:
                 f"data.sizes names the split '{name}'; expected some of {', '.join(allowed)}."
                 f"{did_you_mean(name, allowed)} Remove data.sizes.{name}, or correct its name."
             )
+
+
+def split_indices(target: Tensor, sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:
+    """Draw disjoint, stratified splits.
+
+    The samples are shuffled and put in an order of which every stretch holds the classes in the proportions of the
+    whole, to within one sample a class; the splits are stretches of it. `train` comes last, so the other splits stay
+    the same when its size changes.
+
+    Args:
+        target: (n,) int64 labels.
+        sizes: number of samples by split name; their sum is at most n.
+        seed: of the shuffle, 0 or more.
+
+    Returns:
+        Positions in `target` by split name, int64; a split of size 0 is left out.
+
+    Raises:
+        ConfigError: the sizes are negative or add up to more than n.
+
+    Example:
+        >>> splits = split_indices(torch.arange(10) % 2, {"train": 6, "val": 4}, seed=0)
+        >>> [(name, len(indices)) for name, indices in splits.items()]
+        [('val', 4), ('train', 6)]
+    """
+    _check_sizes(sizes, len(target))
+    order = _stratified_order(target, seed)
+    splits, start = {}, 0
+    for name in sorted(sizes, key=lambda name: (name == "train", name)):
+        if sizes[name] > 0:
+            splits[name] = order[start : start + sizes[name]]
+            start += sizes[name]
+    return splits
+
+
+def long_tail_counts(class_counts: Tensor, imbalance_factor: float) -> Tensor:
+    """Return how many samples each class keeps in a long tail.
+
+        n_c = floor(n_max * IF^(-c / (C - 1))),   c = 0 .. C - 1
+
+    so class 0 is the most common and class C - 1 has 1 / IF of its samples. `n_max` is the largest number for which
+    every class has as many: class 0's whole count in a balanced set.
+
+    Args:
+        class_counts: (C,) samples there are of each class.
+        imbalance_factor: IF, at least 1, the most common class over the rarest.
+
+    Returns:
+        (C,) int64, at least 1 wherever the class has a sample.
+
+    Source: Cui et al. 2019, Class-Balanced Loss, section 5.1; Shu et al. 2019, Meta-Weight-Net, section 4.1.
+
+    Example:
+        >>> long_tail_counts(torch.tensor([100, 100, 100]), 100.0)
+        tensor([100,  10,   1])
+    """
+    if imbalance_factor < 1:
+        raise ConfigError(
+            f"data.imbalance_factor={imbalance_factor}; expected null or a number >= 1 (the most common class over the "
+            f"rarest). Set data.imbalance_factor={1 / imbalance_factor if imbalance_factor > 0 else 100:g}."
+        )
+    num_classes = len(class_counts)
+    exponents = torch.arange(num_classes, dtype=torch.float64) / max(num_classes - 1, 1)
+    factors = torch.tensor(imbalance_factor, dtype=torch.float64) ** exponents
+    # 1e-9: a count that is whole in exact arithmetic, such as 1024 * 1024^-0.4, may lie just below in floating point.
+    num_max = torch.floor(class_counts * factors + 1e-9).min()
+    counts = torch.floor(num_max / factors + 1e-9).to(torch.int64)
+    return torch.minimum(counts.clamp_min(1), class_counts)
+
+
+def long_tail_indices(target: Tensor, num_classes: int, imbalance_factor: float) -> Tensor:
+    """Choose the samples of a long tail: the first `long_tail_counts` ones of each class.
+
+    There is no seed, as `split_indices` has shuffled already; a larger factor keeps a subset of a smaller one's.
+
+    Args:
+        target: (n,) int64 labels, in a random order.
+        num_classes: C.
+        imbalance_factor: at least 1; 1 balances the classes.
+
+    Returns:
+        Positions in `target`, ascending.
+    """
+    counts = long_tail_counts(torch.bincount(target, minlength=num_classes), imbalance_factor)
+    return torch.nonzero(_rank_in_class(target) < counts[target]).squeeze(1)
+
+
+def _check_sizes(sizes: Mapping[str, int], num_samples: int) -> None:
+    if any(size < 0 for size in sizes.values()) or sum(sizes.values()) > num_samples:
+        raise ConfigError(
+            f"data.sizes asks for {sum(sizes.values())} samples ({_listed(sizes)}); expected sizes >= 0 that add up to "
+            f"at most {num_samples}, which is all there are. Lower data.sizes.{max(sizes, key=lambda n: sizes[n])}."
+        )
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {size}" for name, size in sizes.items())
+
+
+def _stratified_order(target: Tensor, seed: int) -> Tensor:
+    shuffled = torch.from_numpy(np.random.default_rng([seed, 0]).permutation(len(target)))
+    labels = target[shuffled]
+    # The r-th of the N samples of a class goes to the place (r + 1/2) / N of the way.
+    places = (_rank_in_class(labels).to(torch.float64) + 0.5) / torch.bincount(labels)[labels]
+    return shuffled[torch.argsort(places, stable=True)]
+
+
+def _rank_in_class(target: Tensor) -> Tensor:
+    """Return how many samples of its own class stand before each sample."""
+    by_class = torch.argsort(target, stable=True)
+    counts = torch.bincount(target)
+    starts = torch.cumsum(counts, 0) - counts
+    ranks = torch.empty_like(target)
+    ranks[by_class] = torch.arange(len(target)) - starts[target[by_class]]
+    return ranks

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mlotool.data.text_data import AbstractTextData, TextOptions, TextPart
+from mlotool.data.text_data import ABSTAIN, AbstractTextData, TextOptions, TextPart
 from mlotool.data.vocabulary import split_words
-from mlotool.data.weak_labels import ABSTAIN
 
 NEGATIVE, POSITIVE = 0, 1
 NOUNS = ("film", "plot", "acting", "music", "ending", "cast", "script", "camera", "story", "dialogue")

@@ -1,18 +1,177 @@
-"""What all text data objects share: texts with labels and votes go in, splits of token ids come out."""
+"""What all text data objects share: texts with labels and votes go in, splits of token ids come out.
+
+A labeler votes for a class or abstains. Both ways to combine votes give probabilities; `hard_labels` makes labels of
+them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.data.image_data import checked_num_classes
 from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.sampling import long_tail_indices, split_indices
-from mlotool.data.splits import AbstractData, check_choice, check_splits
+from mlotool.data.splits import AbstractData, check_choice, check_splits, long_tail_indices, split_indices
 from mlotool.data.vocabulary import Encoder, LocalTokenizer, Vocabulary
-from mlotool.data.weak_labels import hard_labels, is_covered, label_model, majority_vote
+
+# n: samples, m: labelers, k: classes
+
+ABSTAIN = -1
+# Votes that each labeler is given beforehand, of which INITIAL_ACCURACY are right: without them one that votes twice
+# and is never contradicted would be infallible, and its word the only one that counts.
+PRIOR_VOTES = 10.0
+INITIAL_ACCURACY = 0.7
+# Of iterative scaling; each EM step begins anew.
+NUM_BALANCING_STEPS = 50
+
+
+def majority_vote(weak_labels: Tensor, num_classes: int, abstain: int = ABSTAIN) -> Tensor:
+    """Return 1 for the class with the most votes, equal shares where several have as many.
+
+    Args:
+        weak_labels: (n, m) int64, classes from 0 to k - 1 or `abstain`.
+        num_classes: k.
+        abstain: the value of no vote.
+
+    Returns:
+        (n, k) float64; where all abstain, 1 / k everywhere.
+
+    Example:
+        >>> majority_vote(torch.tensor([[1, 1, 0], [0, 1, -1], [-1, -1, -1]]), 2)
+        tensor([[0.0000, 1.0000],
+                [0.5000, 0.5000],
+                [0.5000, 0.5000]], dtype=torch.float64)
+    """
+    counts = _votes(weak_labels, num_classes, abstain).sum(dim=1)
+    is_most = (counts == counts.max(dim=1, keepdim=True).values).to(torch.float64)
+    return is_most / is_most.sum(dim=1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class LabelModel:
+    """A fitted label model.
+
+    Attributes:
+        accuracy: (m,) a_j, how often labeler j is right when it votes.
+        probabilities: (n, k) q_ic, that sample i is of class c; the class balance where all abstain.
+        num_iterations: that were made.
+    """
+
+    accuracy: Tensor
+    probabilities: Tensor
+    num_iterations: int
+
+
+def label_model(
+    weak_labels: Tensor,
+    num_classes: int,
+    abstain: int = ABSTAIN,
+    class_balance: Tensor | None = None,
+    max_iterations: int = 200,
+    prior_votes: float = PRIOR_VOTES,
+    tolerance: float = 1e-7,
+) -> LabelModel:
+    """Fit the model of data programming with independent labelers by expectation maximization.
+
+        p(l_i1 .. l_im | y_i) = prod_j  1 - b_j                     if labeler j abstains
+                                        b_j a_j                     if l_ij = y_i
+                                        b_j (1 - a_j) / (k - 1)     else
+
+        E:  q_ic = w_c p(l_i | y_i = c) / sum_d w_d p(l_i | y_i = d),   w such that the mean of q is the class balance
+        M:  a_j = (sum over i that j votes on of q_i[l_ij] + 0.7 s) / (number of its votes + s),   s = prior_votes
+
+    To abstain says nothing about the label, so b_j cancels. The class balance is held (posterior regularization),
+    not fitted: rules that only ever vote for one class fit best where all samples are of that class. The samples on
+    which nobody votes take no part. Ties remain ties in q, for `hard_labels` to break.
+
+    Args:
+        weak_labels: (n, m) int64, classes from 0 to k - 1 or `abstain`.
+        num_classes: k, at least 2.
+        abstain: the value of no vote.
+        class_balance: (k,) how common the classes are; None: equally.
+        max_iterations: of both steps.
+        prior_votes: s; 0: none.
+        tolerance: stop when no accuracy moves by more.
+
+    Returns:
+        The fitted model, float64. Cost: O(p m k) an iteration, p being the number of different rows of votes.
+
+    Source: Ratner et al. 2016, Data Programming, section 3 (equation 1, for two equally common classes; for more, the
+    errors are shared evenly, the one-coin variant of Dawid and Skene 1979); Ganchev et al. 2010, Posterior
+    Regularization, for the E step.
+
+    Example:
+        >>> model = label_model(torch.tensor([[0, 0, 1], [1, 1, 0], [0, 0, -1], [1, 1, 1]]), 2)
+        >>> bool(model.accuracy[0] > model.accuracy[2])
+        True
+    """
+    balance = (torch.ones(num_classes) if class_balance is None else class_balance).to(torch.float64)
+    balance = balance / balance.sum()
+    covered = is_covered(weak_labels, abstain)
+    # Many samples have the same votes.
+    patterns, pattern_of, counts = weak_labels[covered].unique(dim=0, return_inverse=True, return_counts=True)
+    counts = counts.to(torch.float64)
+    votes, shares = _votes(patterns, num_classes, abstain), counts / counts.sum()
+    num_votes = torch.einsum("nmk,n->m", votes, counts)
+    accuracy = torch.full_like(num_votes, INITIAL_ACCURACY)
+    # 1e-12: a labeler that never votes keeps the accuracy it begins with.
+    prior_votes = max(prior_votes, 1e-12)
+    num_iterations, moved = 0, float("inf")
+    while moved > tolerance and num_iterations < max_iterations and len(votes) > 0:
+        probabilities = _balanced(_log_likelihood(votes, accuracy), shares, balance)
+        num_right = torch.einsum("nmk,nk,n->m", votes, probabilities, counts)
+        updated = (num_right + INITIAL_ACCURACY * prior_votes) / (num_votes + prior_votes)
+        moved = float((updated - accuracy).abs().max())
+        accuracy, num_iterations = updated, num_iterations + 1
+    probabilities = balance.repeat(len(weak_labels), 1)
+    probabilities[covered] = _balanced(_log_likelihood(votes, accuracy), shares, balance)[pattern_of]
+    return LabelModel(accuracy, probabilities, num_iterations)
+
+
+def hard_labels(probabilities: Tensor, seed: int) -> Tensor:
+    """Return the most probable class of each sample (n,) int64; among equals, one that the seed draws."""
+    order = torch.from_numpy(np.random.default_rng([seed, 3]).random(tuple(probabilities.shape)))
+    # 1e-9: sums of the same numbers in another order are equal.
+    is_most = probabilities >= probabilities.max(dim=1, keepdim=True).values - 1e-9
+    return torch.where(is_most, order, -1.0).argmax(dim=1)
+
+
+def is_covered(weak_labels: Tensor, abstain: int = ABSTAIN) -> Tensor:
+    """Return whether anyone voted on each sample, (n,) bool."""
+    return (weak_labels != abstain).any(dim=1)
+
+
+def _log_likelihood(votes: Tensor, accuracy: Tensor) -> Tensor:
+    """Return log p(votes of sample i | y_i = c) but for what all classes share, (n, k)."""
+    num_classes = votes.shape[2]
+    # 1e-12: an accuracy may be 0 or 1, and its logarithm is to be finite.
+    right, wrong = accuracy.clamp(1e-12, 1.0).log(), ((1 - accuracy).clamp(1e-12, 1.0) / (num_classes - 1)).log()
+    # What every vote adds if it is wrong, and the difference for the one that is right.
+    return (votes.sum(dim=2) @ wrong)[:, None] + torch.einsum("nmk,m->nk", votes, right - wrong)
+
+
+def _balanced(log_likelihood: Tensor, shares: Tensor, balance: Tensor) -> Tensor:
+    """Return q_ic in proportion to `w_c p_ic`, with w such that its mean, weighted by `shares` (n,), is `balance`."""
+    log_weight = balance.log()
+    for _ in range(NUM_BALANCING_STEPS):
+        mean = shares @ (log_likelihood + log_weight).softmax(dim=1)
+        log_weight = log_weight + (balance / mean.clamp_min(1e-12)).log()
+    return (log_likelihood + log_weight).softmax(dim=1)
+
+
+def _votes(weak_labels: Tensor, num_classes: int, abstain: int) -> Tensor:
+    """Return the votes one-hot, (n, m, k) float64; all 0 for one that abstains."""
+    is_vote = weak_labels != abstain
+    if bool((is_vote & ((weak_labels < 0) | (weak_labels >= num_classes))).any()):
+        raise ConfigError(
+            f"Weak labels go from {int(weak_labels.min())} to {int(weak_labels.max())}; expected classes from 0 to "
+            f"{num_classes - 1}, or {abstain} for no vote. Correct data.num_classes, or the data."
+        )
+    return (weak_labels[:, :, None] == torch.arange(num_classes)).to(torch.float64) * is_vote[:, :, None]
+
 
 # n: texts, m: labelers, t: length in tokens
 

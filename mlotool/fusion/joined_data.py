@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from mlotool.data.in_memory import InMemoryDataset
-from mlotool.data.in_memory_tensors import InMemoryTensors
-from mlotool.data.rows import rows
-from mlotool.data.text_windows import TextWindows
+from mlotool.data.in_memory_tensors import InMemoryTensors, rows
+from mlotool.data.language_data import TextWindows
 from mlotool.fusion.stacking import NotJointError
 
 MAX_BYTES = 2**30

@@ -19,8 +19,7 @@ from mlotool.models.residual_network import ConvolutionalResidualNetwork, DenseR
 from mlotool.models.resnet import ResNet
 from mlotool.models.sequence_weigher import SequenceWeigher
 from mlotool.models.shared_weight_network import SharedWeightNetwork, SharedWeightUnit
-from mlotool.models.text_network import TextNetwork
-from mlotool.models.text_operations import TextAttention, TextConvolution, TextPooling, TextRecurrence
+from mlotool.models.text_network import TextAttention, TextConvolution, TextNetwork, TextPooling, TextRecurrence
 from mlotool.models.text_transformer import TextTransformer
 from mlotool.models.torchvision_model import torchvision_model
 from mlotool.models.two_back_network import TwoBackNetwork

@@ -1,12 +1,189 @@
-"""A decoder-only transformer: a language model that predicts each token from those before it."""
+"""A decoder-only transformer: a language model that predicts each token from those before it.
+
+Its layers are written out. Torch's fused kernels for attention have no second derivative, and neither they nor its SiLU
+have a forward derivative of their reverse one, which `product: reverse` and forward-mode products need.
+"""
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mlotool.core.errors import ConfigError
-from mlotool.models.decoder_layers import CausalAttention, DecoderBlock, Feedforward, RMSNorm
 from mlotool.models.token_losses import token_losses
+
+# b: batch, t: tokens, w: width, h: heads, d: width of a head, f: width inside the feedforward
+
+
+class RMSNorm(nn.Module):
+    """Scales each vector to a root mean square of one, then each entry by a learned factor.
+
+        y = g * x / sqrt(mean(x^2) + eps)
+
+    In bf16 and fp16 it computes in fp32, and returns what it got.
+
+    Args:
+        width: w, of the last dimension.
+        epsilon: eps.
+
+    Source: Zhang and Sennrich 2019, Root Mean Square Layer Normalization (arXiv 1910.07467), equation 4.
+
+    Example:
+        >>> RMSNorm(2, epsilon=0.0)(torch.tensor([3.0, 3.0])).tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(self, width: int, epsilon: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x (..., w), normalised."""
+        precise = _at_least_fp32(x)
+        scale = (precise.square().mean(dim=-1, keepdim=True) + self.epsilon).rsqrt()
+        return (precise * scale * self.weight).to(x.dtype)
+
+
+def rotate(x: Tensor, base: float = 10000.0) -> Tensor:
+    """Turn each vector by angles in proportion to its position (rotary position embedding).
+
+    The entries i and i + d/2 of a vector at position p are a point of the plane, turned by `p base^(-2i/d)`. So the
+    inner product of two turned vectors depends on their positions by the difference alone.
+
+    Args:
+        x: (..., t, d) with d even; the position is the index in the dimension before the last.
+        base: the slowest plane turns by about 1 / base from one position to the next.
+
+    Returns:
+        A tensor like x. In bf16 and fp16 the angles are fp32.
+
+    Source: Su et al. 2021, RoFormer (arXiv 2104.09864), section 3.2.2.
+
+    Example:
+        >>> rotate(torch.ones(2, 2)).tolist()[0]  # position 0 stays
+        [1.0, 1.0]
+    """
+    length, size = x.shape[-2:]
+    precise = _at_least_fp32(x)
+    position = torch.arange(length, device=x.device, dtype=precise.dtype)[:, None]  # (t, 1)
+    plane = torch.arange(0, size, 2, device=x.device, dtype=precise.dtype)  # (d / 2,)
+    angle = position * base ** (-plane / size)
+    cos, sin = angle.cos(), angle.sin()  # each (t, d / 2)
+    first, second = precise.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+class CausalAttention(nn.Module):
+    """Each token reads itself and the tokens before it.
+
+        s_ij = <rotate(q_i), rotate(k_j)> / sqrt(d),   y_i = W sum_(j <= i) softmax_j(s_ij) v_j      (each head)
+
+    Args:
+        width: w.
+        num_heads: h.
+        kv_size: d, of a query, key or value.
+
+    Cost: scores (b, h, t, t), which are kept for the backward pass.
+
+    Example:
+        >>> CausalAttention(8, num_heads=3, kv_size=4)(torch.ones(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    def __init__(self, width: int, num_heads: int, kv_size: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = kv_size**-0.5
+        self.query_key_value = nn.Linear(width, 3 * num_heads * kv_size, bias=False)
+        self.output = nn.Linear(num_heads * kv_size, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the tokens x (b, t, w) read, (b, t, w)."""
+        heads = self.query_key_value(x).unflatten(2, (3, self.num_heads, -1))  # (b, t, 3, h, d)
+        query, key, value = heads.transpose(1, 3).unbind(2)  # each (b, h, t, d)
+        # The queries are scaled, not the scores, which are larger.
+        scores = (rotate(query) * self.scale) @ rotate(key).transpose(2, 3)
+        is_later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(diagonal=1)
+        mixed = scores.masked_fill(is_later, torch.finfo(scores.dtype).min).softmax(dim=3) @ value
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class Feedforward(nn.Module):
+    """The half of a block that treats each token for itself.
+
+        y = W_2 gelu(W_1 x)      or      y = W_2 (silu(W_g x) * W_1 x)      (`swiglu`)
+
+    Args:
+        width: w.
+        hidden: f.
+        kind: `gelu`, or `swiglu` with half as many parameters more.
+
+    Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv 2002.05202), equation 6.
+
+    Example:
+        >>> [sum(each.numel() for each in Feedforward(4, 8, kind).parameters()) for kind in ("gelu", "swiglu")]
+        [64, 96]
+    """
+
+    def __init__(self, width: int, hidden: int, kind: Literal["gelu", "swiglu"] = "gelu") -> None:
+        super().__init__()
+        self.input = nn.Linear(width, hidden, bias=False)
+        self.gate = nn.Linear(width, hidden, bias=False) if kind == "swiglu" else None
+        self.output = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, t, w) of x (b, t, w)."""
+        if self.gate is None:
+            return self.output(F.gelu(self.input(x)))
+        gate = self.gate(x)
+        return self.output(gate * gate.sigmoid() * self.input(x))
+
+
+class DecoderBlock(nn.Module):
+    """One pre-norm block: attention and a feedforward, each added to what it reads.
+
+        x = x + attention(norm(x)),   x = x + feedforward(norm(x))
+
+    Args:
+        width: w.
+        hidden: f.
+        num_heads: h.
+        kv_size: d.
+        feedforward: `gelu` or `swiglu`.
+        dropout: share of each half's output that is dropped while training.
+
+    Example:
+        >>> DecoderBlock(8, 16, num_heads=2, kv_size=4)(torch.ones(1, 5, 8)).shape
+        torch.Size([1, 5, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        num_heads: int,
+        kv_size: int,
+        feedforward: Literal["gelu", "swiglu"] = "gelu",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm_1 = RMSNorm(width)
+        self.attention = CausalAttention(width, num_heads, kv_size)
+        self.norm_2 = RMSNorm(width)
+        self.feedforward = Feedforward(width, hidden, feedforward)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, t, w) of x (b, t, w)."""
+        x = x + self.dropout(self.attention(self.norm_1(x)))
+        return x + self.dropout(self.feedforward(self.norm_2(x)))
+
+
+def _at_least_fp32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
 
 # b: batch, t: tokens, w: width, v: vocabulary, L: blocks
 

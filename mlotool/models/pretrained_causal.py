@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlotool.models.pretrained_folder import check_fits, read_pretrained
+from mlotool.models.pretrained_text import check_fits, read_pretrained
 from mlotool.models.token_losses import losses_of_logits, token_losses
 
 # b: batch, t: tokens, w: width, v: vocabulary

@@ -1,8 +1,106 @@
 """A network for texts of token ids: layers one after the other, each of which keeps the shape."""
 
+from math import sqrt
+
 from torch import Tensor, nn
 
-from mlotool.models.text_operations import TextConvolution
+from mlotool.core.errors import ConfigError
+
+# b: batch, t: tokens, w: width, h: heads
+
+
+class TextConvolution(nn.Module):
+    """A convolution along the tokens, (b, t, w) to (b, t, w).
+
+    Args:
+        embed_dim: w.
+        kernel_size: tokens that a token sees, odd.
+
+    Source: Wang et al. 2020, TextNAS (arXiv 1912.10729), section 3.1, as all operations here.
+    """
+
+    def __init__(self, embed_dim: int, kernel_size: int = 3) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(embed_dim, embed_dim, kernel_size, padding=kernel_size // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, t, w)."""
+        return self.convolution(x.transpose(1, 2)).transpose(1, 2)
+
+
+class TextRecurrence(nn.Module):
+    """Recurrent layers in both directions, the sum of both: (b, t, w) to (b, t, w).
+
+    Args:
+        embed_dim: w.
+    """
+
+    def __init__(self, embed_dim: int) -> None:
+        super().__init__()
+        self.recurrence = nn.GRU(embed_dim, embed_dim, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, t, w)."""
+        return self.recurrence(x)[0].unflatten(2, (2, -1)).sum(dim=2)
+
+
+class TextAttention(nn.Module):
+    """Attention of all tokens to all tokens, (b, t, w) to (b, t, w).
+
+    Args:
+        embed_dim: w, a multiple of `num_heads`.
+        num_heads: h.
+
+    Raises:
+        ConfigError: the heads cannot share the width.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int = 4) -> None:
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ConfigError(
+                f"TextAttention: found embed_dim={embed_dim} and num_heads={num_heads}; expected a width that the "
+                "heads share evenly. Set num_heads=1, or another width."
+            )
+        self.num_heads = num_heads
+        self.query_key_value = nn.Linear(embed_dim, 3 * embed_dim)
+        self.output = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, t, w)."""
+        heads = self.query_key_value(x).unflatten(2, (3, self.num_heads, -1))  # (b, t, 3, h, w / h)
+        query, key, value = heads.transpose(1, 3).unbind(2)  # each (b, h, t, w / h)
+        mixed = (query @ key.transpose(2, 3) / sqrt(query.shape[3])).softmax(dim=3) @ value
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
+class TextPooling(nn.Module):
+    """The largest or the mean of the tokens around each, (b, t, w) to (b, t, w).
+
+    Args:
+        kind: `max` or `mean`.
+        size: tokens, odd.
+
+    Raises:
+        ConfigError: another kind.
+
+    Example:
+        >>> import torch
+        >>> TextPooling("max")(torch.tensor([[[1.0], [3.0], [2.0]]])).flatten()
+        tensor([3., 3., 3.])
+    """
+
+    def __init__(self, kind: str = "max", size: int = 3) -> None:
+        super().__init__()
+        if kind not in ("max", "mean"):
+            raise ConfigError(f"TextPooling: found kind={kind!r}; expected max or mean. Set kind: max.")
+        pool = nn.MaxPool1d if kind == "max" else nn.AvgPool1d
+        self.pool: nn.Module = pool(size, stride=1, padding=size // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (b, t, w)."""
+        return self.pool(x.transpose(1, 2)).transpose(1, 2)
+
 
 # b: batch, t: tokens, w: width, k: classes
 

@@ -1,13 +1,6 @@
-import doctest
-
 import pytest
 
-from mlotool.layerparallel import speedup
 from mlotool.layerparallel.speedup import BatchSeconds, predicted_speedup
-
-
-def test_examples() -> None:
-    assert doctest.testmod(speedup).failed == 0
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 8])

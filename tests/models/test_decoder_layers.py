@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mlotool.models.decoder_layers import CausalAttention, Feedforward, RMSNorm, rotate
+from mlotool.models.decoder import CausalAttention, Feedforward, RMSNorm, rotate
 
 
 def _draw(*shape: int) -> torch.Tensor:

@@ -2,29 +2,44 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.errors import ConfigError
+from mlotool.core.errors import ConfigError, RunError
 from mlotool.core.loss_output import LossOutput
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.layerparallel.auxiliary.forecast import forecast
-from mlotool.layerparallel.auxiliary.run import StageRun
-from mlotool.layerparallel.auxiliary.settings import Settings, lambda_rates, of_interfaces
-from mlotool.layerparallel.auxiliary.step_schedule import StepSchedule
-from mlotool.layerparallel.auxiliary.timeline import Timeline
-from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
-from mlotool.layerparallel.partition.choice import Cut, check_cut
+from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
+from mlotool.layerparallel.auxiliary.step import Samples, StageStep
+from mlotool.layerparallel.auxiliary.team import TINY, StagePlan, Team
+from mlotool.layerparallel.auxiliary.timeline import Timeline, forecast
+from mlotool.layerparallel.exchange import Transport
+from mlotool.layerparallel.partition.chain import Chain, bound
+from mlotool.layerparallel.partition.cut import MEASURED, balanced_cut, chain_for, may_be_finer, resolved
+from mlotool.layerparallel.partition.stage import Inputs
+from mlotool.layerparallel.partition.trace import UntraceableError
 from mlotool.problem.parallel import AbstractParallel
+
+DIVERGED = 1e3
+"""Violation, relative to the states or absolute, at which a run ends."""
+PARTED = 10.0
+"""The same, relative, at which it warns."""
+
+
+class _LastStageElsewhere(BaseException):
+    """Leaves a loss whose rest belongs to the process of the last stage.
+
+    It passes through the user's loss, which may handle every `Exception`, and never leaves `evaluate`.
+    """
 
 
 @dataclass(eq=False, repr=False)
-class Auxiliary(AbstractParallel):
+class Auxiliary(AuxiliarySettings, AbstractParallel):
     """Cuts the module into K stages that run at the same time, each from an auxiliary variable lambda_k.
 
         min over theta, lambda of
@@ -105,83 +120,47 @@ class Auxiliary(AbstractParallel):
         >>> problem = Problem("net", net, lambda batch, *, model: model(batch["input"]).square().mean(),
         ...                   roles={"model": "net"}, optimizer=partial(torch.optim.SGD, lr=0.1),
         ...                   parallel=Auxiliary(stages=2))
-        >>> problem.parallel.num_stages
+        >>> problem.parallel.stages
         2
     """
 
-    stages: int
-    cut: Cut = None
-    method: str = "penalty"
-    variables: str = "stored"
-    auxnet: nn.Module | None = None
-    auxnet_blocks: int = 1
-    auxnet_lr: float | Mapping[str, float] = 0.1
-    auxnet_optimizer: str = "sgd"
-    auxnet_gradient: str = "local"
-    distillation_steps: int = 1
-    beta: float | Mapping[str, float] | Sequence[Any] = 10.0
-    reduction: str = "mean"
-    lambda_lr: float | None = None
-    lambda_rate: float | str | Sequence[float | str] | None = None
-    lambda_steps: int = 1
-    multiplier_rule: str = "exact"
-    noise: float = 0.0
-    copies: int = 1
-    recalibrate: int = 0
-    table_device: str | None = None
-    processes: bool = False
-    streams: bool = False
-    record: int = 0
-
     def __post_init__(self) -> None:
-        if not isinstance(self.stages, int) or isinstance(self.stages, bool) or self.stages < 1:
-            raise ConfigError(
-                f"parallel.stages: found {self.stages!r}; expected a whole number of at least 1. Correct "
-                "parallel.stages."
-            )
-        if self.auxnet is not None and not isinstance(self.auxnet, nn.Module):
-            raise ConfigError(
-                f"parallel.auxnet: found {self.auxnet!r}; expected a smaller model, or null for thinned stages. "
-                "Write auxnet: {_target_: mlotool.models.ResNet, ..}."
-            )
-        check_cut(self.cut, "parallel.cut")
-        self.settings = Settings.of(
-            self,
-            betas=[
-                StepSchedule.of(each, "parallel.beta")
-                for each in of_interfaces(self.beta, self.stages, "parallel.beta")
-            ],
-            auxnet_lr=StepSchedule.of(self.auxnet_lr, "parallel.auxnet_lr"),
-            lambda_rates=lambda_rates(self.lambda_rate, self.stages, self.variables, "parallel.lambda_rate"),
-        )
-        self.settings.check()
-        self._run = StageRun(self.settings, Timeline(self.record))
-
-    @property
-    def num_stages(self) -> int:
-        """K, the number of stages."""
-        return self.stages
-
-    @property
-    def transport(self) -> AbstractTransport:
-        """How the stages hand tensors to each other."""
-        return self._run.transport
+        self.settings = AuxiliarySettings(**{each.name: getattr(self, each.name) for each in fields(AuxiliarySettings)})
+        self.transport = Transport()
+        self._timeline = Timeline(self.record)
+        self._team: Team | None = None
+        self._seed: int | None = None
+        self._num_steps = 0
+        self._pending: Mapping[str, Any] | None = None
+        self._samples = Samples(self.copies)
+        # Of the step at hand: its samples, its weight, what its call and its loss were, and another start of the end.
+        self._slots: Tensor | None = None
+        self._share = 1.0
+        self._step: StageStep | None = None
+        self._is_open = False
+        self._loss: Callable[[], LossOutput] | None = None
+        self._point: Tensor | None = None
+        self._metrics: list[str] | None = None
+        self._is_moved = self._is_optimizer_moved = self._has_warned = False
 
     def attach(self, name: str, module: nn.Module) -> None:
         """Trace the module, and find the layers before which it may be cut."""
-        self.key = f"problems.{name}.parallel"
-        self._run.attach(self.key, module, self.cut)
+        self.key, self._module = f"problems.{name}.parallel", module
+        # What decides by values is cut at the first step.
+        with suppress(UntraceableError):
+            chain = Chain(module, self.key)
+            if not may_be_finer(chain):
+                resolved(chain, self.stages, self.cut)
 
     def seed(self, seed: int) -> None:
         """Take the seed of the program, the same in all processes; drawing one would change what the run draws."""
-        self._run.seed(seed)
+        if self._seed is None:
+            self._seed = seed % 2**62
 
     def check_data(self, dataset: Any) -> None:
         """Refuse stored variables of samples that come in another form each time."""
-        is_random = getattr(dataset, "seeded", False) and not hasattr(
-            getattr(dataset, "augmentation", None), "num_copies"
-        )
-        if is_random and self.settings.is_stored and self.stages > 1:
+        is_finite = hasattr(getattr(dataset, "augmentation", None), "num_copies")
+        if getattr(dataset, "seeded", False) and not is_finite and self.is_stored and self.stages > 1:
             raise ConfigError(
                 f"{self.key}.variables: found stored, but the data are augmented anew each time; expected samples that "
                 f"come again as they were. Set {self.key}.variables=auxnet, data.augment=false, or data.augment and "
@@ -190,7 +169,10 @@ class Auxiliary(AbstractParallel):
 
     def to(self, device: torch.device) -> None:
         """Move the networks and tables of auxiliary variables to a device."""
-        self._run.to(device)
+        if self.auxnet is not None:
+            self.auxnet.to(device)
+        if self._team is not None:
+            self._team.to(device)
 
     @property
     def is_repeatable(self) -> bool:
@@ -210,24 +192,31 @@ class Auxiliary(AbstractParallel):
                 f"other; expected a rank a stage. Set runner.devices={self.stages}, or leave processes out.",
                 stacklevel=2,
             )
-        if not self.processes or num_ranks == 1:
-            self._run.join(LocalTransport(Ranks(rank, num_ranks)))
-            return rank, num_ranks
-        transport = ProcessTransport.join(rank, num_ranks, self.stages, self.key)
-        self._run.join(transport)
-        return transport.replicas.rank, transport.replicas.size
+        if self.processes and num_ranks > 1:
+            self.transport = Transport.join(rank, num_ranks, self.stages, self.key)
+        else:
+            self.transport = Transport(replicas=Ranks(rank, num_ranks))
+        return self.transport.replicas.rank, self.transport.replicas.size
 
     def before_step(self) -> None:
         """Note that this stage's parameters are about to move: the other processes have old ones until `sync`."""
-        self._run.before_step()
+        self._is_moved = self._is_optimizer_moved = True
 
     def sync(self, optimizer: Optimizer | None) -> None:
         """Give each process the parameters, buffers and optimizer state of the stages that other processes move."""
-        self._run.sync(optimizer)
+        if self._team is None or not self.is_divided:
+            return
+        if self._is_moved:
+            self._team.sync()
+            self._is_moved = False
+        if self._is_optimizer_moved and optimizer is not None:
+            self._team.sync_optimizer(optimizer)
+            self._is_optimizer_moved = False
 
     def agree_on_buffers(self) -> None:
         """Average the buffers of each stage over the parts of the batch, and give them to all processes."""
-        self._run.agree_on_buffers()
+        if self._team is not None and self.is_divided:
+            self._team.agree_on_buffers()
 
     def default_hypergradient(self) -> Implicit:
         """Return finite differences with the identity: first-order passes through the serial network."""
@@ -235,36 +224,188 @@ class Auxiliary(AbstractParallel):
 
     def begin(self, batch: Any, weight: float) -> None:
         """Begin a step: note which samples the batch has, and the weight of this process's part of it."""
-        self._run.begin(batch, weight)
+        if self._team is not None and self._team.device.type == "cuda":
+            # Of the last step: by now it is done, so looking at it makes nothing wait.
+            self._check_finite(self._team)
+        self._share, self._is_open, self._step = weight, True, None
+        self._slots = self._samples.slots(batch, self.key) if self.is_stored and self.stages > 1 else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run all stages from their variables; what the last one returns goes on into the loss."""
-        return self._run(*args, **kwargs)
+        if self._point is not None:
+            assert self._team is not None and self._step is not None
+            return self._team.plan.stages[-1](self._point, self._step.inputs)
+        if not self._is_open:
+            raise ConfigError(
+                f"{self.key}: the loss calls its module a second time in one step; expected once, since the stages "
+                "are trained by what the call leaves behind. Join the inputs into one call, or remove parallel."
+            )
+        self._is_open = False
+        inputs = bound(self._module, args, kwargs)
+        team = self._team or self._build(inputs)
+        self._step = step = self._describe(team, inputs)
+        self._timeline.begin(self._num_steps, step.device)
+        result = team.forward(step)
+        if not team.has_last:
+            raise _LastStageElsewhere
+        return result
 
     def evaluate(self, loss: Callable[[], LossOutput]) -> LossOutput:
         """Return the loss, which the process of the last stage has; others receive it while their own stages go on."""
-        return self._run.evaluate(loss)
+        self._loss, output = loss, None
+        with suppress(_LastStageElsewhere):
+            output = loss()
+        if self.is_divided and self._team is not None:
+            return self._shared(output, self._team)
+        assert output is not None
+        return output
+
+    def _shared(self, output: LossOutput | None, team: Team) -> LossOutput:
+        """Send what the last stage's process has as one tensor; elsewhere return zeros that it fills on arrival."""
+        stages = self.transport.stages
+        last = stages.size - 1
+        if self._metrics is None:
+            self._metrics = stages.gather([] if output is None else list(output.metrics))[last]
+        if output is None:
+            values = torch.zeros(1 + len(self._metrics), dtype=team.dtype, device=team.device)
+            self.transport.expect("output", last, stages.rank, values)
+            return LossOutput(values[0], dict(zip(self._metrics, values[1:], strict=True)))
+        packed = [each.detach().to(team.device, team.dtype) for each in (output.loss, *output.metrics.values())]
+        for stage in range(last):
+            self.transport.send("output", last, stage, torch.stack(packed))
+        return output
 
     def gradient(self, loss: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Return the gradients of the stages' own losses; then correct variables, multipliers and networks."""
-        return self._run.gradient(loss, theta)
+        team, step = self._team, self._step
+        if step is None or team is None:
+            raise ConfigError(
+                f"{self.key}: the loss has not called its module; expected model(..) once in each step, and no "
+                "model.method(..). Call the module itself, or remove parallel."
+            )
+        slopes = team.backward(step, loss, theta, self._loss_at)
+        if not team.has_last:
+            stages = self.transport.stages
+            self.transport.receive("output", stages.size - 1, stages.rank)
+        self._num_steps += 1
+        if team.device.type != "cuda":
+            self._check_finite(team)
+        self._step = self._loss = None
+        return slopes
+
+    def _loss_at(self, point: Tensor) -> Tensor:
+        """Return the loss of the batch at hand where the last stage begins at another point than its variables."""
+        assert self._loss is not None
+        self._point = point
+        try:
+            return self._loss().loss
+        finally:
+            self._point = None
 
     def statistics(self) -> Mapping[str, float]:
         """Return the constraint violations at each interface, absolute and relative, and beta."""
-        return self._run.statistics()
+        if self._team is None or self.stages == 1:
+            return {}
+        if self._team.device.type == "cuda":
+            self._check_finite(self._team)
+        betas = [beta.at(max(self._num_steps - 1, 0)) for beta in self.settings.betas]
+        found = {f"beta_{number}": beta for number, beta in enumerate(betas, start=1)}
+        found = found if len(set(betas)) > 1 else {"beta": betas[0]}
+        for number, (violation, relative) in sorted(self._team.violations().items()):
+            found |= {f"violation_{number}": violation, f"relative_violation_{number}": relative}
+        return found | {f"curvature_{number}": each for number, each in self._team.curvatures().items()}
 
     def timeline(self) -> dict[str, Any] | None:
         """Return the recorded spans of all stages, and the last violations."""
-        return self._run.timeline()
+        [first, *_] = self.transport.own(self.stages)
+        spans = Timeline.joined(list(self.transport.gathered({str(first): self._timeline.state()}).values()))
+        if not spans:
+            return None
+        return {
+            "stages": self.stages,
+            "processes": self.stages if self.is_divided else 1,
+            "spans": spans,
+            "violation": {key: value for key, value in self.statistics().items() if key.startswith("violation")},
+        }
 
     def forecast(self) -> Sequence[str]:
         """Return how well the stages are balanced, and the speed-up of equation 27, after recorded steps."""
-        return forecast(self._run.cut, self.timeline())
+        return forecast(() if self._team is None else self._team.plan.cut, self.timeline())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the variables, multipliers, networks, and counters."""
-        return self._run.state_dict()
+        if self._team is None:
+            return dict(self._pending or {"is_built": False})
+        return {
+            "is_built": True,
+            "num_steps": self._num_steps,
+            "seed": self._seed,
+            "samples": {"seen": self._samples.seen.clone()},
+            "cut": list(self._team.plan.cut),
+            "stages": self._team.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` has returned; before the first step it is kept until the stages are built."""
-        self._run.load_state_dict(state)
+        if not state["is_built"]:
+            self._team, self._pending, self._num_steps = None, None, 0
+            self._samples = Samples(self.copies)
+            return
+        self._num_steps, self._seed = state["num_steps"], state["seed"]
+        self._samples.seen = state["samples"]["seen"].cpu().clone()
+        if self._team is None:
+            self._pending = state
+        else:
+            self._team.load_state_dict(state["stages"])
+
+    def _build(self, inputs: Inputs) -> Team:
+        cut, kept = self.cut, None if self._pending is None else list(self._pending["cut"])
+        if kept is not None and (cut is None or cut == MEASURED):
+            # A run that goes on has the stages of its checkpoint.
+            cut = kept
+        chain = chain_for(self._module, self.key, inputs, None if isinstance(cut, str) else cut, self.stages)
+        names = self.transport.agreed(lambda: balanced_cut(chain, self.stages, cut, inputs, self.key))
+        if kept is not None and kept != names:
+            raise ConfigError(
+                f"{self.key}: the checkpoint has the cuts {kept}, this run {names}; expected the same. Set "
+                f"{self.key}.cut to those of the checkpoint."
+            )
+        assert self._seed is not None, "A program has a seed for it."
+        shared = self.settings, self.transport, self._timeline, self._seed
+        self._team = Team(StagePlan(self.key, self._module, chain.stages(names), names, inputs, *shared))
+        if self._pending is not None:
+            self._team.load_state_dict(self._pending["stages"])
+            self._pending = None
+        return self._team
+
+    def _describe(self, team: Team, inputs: Inputs) -> StageStep:
+        replicas, unseen = self.transport.replicas, None
+        if self._slots is not None:
+            [everybody] = replicas.gather_rows([self._slots])
+            unseen = self._samples.meet(self._slots, everybody)
+        states = team.shapes(inputs), team.dtype, team.device
+        sizes = self._share, replicas.size
+        return StageStep(self.settings, self._num_steps, inputs, *states, *sizes, self._slots, unseen)
+
+    def _check_finite(self, team: Team) -> None:
+        """Refuse stages that have parted so far that training goes nowhere; warn once where they part."""
+        for number, worker in team.workers.items():
+            if worker.violations is None:
+                continue
+            violation, size = worker.violations.tolist()
+            if not violation <= max(DIVERGED * size, DIVERGED):
+                beta = self.settings.betas[number - 1].at(self._num_steps - 1)
+                raise RunError(
+                    f"{self.key}: the violation at interface {number} became {violation:.3g} at step "
+                    f"{self._num_steps} with beta={beta:g}, beside states of norm {size:.3g}; the stages diverge. "
+                    f"Lower {self.key}.beta (or the factor of its schedule), {self.key}.lambda_rate, or the "
+                    "learning rates of the stages and of their networks."
+                )
+            if violation > PARTED * size and not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"{self.key}: at interface {number} the violation is {violation / max(size, TINY):.3g} times the "
+                    f"states (step {self._num_steps}): the stages train on states that the serial network does not "
+                    f"have. Raise {self.key}.beta where it is small, or lower {self.key}.lambda_rate.",
+                    stacklevel=2,
+                )

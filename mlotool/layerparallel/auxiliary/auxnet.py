@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.partition.chain import Chain
 from mlotool.layerparallel.partition.costs import OperationCounter
-from mlotool.layerparallel.partition.depth import chain_for
+from mlotool.layerparallel.partition.cut import chain_for
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS
 
@@ -102,41 +102,44 @@ def matching_parts(auxnet: nn.Module, shapes: Sequence[torch.Size], inputs: Inpu
         torch.Size([5, 4])
     """
     chain = chain_for(auxnet, key, inputs, cut=None)
-    found, total = _states(chain, auxnet, inputs)
+    places, total = _states(chain, auxnet, inputs)
     cut: list[str] = []
     for number, shape in enumerate(shapes, start=1):
-        wanted, left = total * number / (len(shapes) + 1), len(shapes) - number
-        later = chain.names[chain.names.index(cut[-1]) + 1 :] if cut else chain.names
-        fitting = [name for name in later if found[name][0] == shape and _fits(later, name, shapes[number:], found)]
+        begin = chain.names.index(cut[-1]) + 1 if cut else 0
+        offered = [places[name][0] for name in chain.names]
+        ends = [end for end in range(begin + 1, len(offered) + 1) if _follow(shapes[number:], offered[end:])]
+        fitting = [chain.names[end - 1] for end in ends if offered[end - 1] == shape]
         if not fitting:
-            offered = "; ".join(f"{name}: {list(found[name][0])}" for name in chain.names) or "none"
+            has = "; ".join(f"{name}: {list(places[name][0])}" for name in chain.names) or "none"
             raise ConfigError(
                 f"{key}: {type(auxnet).__name__} has no place for interface {number} of {len(shapes)} (a state of "
-                f"shape {list(shape)}, with {left} more behind it); expected a smaller network of the same widths. It "
-                f"has {offered}. Change its widths or depth, or set auxnet to null for thinned copies of the stages."
+                f"shape {list(shape)}, with {len(shapes) - number} more behind it); it has {has}. Give a smaller "
+                "network of the same widths, or set auxnet to null for thinned copies of the stages."
             )
-        cut.append(min(fitting, key=lambda name: abs(found[name][1] - wanted)))
+        wanted = total * number / (len(shapes) + 1)
+        distances = {name: abs(places[name][1] - wanted) for name in fitting}
+        cut.append(min(fitting, key=distances.__getitem__))
     return [fx.GraphModule(stage.module, stage.graph) for stage in chain.stages(cut)[:-1]]
 
 
-def _fits(names: Sequence[str], name: str, later: Sequence[torch.Size], found: dict[str, Any]) -> bool:
-    """Say whether the shapes of later interfaces follow behind a place, in order."""
-    rest = iter(names[names.index(name) + 1 :])
-    return all(any(found[each][0] == shape for each in rest) for shape in later)
+def _follow(shapes: Sequence[torch.Size], offered: Sequence[torch.Size]) -> bool:
+    """Say whether shapes are among those that are offered, in this order."""
+    rest = iter(offered)
+    return all(shape in rest for shape in shapes)
 
 
 def _states(chain: Chain, module: nn.Module, inputs: Inputs) -> tuple[dict[str, tuple[torch.Size, float]], float]:
     """Return, by possible cut, the shape of a sample's state there and the cost up to it; and the whole cost."""
-    costs = chain.costs(inputs)
+    costs, cost = chain.costs(inputs), 0.0
     state: Tensor | None = None
-    cost, found = 0.0, {}
+    places = {}
     with undisturbed(module), torch.no_grad():
         for name, stage in zip(["", *chain.names], chain.stages(chain.names), strict=True):
             if state is not None:
-                found[name] = (state.shape[1:], cost)
+                places[name] = (state.shape[1:], cost)
             state = stage(state, inputs)
             cost += costs[name]
-    return found, cost
+    return places, cost
 
 
 class _Observed(fx.Interpreter):

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet
-from mlotool.layerparallel.auxiliary.settings import Settings
+from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.auxiliary.step import StageStep
-from mlotool.layerparallel.auxiliary.transport import AbstractTransport
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
+from mlotool.layerparallel.exchange import Transport
 
 # s: samples of a batch, ...: the shape of a state
 
@@ -29,20 +29,14 @@ class _AbstractNetworkVariables(AbstractVariables):
     """
 
     def __init__(
-        self,
-        number: int,
-        num_stages: int,
-        settings: Settings,
-        transport: AbstractTransport,
-        seed: int,
-        network: AuxNet | None,
+        self, number: int, settings: AuxiliarySettings, transport: Transport, seed: int, network: AuxNet | None
     ) -> None:
-        super().__init__(number, num_stages, settings, transport, seed)
+        super().__init__(number, settings, transport, seed)
         self.network = network
         self._optimizer: Optimizer | None = None
         if network is not None:
             kind = SGD if settings.auxnet_optimizer == "sgd" else Adam
-            self._optimizer = kind(network.parameters(), lr=settings.auxnet_lr.start)
+            self._optimizer = kind(network.parameters(), lr=settings.auxnet_rate.start)
         self._given: Tensor | None = None
         self._found: Tensor | None = None
 
@@ -92,11 +86,11 @@ class _AbstractNetworkVariables(AbstractVariables):
                 as it is known; None: nobody wants it.
         """
         assert self.network is not None and self._optimizer is not None and self._found is not None
-        found, weight, size = self._found, step.weight(interface), self.step_size(step, interface)
+        found, weight, size = self._found, step.weight(interface), step.step_size(interface)
         target = found.detach() - size * slope
         parameters = list(self.network.parameters())
         for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.auxnet_lr.at(step.number)
+            group["lr"] = self.settings.auxnet_rate.at(step.number)
         for number in range(self.settings.distillation_steps):
             if number:
                 found = self._run(step, self._given)
@@ -123,7 +117,6 @@ class ChainVariables(_AbstractNetworkVariables):
 
     Args:
         number: k, of the stage.
-        num_stages: K.
         settings: how the stages are trained.
         transport: to and from the neighbours.
         seed: of the noise on auxiliary variables.
@@ -132,13 +125,11 @@ class ChainVariables(_AbstractNetworkVariables):
     Source: Sun et al. 2021, arXiv 2112.05387, eq. 25, 26 and algorithm 1.
 
     Example:
-        >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
-        >>> settings = Auxiliary(stages=2, variables="auxnet").settings
+        >>> settings = AuxiliarySettings(stages=2, variables="auxnet")
         >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
-        >>> first = ChainVariables(0, 2, settings, LocalTransport(), seed=0, network=network)
+        >>> first = ChainVariables(0, settings, Transport(), seed=0, network=network)
         >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
-        >>> first.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), [10.0], "mean"))
+        >>> first.prepare(StageStep(settings, 0, inputs, shapes, torch.float32, torch.device("cpu")))
         >>> first.target()  # lambda_1 and kappa_1, which is zero
         (tensor([[1., 1., 1.]]), None)
     """
@@ -194,7 +185,6 @@ class RecursiveVariables(_AbstractNetworkVariables):
 
     Args:
         number: k, of the stage.
-        num_stages: K.
         settings: how the stages are trained.
         transport: to and from the neighbours.
         seed: of the noise on auxiliary variables.
@@ -203,13 +193,11 @@ class RecursiveVariables(_AbstractNetworkVariables):
     Source: Sun et al. 2021, arXiv 2112.05387, eq. 28, 29.
 
     Example:
-        >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
-        >>> settings = Auxiliary(stages=2, variables="recursive").settings
+        >>> settings = AuxiliarySettings(stages=2, variables="recursive")
         >>> network = AuxNet([torch.nn.PReLU()], is_first=True)
-        >>> last = RecursiveVariables(1, 2, settings, LocalTransport(), seed=0, network=network)
+        >>> last = RecursiveVariables(1, settings, Transport(), seed=0, network=network)
         >>> inputs, shapes = (torch.ones(1, 3),), [torch.Size([3])]
-        >>> last.prepare(StageStep(inputs, 1, shapes, torch.float32, torch.device("cpu"), [10.0], "mean"))
+        >>> last.prepare(StageStep(settings, 0, inputs, shapes, torch.float32, torch.device("cpu")))
         >>> last.own
         tensor([[1., 1., 1.]])
     """

@@ -1,17 +1,16 @@
-"""What a user sets of the method of auxiliary variables, checked."""
+"""What a user sets of the method of auxiliary variables, checked, with the defaults that depend on others."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from mlotool.core.arguments import is_number
+from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
-from mlotool.layerparallel.auxiliary.step_schedule import StepSchedule
+from mlotool.layerparallel.partition.cut import Cut, check_cut
 
 CHOICES = {
     "method": ("penalty", "lagrangian"),
@@ -21,6 +20,7 @@ CHOICES = {
     "auxnet_optimizer": ("sgd", "adam"),
     "auxnet_gradient": ("local", "chain"),
 }
+LEAST = {"stages": 1, "auxnet_blocks": 0, "distillation_steps": 1, "lambda_steps": 1, "copies": 1, "recalibrate": 0}
 
 AUTO = "auto"
 
@@ -31,56 +31,103 @@ BETWEEN_PENALTIES = 0.5
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The settings of `Auxiliary`, which says what each means, with the defaults that depend on others filled in.
+class StepSchedule:
+    """A number that changes from step to step: `min(start factor^(step // every), maximum)`.
+
+    Args:
+        start: its value at the first step.
+        factor: by which it is multiplied.
+        every: steps from one multiplication to the next.
+        maximum: value at which it stays.
 
     Example:
-        >>> from mlotool.layerparallel import Auxiliary
-        >>> settings = Auxiliary(stages=2, beta=4.0).settings
+        >>> beta = StepSchedule.of({"start": 1.0, "factor": 2.0, "every": 10, "maximum": 3.0}, "parallel.beta")
+        >>> beta.at(0), beta.at(10), beta.at(20)
+        (1.0, 2.0, 3.0)
+    """
+
+    start: float
+    factor: float = 1.0
+    every: int = 1
+    maximum: float = float("inf")
+
+    @staticmethod
+    def of(value: Any, key: str) -> "StepSchedule":
+        """Return the schedule that a user has set; a number stays the same.
+
+        Args:
+            value: a number, or a mapping with `start` and any of `factor`, `every`, `maximum`.
+            key: of the setting, for messages.
+
+        Raises:
+            ConfigError: there is no `start`, an unknown entry, or a value out of range.
+        """
+        entries: dict[str, Any] = dict(value) if isinstance(value, Mapping) else {"start": value}
+        is_known = "start" in entries and entries.keys() <= {"start", "factor", "every", "maximum"}
+        expected = "a number, or {start: .., factor: .., every: .., maximum: ..}"
+        require(is_known, key, value, expected)
+        every = entries.pop("every", 1)
+        is_endless = math.inf in (entries["start"], entries.get("factor"))
+        is_right = not is_endless and all(map(_is_above_zero, entries.values())) and is_whole(every, 1)
+        require(is_right, key, value, f"{expected}, all above 0, and a whole number for every")
+        return StepSchedule(every=every, **{name: float(number) for name, number in entries.items()})
+
+    def at(self, step: int) -> float:
+        """Return the value at a step, counted from 0."""
+        try:
+            return min(self.start * self.factor ** (step // self.every), self.maximum)
+        except OverflowError:
+            return self.maximum
+
+
+@dataclass(eq=False, repr=False)
+class AuxiliarySettings:
+    """The settings of `Auxiliary`, which says what each means.
+
+    Attributes:
+        betas: the penalty coefficients of the interfaces 1 .. K - 1.
+        auxnet_rate: of the networks, by step.
+
+    Raises:
+        ConfigError: a setting is out of range, or settings do not go together.
+
+    Example:
+        >>> settings = AuxiliarySettings(stages=2, beta=4.0)
         >>> settings.is_stored, settings.step_size(beta=4.0, weight=0.5), settings.rate(interface=1)
         (True, 0.25, 1.0)
     """
 
     stages: int
-    method: str
-    variables: str
-    betas: Sequence[StepSchedule]
-    reduction: str
-    multiplier_rule: str
-    lambda_lr: float | None
-    lambda_rates: Sequence[float | None]
-    lambda_steps: int
-    auxnet_lr: StepSchedule
-    auxnet_optimizer: str
-    auxnet_gradient: str
-    auxnet_blocks: int
-    distillation_steps: int
-    noise: float
-    copies: int
-    recalibrate: int
-    auxnet: nn.Module | None
-    table_device: str | None
-    streams: bool
+    cut: Cut = None
+    method: str = "penalty"
+    variables: str = "stored"
+    auxnet: nn.Module | None = None
+    auxnet_blocks: int = 1
+    auxnet_lr: float | Mapping[str, float] = 0.1
+    auxnet_optimizer: str = "sgd"
+    auxnet_gradient: str = "local"
+    distillation_steps: int = 1
+    beta: float | Mapping[str, float] | Sequence[Any] = 10.0
+    reduction: str = "mean"
+    lambda_lr: float | None = None
+    lambda_rate: float | str | Sequence[float | str] | None = None
+    lambda_steps: int = 1
+    multiplier_rule: str = "exact"
+    noise: float = 0.0
+    copies: int = 1
+    recalibrate: int = 0
+    table_device: str | None = None
+    processes: bool = False
+    streams: bool = False
+    record: int = 0
 
-    @classmethod
-    def of(cls, given: Any, **found: Any) -> "Settings":
-        """Return the settings that an object has as attributes of the same names.
-
-        Args:
-            given: has those that are not `found`, as `Auxiliary` does.
-            found: settings that replace the object's own.
-        """
-        return cls(**{each.name: getattr(given, each.name) for each in fields(cls) if each.name not in found}, **found)
-
-    @property
-    def num_stages(self) -> int:
-        """K, the number of stages."""
-        return self.stages
-
-    @property
-    def device_of_tables(self) -> torch.device | None:
-        """Where stored variables are kept; None is where the module is."""
-        return None if self.table_device is None else torch.device(self.table_device)
+    def __post_init__(self) -> None:
+        self._check()
+        betas = _of_interfaces(self.beta, self.stages, "parallel.beta")
+        self.betas = [StepSchedule.of(beta, "parallel.beta") for beta in betas]
+        self.auxnet_rate = StepSchedule.of(self.auxnet_lr, "parallel.auxnet_lr")
+        rates = _of_interfaces(self.lambda_rate, self.stages, "parallel.lambda_rate")
+        self._rates = [self._rate(rate, interface) for interface, rate in enumerate(rates, start=1)]
 
     @property
     def is_stored(self) -> bool:
@@ -97,13 +144,9 @@ class Settings:
         """Whether the method is the augmented Lagrangian, which has multipliers."""
         return self.method == "lagrangian"
 
-    def beta(self, interface: int, step: int) -> float:
-        """Return the penalty coefficient of an interface, counted from 1, at a step, counted from 0."""
-        return self.betas[interface - 1].at(step)
-
     def rate(self, interface: int) -> float | None:
         """Return the rate of the auxiliary variables at an interface; None: it follows the curvature."""
-        return 1.0 if self.lambda_lr is not None else self.lambda_rates[interface - 1]
+        return 1.0 if self.lambda_lr is not None else self._rates[interface - 1]
 
     def multiplier_rate(self, beta: float, step_size: float) -> float:
         """Return the step of the multipliers: 2 beta, or what the paper prints, eta / (2 beta).
@@ -126,62 +169,38 @@ class Settings:
         """
         return 1.0 / (2.0 * beta * weight) if self.lambda_lr is None else self.lambda_lr
 
-    def check(self) -> None:
-        """Raise ConfigError where a setting is out of range."""
+    def _check(self) -> None:
+        for key, least in LEAST.items():
+            value = getattr(self, key)
+            require(is_whole(value, least), f"parallel.{key}", value, f"a whole number of at least {least}")
+        advice = "Write auxnet: {_target_: mlotool.models.ResNet, ..}, or null for thinned stages."
+        require(isinstance(self.auxnet, nn.Module | None), "parallel.auxnet", self.auxnet, "a smaller model", advice)
+        check_cut(self.cut, "parallel.cut")
         for key, known in CHOICES.items():
             value = getattr(self, key)
-            if value not in known:
-                raise ConfigError(
-                    f"parallel.{key}: found {value!r}; expected {' or '.join(known)}.{did_you_mean(str(value), known)} "
-                    f"Correct parallel.{key}."
-                )
-        if self.has_multipliers and not self.is_stored:
+            advice = f"{did_you_mean(str(value), known)} Correct parallel.{key}.".strip()
+            require(value in known, f"parallel.{key}", value, " or ".join(known), advice)
+        if not self.is_stored and (self.has_multipliers or self.copies > 1):
+            key, value = ("method", "lagrangian") if self.has_multipliers else ("copies", str(self.copies))
             raise ConfigError(
-                f"parallel.method: found lagrangian with variables={self.variables}; expected stored ones, since no "
-                "network gives the multipliers. Set parallel.variables=stored, or parallel.method=penalty."
+                f"parallel.{key}: found {value} with variables={self.variables}; expected stored ones, since networks "
+                "give no multipliers, and know no copies. Set parallel.variables=stored."
             )
-        if self.copies > 1 and not self.is_stored:
-            raise ConfigError(
-                f"parallel.copies: found {self.copies} with variables={self.variables}; expected 1, since networks "
-                "need no finite number of augmented copies. Set parallel.copies=1."
-            )
-        least: Mapping[str, float] = {
-            "auxnet_blocks": 0,
-            "distillation_steps": 1,
-            "lambda_steps": 1,
-            "copies": 1,
-            "recalibrate": 0,
-        }
-        for key, lowest in least.items():
-            value = getattr(self, key)
-            if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-                raise ConfigError(
-                    f"parallel.{key}: found {value!r}; expected a whole number of at least {lowest}. "
-                    f"Correct parallel.{key}."
-                )
-        for key in ("lambda_lr", "noise"):
-            value = getattr(self, key)
-            is_finite = is_number(value) and math.isfinite(value)
-            if value is not None and not (is_finite and (value > 0 or (key == "noise" and value == 0))):
-                wanted = "no negative number" if key == "noise" else "a number above 0"
-                raise ConfigError(f"parallel.{key}: found {value!r}; expected {wanted}. Correct parallel.{key}.")
+        is_right = self.lambda_lr is None or (_is_finite(self.lambda_lr) and self.lambda_lr > 0)
+        require(is_right, "parallel.lambda_lr", self.lambda_lr, "a number above 0")
+        require(_is_finite(self.noise) and self.noise >= 0, "parallel.noise", self.noise, "no negative number")
+
+    def _rate(self, rate: Any, interface: int) -> float | None:
+        is_right = rate in (None, AUTO) or (_is_finite(rate) and rate > 0)
+        require(is_right, "parallel.lambda_rate", rate, "a number above 0, auto, null, or a list of these")
+        if rate is not None:
+            return None if rate == AUTO else float(rate)
+        # A stage with a penalty behind it pulls its variables as well, and whole steps overshoot.
+        return BETWEEN_PENALTIES if self.is_stored and interface < self.stages - 1 else 1.0
 
 
-def of_interfaces(value: Any, num_stages: int, key: str) -> list[Any]:
-    """Return a setting's value at each of K - 1 interfaces: a list has one for each, anything else is for all.
-
-    Args:
-        value: what a user has set.
-        num_stages: K.
-        key: of the setting, for messages.
-
-    Raises:
-        ConfigError: a list of another length.
-
-    Example:
-        >>> of_interfaces(10.0, 3, "parallel.beta"), of_interfaces([10.0, 5.0], 3, "parallel.beta")
-        ([10.0, 10.0], [10.0, 5.0])
-    """
+def _of_interfaces(value: Any, num_stages: int, key: str) -> list[Any]:
+    """Return a setting's value at each of K - 1 interfaces: a list has one for each, anything else is for all."""
     count = max(num_stages - 1, 1)
     if not isinstance(value, Sequence) or isinstance(value, str):
         return [value] * count
@@ -193,29 +212,12 @@ def of_interfaces(value: Any, num_stages: int, key: str) -> list[Any]:
     return list(value)
 
 
-def lambda_rates(value: Any, num_stages: int, variables: str, key: str) -> list[float | None]:
-    """Return the rates of auxiliary variables at the K - 1 interfaces; None follows the curvature.
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)
 
-    Args:
-        value: what a user has set: a number above 0, `auto`, null for the default, or a list of these.
-        num_stages: K.
-        variables: how the variables are kept.
-        key: of the setting, for messages.
 
-    Raises:
-        ConfigError: a value is none of these.
-
-    Example:
-        >>> lambda_rates(None, 3, "stored", "rate"), lambda_rates([1, "auto"], 3, "stored", "rate")
-        ([0.5, 1.0], [1.0, None])
-    """
-    found: list[float | None] = []
-    for interface, each in enumerate(of_interfaces(value, num_stages, key), start=1):
-        # A stage with a penalty behind it pulls its variables as well, and whole steps overshoot.
-        default = BETWEEN_PENALTIES if variables == "stored" and interface < num_stages - 1 else 1.0
-        if each is not None and each != AUTO and not (is_number(each) and 0 < each < float("inf")):
-            raise ConfigError(
-                f"{key}: found {each!r}; expected a number above 0, auto, null, or a list of these. Correct {key}."
-            )
-        found.append(default if each is None else None if each == AUTO else float(each))
-    return found
+def _is_above_zero(value: Any) -> bool:
+    try:
+        return is_number(value) and float(value) > 0.0
+    except OverflowError:
+        return False

@@ -6,11 +6,83 @@ import torch
 from torch import Tensor
 
 from mlotool.layerparallel.auxiliary.equations import next_multiplier
-from mlotool.layerparallel.auxiliary.settings import Settings
+from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.auxiliary.step import StageStep
-from mlotool.layerparallel.auxiliary.table import Table
-from mlotool.layerparallel.auxiliary.transport import AbstractTransport
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
+from mlotool.layerparallel.exchange import Transport
+
+# s: samples of a batch, n: samples that there is room for, ...: the shape of a state
+
+
+class Table:
+    """A tensor for each sample of a data set; it grows to the largest sample number that it meets.
+
+    Args:
+        device: where the tensors are kept; None is where the first values are.
+
+    Example:
+        >>> table = Table()
+        >>> table.put(torch.tensor([2]), torch.ones(1, 3))
+        >>> table.get(torch.tensor([2, 0]), like=torch.zeros(2, 3))
+        tensor([[1., 1., 1.],
+                [0., 0., 0.]])
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
+        self._values: Tensor | None = None
+        self._size = 0
+
+    def get(self, slots: Tensor, like: Tensor) -> Tensor:
+        """Return the values of samples, (s, ...); zeros where none have been put.
+
+        Args:
+            slots: numbers of the samples, (s,).
+            like: a tensor (s, ...) of the shape, dtype and device to return.
+        """
+        values = self._grown(slots, like)
+        return values[slots.to(values.device)].to(like.device, non_blocking=True)
+
+    def put(self, slots: Tensor, values: Tensor) -> None:
+        """Keep the values of samples.
+
+        Args:
+            slots: numbers of the samples, (s,).
+            values: (s, ...), of the same shape behind s in every call.
+        """
+        kept = self._grown(slots, values)
+        kept[slots.to(kept.device)] = values.to(kept.device)
+
+    def to(self, device: torch.device) -> None:
+        """Move the values to a device, unless the table was given a device of its own."""
+        if self._values is not None and self._device is None:
+            self._values = self._values.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values."""
+        return {"values": None if self._values is None else self._values[: self._size].clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the values back."""
+        values, device = state["values"], self._device
+        if device is None and self._values is not None:
+            device = self._values.device
+        self._values = None if values is None else values.clone() if device is None else values.to(device, copy=True)
+        self._size = 0 if values is None else len(values)
+
+    def _grown(self, slots: Tensor, like: Tensor) -> Tensor:
+        room = 0 if self._values is None else len(self._values)
+        needed = int(slots.max()) + 1 if len(slots) else 0
+        self._size = max(self._size, needed)
+        device = self._device or like.device
+        if self._values is None or self._values.device != device or needed > room:
+            # By a quarter more: the first epoch meets ever larger numbers.
+            grown = torch.zeros(max(needed + needed // 4, room), *like.shape[1:], dtype=like.dtype, device=device)
+            if self._values is not None:
+                grown[:room] = self._values.to(device)
+            self._values = grown
+        return self._values
+
 
 # s: samples of a batch, ...: the shape of a state
 
@@ -22,7 +94,6 @@ class StoredVariables(AbstractVariables):
 
     Args:
         number: k, of the stage.
-        num_stages: K.
         settings: how the stages are trained.
         transport: to and from the neighbours.
         seed: of the noise on auxiliary variables.
@@ -32,27 +103,19 @@ class StoredVariables(AbstractVariables):
     Example:
         A sample that is seen for the first time begins where a serial pass enters the stage, here with the state 1:
 
-        >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
-        >>> last = StoredVariables(1, 2, Auxiliary(stages=2).settings, LocalTransport(), seed=0)
+        >>> settings = AuxiliarySettings(stages=2, reduction="sum")
+        >>> last = StoredVariables(1, settings, Transport(), seed=0)
         >>> sample = {"slots": torch.tensor([5]), "unseen": torch.tensor([True])}
-        >>> step = StageStep((), 1, [torch.Size([3])], torch.float32, torch.device("cpu"), [10.0], "sum", **sample)
+        >>> step = StageStep(settings, 0, (), [torch.Size([3])], torch.float32, torch.device("cpu"), **sample)
         >>> last.start(step, torch.ones(1, 3))
         >>> last.prepare(step)
         >>> last.own
         tensor([[1., 1., 1.]])
     """
 
-    def __init__(
-        self,
-        number: int,
-        num_stages: int,
-        settings: Settings,
-        transport: AbstractTransport,
-        seed: int,
-    ) -> None:
-        super().__init__(number, num_stages, settings, transport, seed)
-        device = settings.device_of_tables
+    def __init__(self, number: int, settings: AuxiliarySettings, transport: Transport, seed: int) -> None:
+        super().__init__(number, settings, transport, seed)
+        device = None if settings.table_device is None else torch.device(settings.table_device)
         self._variables, self._multipliers = Table(device), Table(device)
         self._clean: Tensor | None = None
         self._multiplier: Tensor | None = None
@@ -91,7 +154,7 @@ class StoredVariables(AbstractVariables):
     def correct(self, step: StageStep, state: Tensor, slope: Tensor) -> None:
         """lambda <- lambda - eta slope, then kappa <- kappa - rate (lambda - X)."""
         assert self._clean is not None and step.slots is not None
-        step_size = self.step_size(step, self.number)
+        step_size = step.step_size(self.number)
         moved = [self._clean - step_size * slope]
         if self._multiplier is not None:
             eta = step_size * (self.settings.rate(self.number) or 1.0)

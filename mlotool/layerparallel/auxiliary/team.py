@@ -1,6 +1,9 @@
 """The stages of one module at work, as many of them as this process has."""
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,28 +14,41 @@ from torch.optim import Optimizer
 from mlotool.core.errors import ConfigError
 from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
-from mlotool.layerparallel.auxiliary.checks import check_networks, check_rows
-from mlotool.layerparallel.auxiliary.cuda_streams import CudaStreams
+from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
 from mlotool.layerparallel.auxiliary.network_variables import ChainVariables, RecursiveVariables
-from mlotool.layerparallel.auxiliary.settings import Settings
-from mlotool.layerparallel.auxiliary.shared import SharedParameters
-from mlotool.layerparallel.auxiliary.step import StageStep
+from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
+from mlotool.layerparallel.auxiliary.step import StageStep, num_rows
 from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
 from mlotool.layerparallel.auxiliary.timeline import Timeline
-from mlotool.layerparallel.auxiliary.transport import AbstractTransport, LocalTransport, ProcessTransport
 from mlotool.layerparallel.auxiliary.variables import AbstractVariables
-from mlotool.layerparallel.auxiliary.worker import Worker
+from mlotool.layerparallel.exchange import Transport
 from mlotool.layerparallel.partition.stage import Inputs, Stage, undisturbed
+
+# s: samples of a batch, ...: the shape of a state
 
 T = TypeVar("T")
 
 TINY = 1e-12
 """The norm of a state that has died; what is relative to it then says so by its size."""
 
+EVERY = 20
+"""Steps between two looks at the curvature."""
+
+NUM_ITERATIONS = 3
+"""Of the power method in a look; each is a pass of the stage, forward and backward."""
+
+DECAY = 0.9
+"""From one look to the next, of what has been seen: a steep batch keeps the rate small for a while."""
+
+RADIUS = 1e-2
+"""Of the finite differences, relative to the norm of a sample's variables."""
+
+_log = logging.getLogger("mlotool")
+
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A module and the stages that it is cut into.
+    """A module, the stages that it is cut into, and how they are trained.
 
     Args:
         key: of the setting, for messages.
@@ -40,14 +56,19 @@ class StagePlan:
         stages: its parts, K of them.
         cut: names of the layers that begin the stages 1 .. K-1.
         inputs: a batch that the module is called with.
-        places: the places of the module's parameters and buffers.
+        settings: how the stages are trained.
+        transport: between the stages; it says which of them are this process's.
+        timeline: records what takes how long.
+        seed: of the noise on auxiliary variables.
 
     Example:
         >>> from mlotool.layerparallel.partition.cut import partition
-        >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-        >>> plan = StagePlan("parallel", net, partition(net, 2, ["2"]), ["2"], (torch.zeros(1, 2),), Places(net))
-        >>> len(plan.stages)
-        2
+        >>> net, settings = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), AuxiliarySettings(stages=2)
+        >>> stages, inputs = partition(net, 2, ["2"]), (torch.zeros(1, 2),)
+        >>> plan = StagePlan("parallel", net, stages, ["2"], inputs, settings, Transport(), Timeline(0), seed=0)
+        >>> team = Team(plan)
+        >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
+        ([0, 1], [torch.Size([4])])
     """
 
     key: str
@@ -55,125 +76,300 @@ class StagePlan:
     stages: Sequence[Stage]
     cut: Sequence[str]
     inputs: Inputs
-    places: Places
+    settings: AuxiliarySettings
+    transport: Transport
+    timeline: Timeline
+    seed: int
+
+
+class Worker:
+    """Stage k at work. Its methods are the phases of a step; the workers of all stages go through them in one order.
+
+    In one process the workers take each phase one after the other, the first stage first, but for `finish`, where the
+    last one is first. No phase needs a message that another worker sends later in the same phase.
+
+    Args:
+        stage: the part of the module that it runs.
+        variables: where the stage begins, and what its end is aimed at.
+        timeline: records what takes how long.
+
+    Attributes:
+        violations: (2,), the violation at the interface before the stage in the last step, and the norm of the states
+            there; None before the first step, and for the first stage.
+        curvature: of the stage's loss in its variables, relative to the penalty's; 0 where no rate follows it.
+
+    Example:
+        >>> from mlotool.layerparallel.partition.cut import partition
+        >>> net, settings = torch.nn.Linear(2, 1), AuxiliarySettings(stages=1)
+        >>> worker = Worker(partition(net, 1)[0], StoredVariables(0, settings, Transport(), seed=0), Timeline(0))
+        >>> step = StageStep(settings, 0, (torch.ones(4, 2),), [], torch.float32, torch.device("cpu"))
+        >>> worker.prepare(step)
+        >>> loss = worker.forward(step).sum()
+        >>> worker.backward(loss, [net.weight])
+        [tensor([[4., 4.]])]
+    """
+
+    def __init__(self, stage: Stage, variables: AbstractVariables, timeline: Timeline) -> None:
+        self.stage, self.variables, self.number = stage, variables, variables.number
+        self.violations: Tensor | None = None
+        self.curvature = 0.0
+        self._transport, self._timeline = variables.transport, timeline
+        self._places = Places(stage.module)
+        self._leaf: Tensor | None = None
+        self._loss: Tensor | None = None
+        self._onward: Tensor | None = None
+        self._aim: tuple[Tensor, Tensor | None] | None = None
+        self._precision: tuple[str, torch.dtype, bool] | None = None
+
+    def pass_serially(self, step: StageStep) -> None:
+        """Run the true state of the serial network through the stage.
+
+        It gives samples that are seen for the first time their variables, and BatchNorm its running statistics.
+        """
+        number, state = self.number, None
+        if not self.variables.is_first:
+            self._transport.expect("serial", number - 1, number, step.blank(number))
+            state = self._transport.receive("serial", number - 1, number)
+            self.variables.start(step, state)
+        collects = step.collects_statistics
+        if self.variables.is_last and not collects:
+            return
+        with torch.no_grad(), self._buffers(are_moved=collects), self.stage.averaging(step.num_collected):
+            state = self.stage(state, step.inputs)
+        if not self.variables.is_last:
+            self._transport.send("serial", number, number + 1, state.to(step.dtype).contiguous())
+
+    def prepare(self, step: StageStep) -> None:
+        """Find the auxiliary variables, and begin to receive where the stage before ends."""
+        number = self.number
+        with self._timeline.span(number, "communication"):
+            self.variables.await_variable(step)
+        with self._timeline.span(number, "auxnet"):
+            self.variables.prepare(step)
+        if not self.variables.is_first:
+            self._transport.expect("state", number - 1, number, step.blank(number))
+
+    def forward(self, step: StageStep) -> Any:
+        """Run from lambda_k to the end of the stage; the last one returns what the module returns."""
+        own = self.variables.own
+        self._leaf = None if own is None else own.detach().requires_grad_()
+        are_moved = not step.settings.recalibrate
+        with self._timeline.span(self.number, "forward"), self._buffers(are_moved):
+            end = self.stage(self._leaf, step.inputs)
+        if self.variables.is_last:
+            return end
+        end = end.to(step.dtype)
+        self._transport.send("state", self.number, self.number + 1, end.detach().contiguous())
+        with self._timeline.span(self.number, "communication"):
+            self._aim = self.variables.target()
+        kind = end.device.type
+        self._precision = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        self._loss = self._local_loss(step, end)
+        return None
+
+    def _local_loss(self, step: StageStep, state: Tensor) -> Tensor:
+        assert self._aim is not None
+        interface = self.number + 1
+        return local_loss(state, *self._aim, step.beta(interface), step.weight(interface))
+
+    def _gradient(self, step: StageStep, point: Tensor, loss_at: Callable[[Tensor], Tensor] | None) -> Tensor:
+        """Return the derivative of the stage's loss with respect to where it begins, at another point than lambda_k."""
+        leaf = point.detach().requires_grad_()
+        with torch.enable_grad(), self._buffers(are_moved=False):
+            if self.variables.is_last:
+                assert loss_at is not None
+                loss = loss_at(leaf)
+            else:
+                assert self._precision is not None
+                device, dtype, is_enabled = self._precision
+                with torch.autocast(device, dtype=dtype, enabled=is_enabled):
+                    end = self.stage(leaf, step.inputs)
+                loss = self._local_loss(step, end.to(step.dtype))
+        return torch.autograd.grad(loss, leaf, materialize_grads=True)[0]
+
+    def backward(self, loss: Tensor | None, theta: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the derivatives of the stage's loss with respect to theta, None where it does not depend on it.
+
+        Args:
+            loss: the module's, for the last stage.
+            theta: parameters of the module; for a stage but the last, its own.
+        """
+        loss = loss if self.variables.is_last else self._loss
+        assert loss is not None
+        points = [*theta] if self._leaf is None else [*theta, self._leaf]
+        slopes: Sequence[Tensor | None] = [None] * len(points)
+        with self._timeline.span(self.number, "backward"):
+            if loss.requires_grad:
+                slopes = torch.autograd.grad(loss, points, allow_unused=True)
+        self._loss = None
+        if self._leaf is not None:
+            self._onward = torch.zeros_like(self._leaf) if slopes[-1] is None else slopes[-1]
+        return list(slopes[: len(theta)])
+
+    def correct(self, step: StageStep, loss_at: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Move lambda_k and kappa_k towards where the stage before has ended.
+
+        Args:
+            step: the one at hand.
+            loss_at: the module's loss, where its last stage begins at another point; of the last stage.
+        """
+        if self.variables.is_first:
+            return
+        number = self.number
+        assert self._leaf is not None and self._onward is not None
+        with self._timeline.span(number, "communication"):
+            state = self._transport.receive("state", number - 1, number)
+        point, onward = self._leaf.detach(), self._onward
+        self.violations = violations(point, state)
+        with self._timeline.span(number, "auxnet"):
+            slope = self._slopes(step, state, point, onward, functools.partial(self._gradient, step, loss_at=loss_at))
+            self.variables.correct(step, state, slope.contiguous())
+        self._leaf = self._onward = self.variables.own = self._aim = None
+
+    def _slopes(
+        self, step: StageStep, state: Tensor, point: Tensor, onward: Tensor, gradient: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return the sum of the slopes of lambda_k's steps, each times the rate."""
+        number, multiplier = self.number, self.variables.multiplier()
+        beta, weight = step.beta(number), step.weight(number)
+        rate, unit = step.settings.rate(number), step.step_size(number)
+        if rate is None:
+            rate = self._safe_rate(step, point, onward, gradient)
+        total = torch.zeros_like(point)
+        for count in range(step.settings.lambda_steps):
+            if count:
+                onward = gradient(point)
+            slope = rate / step.num_replicas * variable_slope(point, state, multiplier, beta, weight, onward)
+            total, point = total + slope, point - unit * slope
+        return total
+
+    def _safe_rate(self, step: StageStep, point: Tensor, onward: Tensor, gradient: Callable[[Tensor], Tensor]) -> float:
+        """Return `1 / (1 + curvature)`, half of the largest rate at which lambda_k's step is stable at that curvature.
+
+        The penalty before the stage has the curvature 2 beta c; that of the stage's own loss is taken relative to it.
+        With a penalty behind the stage it is the largest eigenvalue of J^T J, where J is the stage's Jacobian.
+        """
+        if step.number % EVERY == 0:
+            bound = 2.0 * step.beta(self.number) * step.weight(self.number)
+            # A part of the batch without samples of its own has no weight, and says nothing.
+            curvature = float(_largest_curvature(gradient, point, onward)) / bound if bound else 0.0
+            [largest] = self._transport.replicas.largest([curvature])
+            self.curvature = max(largest, DECAY * self.curvature)
+        return 1.0 / (1.0 + self.curvature)
+
+    def finish(self, step: StageStep) -> None:
+        """Do what can be done only after the next stage has corrected its variables."""
+        with self._timeline.span(self.number, "communication"):
+            self.variables.await_slope(step)
+        with self._timeline.span(self.number, "auxnet"):
+            self.variables.finish(step)
+
+    @contextmanager
+    def _buffers(self, are_moved: bool) -> Iterator[None]:
+        """Let the stage's buffers move, or be copies that are thrown away."""
+        if are_moved:
+            yield
+            return
+        restore = self._places.fill({}, {name: buffer.clone() for name, buffer in self.stage.buffers().items()})
+        try:
+            yield
+        finally:
+            restore()
 
 
 class Team:
-    """The workers of this process: one for each stage that it has.
+    """The workers of this process: one for each stage that it has; see the example of `StagePlan`.
 
     Args:
         plan: the module and its stages.
-        settings: how the stages are trained.
-        transport: between the stages; it says which of them are this process's.
-        timeline: records what takes how long.
-        seed: of the noise on auxiliary variables.
 
     Attributes:
         workers: by the stage's number.
-        cut: names of the layers that begin the stages 1 .. K-1.
 
     Raises:
         ConfigError: a network for auxiliary variables does not fit the stages, or, in `backward`, the loss of divided
             stages uses parameters outside of the module's call.
-
-    Example:
-        >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.partition.cut import partition
-        >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-        >>> plan = StagePlan("parallel", net, partition(net, 2, ["2"]), ["2"], (torch.zeros(1, 2),), Places(net))
-        >>> team = Team(plan, Auxiliary(stages=2).settings, LocalTransport(), Timeline(0), seed=0)
-        >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
-        ([0, 1], [torch.Size([4])])
     """
 
-    def __init__(
-        self,
-        plan: StagePlan,
-        settings: Settings,
-        transport: AbstractTransport,
-        timeline: Timeline,
-        seed: int,
-    ) -> None:
-        self.cut = plan.cut
-        self._plan = plan
-        self._transport = transport
-        self._shared: SharedParameters | None = None
+    def __init__(self, plan: StagePlan) -> None:
+        self.plan, self._transport = plan, plan.transport
         self._shapes: dict[tuple[torch.Size, ...], list[torch.Size]] = {}
         parameter = next(plan.module.parameters())
         self.dtype, self.device = parameter.dtype, parameter.device
         num_stages = len(plan.stages)
-        parts = [] if settings.is_stored or num_stages == 1 else self._parts(settings)
-        has_lanes = settings.streams and self.device.type == "cuda" and isinstance(transport, LocalTransport)
-        if isinstance(transport, LocalTransport):
-            transport.has_lanes = has_lanes
-        self._lanes = CudaStreams(range(num_stages - 1) if has_lanes else (), self.device)
+        transport = plan.transport
+        transport.has_lanes = plan.settings.streams and self.device.type == "cuda" and not transport.is_divided
+        # The last stage works on the current stream, where the loss is computed.
+        numbers = range(num_stages - 1) if transport.has_lanes else ()
+        self._lanes = {number: torch.cuda.Stream(self.device) for number in numbers}
+        parts = [] if plan.settings.is_stored or num_stages == 1 else self._parts()
         self.workers: dict[int, Worker] = {}
         for number in transport.own(num_stages):
-            variables = _variables(number, num_stages, settings, transport, seed + number, parts)
+            variables = _variables(number, plan, parts)
             variables.to(self.device)
-            self.workers[number] = Worker(plan.stages[number], variables, transport, timeline, plan.places)
+            self.workers[number] = Worker(plan.stages[number], variables, plan.timeline)
+        users = [name for stage in plan.stages for name in stage.parameters]
+        self._shared = [each for name, each in plan.stages[0].module.named_parameters() if users.count(name) > 1]
 
     @property
     def has_last(self) -> bool:
         """Whether this process has the last stage."""
-        return len(self._plan.stages) - 1 in self.workers
+        return len(self.plan.stages) - 1 in self.workers
 
-    def sync(self, transport: ProcessTransport) -> None:
+    def sync(self) -> None:
         """Give all processes of this part of the batch the parameters and buffers of each stage."""
-        stages = self._plan.stages
-        transport.stages.broadcast([[*stage.parameters.values(), *stage.buffers().values()] for stage in stages])
+        of_stages = [[*stage.parameters.values(), *stage.buffers().values()] for stage in self.plan.stages]
+        self._transport.stages.broadcast(of_stages)
 
-    def sync_optimizer(self, transport: ProcessTransport, optimizer: Optimizer) -> None:
+    def sync_optimizer(self, optimizer: Optimizer) -> None:
         """Give all processes of this part of the batch the optimizer's state of each stage."""
-        [own], stages = self.workers, self._plan.stages
+        [own], stages = self.workers, self.plan.stages
         state = {name: optimizer.state.get(each, {}) for name, each in stages[own].parameters.items()}
-        for number, found in transport.gathered({str(own): state}).items():
-            for name, each in stages[int(number)].parameters.items():
-                if int(number) != own and found[name]:
-                    optimizer.state[each] = _on_device(found[name], each.device)
+        for number, of_stage in self._transport.gathered({str(own): state}).items():
+            for name, parameter in stages[int(number)].parameters.items():
+                if int(number) != own and of_stage[name]:
+                    # A count of steps stays where torch keeps it.
+                    optimizer.state[parameter] = {
+                        key: value.to(parameter.device) if isinstance(value, Tensor) and value.ndim else value
+                        for key, value in of_stage[name].items()
+                    }
 
-    def agree_on_buffers(self, transport: ProcessTransport) -> None:
+    def agree_on_buffers(self) -> None:
         """Average the buffers of each stage over the parts of the batch, and give them to all processes."""
-        [own] = self.workers
-        buffers = [each for each in self._plan.stages[own].buffers().values() if each.is_floating_point()]
-        for buffer, mean in zip(buffers, transport.replicas.mean(buffers), strict=True):
+        [own], stages = self.workers, self.plan.stages
+        buffers = [each for each in stages[own].buffers().values() if each.is_floating_point()]
+        for buffer, mean in zip(buffers, self._transport.replicas.mean(buffers), strict=True):
             buffer.copy_(mean)
-        transport.stages.broadcast([[*stage.buffers().values()] for stage in self._plan.stages])
+        self._transport.stages.broadcast([[*stage.buffers().values()] for stage in stages])
 
     def shapes(self, inputs: Inputs) -> list[torch.Size]:
         """Return the shapes of one sample's state at the interfaces 1 .. K - 1, for inputs of these shapes."""
         key = tuple(each.shape[1:] for each in inputs if isinstance(each, Tensor))
         if key not in self._shapes:
-            found: list[torch.Size] = []
+            shapes: list[torch.Size] = []
             state: Any = None
-            with undisturbed(self._plan.module), torch.no_grad():
-                for stage in self._plan.stages[:-1]:
+            with undisturbed(self.plan.module), torch.no_grad():
+                for stage, name in zip(self.plan.stages, self.plan.cut, strict=False):
                     state = stage(state, inputs)
-                    check_rows(self._plan.key, self._plan.cut[len(found)], state, inputs)
-                    found.append(state.shape[1:])
-            self._shapes[key] = found
+                    self._check_rows(name, state, num_rows(inputs))
+                    shapes.append(state.shape[1:])
+            self._shapes[key] = shapes
         return self._shapes[key]
 
     def forward(self, step: StageStep) -> Any:
         """Run this process's stages; return what the last stage returns where this process has it, and else None."""
         # Here, and not at the end of the last step: what was still leaving had all of the optimizer's step for it.
         self._transport.finish()
-        self._lanes.fork()
+        # From here to the end of `backward` no other stream may change what the stages read.
+        for lane in self._lanes.values():
+            lane.wait_stream(torch.cuda.current_stream(self.device))
         if step.is_serial:
             self._each(lambda worker: worker.pass_serially(step))
         self._each(lambda worker: worker.prepare(step))
         return self._each(lambda worker: worker.forward(step))[-1]
 
-    def last_stage(self, state: Tensor, inputs: Inputs) -> Any:
-        """Run the last stage from a state; its buffers move, unless they are replaced."""
-        return self._plan.stages[-1](state, inputs)
-
     def backward(
-        self,
-        step: StageStep,
-        loss: Tensor,
-        theta: Sequence[Tensor],
-        loss_at: Callable[[Tensor], Tensor] | None = None,
+        self, step: StageStep, loss: Tensor, theta: Sequence[Tensor], loss_at: Callable[[Tensor], Tensor] | None = None
     ) -> list[Tensor | None]:
         """Return the gradient of each stage's own loss, and correct all that is between the stages.
 
@@ -189,22 +385,28 @@ class Team:
         parts = self._each(lambda worker: self._backward(worker, loss, theta))
         self._each(lambda worker: worker.correct(step, loss_at))
         self._each(lambda worker: worker.finish(step), is_last_first=True)
-        self._lanes.join()
-        found: list[Tensor | None] = [None] * len(theta)
+        for lane in self._lanes.values():
+            torch.cuda.current_stream(self.device).wait_stream(lane)
+        total: list[Tensor | None] = [None] * len(theta)
         for places, slopes in parts:
             for place, slope in zip(places, slopes, strict=True):
-                found[place] = _sum(found[place], slope)
+                before = total[place]
+                total[place] = slope if before is None else before if slope is None else before + slope
         if self._transport.is_divided:
-            return self._joined(self._averaged(found), theta)
-        return found
+            means = iter(self._transport.replicas.mean([each for each in total if each is not None]))
+            return self._with_shared([None if each is None else next(means) for each in total], theta)
+        return total
 
     def _each(self, phase: Callable[[Worker], T], *, is_last_first: bool = False) -> list[T]:
         """Let one worker after the other go through a phase, each on its stream."""
-        found = []
+        results = []
         for number in sorted(self.workers, reverse=is_last_first):
-            with self._lanes.at(number):
-                found.append(phase(self.workers[number]))
-        return found
+            lane: AbstractContextManager[Any] = nullcontext()
+            if number in self._lanes:
+                lane = torch.cuda.stream(self._lanes[number])
+            with lane:
+                results.append(phase(self.workers[number]))
+        return results
 
     def _backward(
         self, worker: Worker, loss: Tensor, theta: Sequence[Tensor]
@@ -212,22 +414,29 @@ class Team:
         """Return which of theta a stage's loss may depend on, and its derivatives with respect to them."""
         own = {id(each) for each in worker.stage.parameters.values()}
         # The problem's loss may use any parameter beside the module's call: a decay, a proximal term.
-        places = [place for place, each in enumerate(theta) if worker.is_last or id(each) in own]
-        points = [theta[place] for place in places]
-        slopes = worker.backward(loss, points)
+        places = [place for place, each in enumerate(theta) if worker.variables.is_last or id(each) in own]
+        slopes = worker.backward(loss, [theta[place] for place in places])
         if self._transport.is_divided:
-            self._check_own(own, points, slopes)
+            pairs = zip(places, slopes, strict=True)
+            others = {id(theta[place]) for place, slope in pairs if slope is not None} - own
+            for name in (name for name, each in self.plan.module.named_parameters() if id(each) in others):
+                key = self.plan.key
+                raise ConfigError(
+                    f"{key}.processes: found true, but the loss uses the parameter '{name}' beside the module's call; "
+                    "expected the call alone, since the process that evaluates the loss has one stage. Decay by the "
+                    f"optimizer's weight_decay, or set {key}.processes=false."
+                )
         return places, slopes
 
     def violations(self) -> dict[str, list[float]]:
         """Return, by interface, the norms of the last step's violations, absolute and relative."""
-        found = {}
+        norms = {}
         for number, worker in self.workers.items():
             if worker.violations is not None:
                 [squares] = self._transport.replicas.mean([worker.violations.square()])
                 total, size = (squares * self._transport.replicas.size).sqrt().tolist()
-                found[str(number)] = [total, total / max(size, TINY)]
-        return self._transport.gathered(found)
+                norms[str(number)] = [total, total / max(size, TINY)]
+        return self._transport.gathered(norms)
 
     def curvatures(self) -> dict[str, float]:
         """Return, by interface, the curvature that the rate follows, where it does."""
@@ -254,71 +463,91 @@ class Team:
             worker.variables.load_state_dict(state[str(number)], self.device)
             worker.curvature = state[str(number)]["curvature"]
 
-    def _check_own(self, own: set[int], theta: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> None:
-        """Refuse a loss that depends on other stages' parameters, whose processes do not evaluate it."""
-        others = [each for each, slope in zip(theta, slopes, strict=True) if slope is not None and id(each) not in own]
-        if others:
-            [name] = [name for name, each in self._plan.module.named_parameters() if each is others[0]]
+    def _with_shared(self, slopes: list[Tensor | None], theta: Sequence[Tensor]) -> list[Tensor | None]:
+        """Add up the gradients of parameters that several stages use, in the order of the stages, as one process does.
+
+        The sum is the same bit by bit in all processes, which then step alike.
+        """
+        places = {id(each): place for place, each in enumerate(theta)}
+        shared = [places[id(each)] for each in self._shared if id(each) in places]
+        if shared:
+            own = [slopes[place] for place in shared]
+            blanks = [torch.zeros_like(theta[place]) for place in shared]
+            flat = torch.cat([(a if b is None else b).flatten() for a, b in zip(blanks, own, strict=True)])
+            total = functools.reduce(torch.add, self._transport.stages.gather_tensors(flat))
+            [worker] = self.workers.values()
+            used = {id(each) for each in worker.stage.parameters.values()}
+            for place, part in zip(shared, total.split([theta[place].numel() for place in shared]), strict=True):
+                if id(theta[place]) in used:
+                    slopes[place] = part.view_as(theta[place])
+        return slopes
+
+    def _parts(self) -> list[nn.Module]:
+        """Return the networks of auxiliary variables: of a smaller module, or thinned copies of the stages."""
+        plan, auxnet, num_blocks = self.plan, self.plan.settings.auxnet, self.plan.settings.auxnet_blocks
+        if auxnet is not None:
+            auxnet.to(self.device, self.dtype)
+            return matching_parts(auxnet, self.shapes(plan.inputs), plan.inputs, f"{plan.key}.auxnet")
+        parts = thinned_parts(plan.stages, plan.inputs, num_blocks)
+        for number, (part, stage) in enumerate(zip(parts, plan.stages, strict=False)):
+            size, whole = (sum(map(Tensor.numel, each)) for each in (part.parameters(), stage.parameters.values()))
+            if whole and not size:
+                raise ConfigError(
+                    f"{plan.key}.auxnet_blocks: found {num_blocks}, which leaves nothing of stage {number} that could "
+                    "learn; expected at least one block. Set auxnet_blocks=1, or give a smaller network by auxnet."
+                )
+            if size == whole:
+                _log.info(
+                    "%s: the network of stage %d is a copy of the whole stage, since that has at most auxnet_blocks=%d "
+                    "blocks that keep the shape. A smaller network is given by auxnet.",
+                    *(plan.key, number, num_blocks),
+                )
+        return parts
+
+    def _check_rows(self, name: str, state: Tensor, size: int | None) -> None:
+        """Refuse a cut where the state has other rows than samples."""
+        if size is not None and (state.ndim == 0 or len(state) != size):
             raise ConfigError(
-                f"{self._plan.key}.processes: found true, but the loss uses the parameter '{name}' beside the module's "
-                "call; expected that it uses the call alone, since one process evaluates it, which has one stage. "
-                f"Decay by the optimizer's weight_decay, or set {self._plan.key}.processes=false."
+                f"{self.plan.key}.cut: the state before {name} has the shape {tuple(state.shape)} for a batch of "
+                f"{size}; expected a row for each sample. Cut elsewhere, as in cut: [blocks.3], or reshape in a block."
             )
 
-    def _averaged(self, found: list[Tensor | None]) -> list[Tensor | None]:
-        """Return the means over the processes of the same stage."""
-        means = iter(self._transport.replicas.mean([each for each in found if each is not None]))
-        return [None if each is None else next(means) for each in found]
 
-    def _joined(self, found: list[Tensor | None], theta: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return gradients in which those of parameters that other stages use as well are added up."""
-        [(number, worker)] = self.workers.items()
-        places = {id(each): place for place, each in enumerate(theta)}
-        own = {name: places[id(each)] for name, each in worker.stage.parameters.items() if id(each) in places}
-        slopes = {name: found[place] for name, place in own.items()}
-        if self._shared is None:
-            self._shared = SharedParameters(self._plan.stages, number)
-        for name, total in self._shared.totals(slopes, self._transport).items():
-            if name in own:
-                found[own[name]] = total
-        return found
-
-    def _parts(self, settings: Settings) -> list[nn.Module]:
-        plan, auxnet = self._plan, settings.auxnet
-        if auxnet is None:
-            parts = thinned_parts(plan.stages, plan.inputs, settings.auxnet_blocks)
-            check_networks(plan.key, parts, plan.stages, settings.auxnet_blocks)
-            return parts
-        auxnet.to(self.device, self.dtype)
-        return matching_parts(auxnet, self.shapes(plan.inputs), plan.inputs, f"{plan.key}.auxnet")
-
-
-def _variables(
-    number: int,
-    num_stages: int,
-    settings: Settings,
-    transport: AbstractTransport,
-    seed: int,
-    parts: Sequence[nn.Module],
-) -> AbstractVariables:
+def _variables(number: int, plan: StagePlan, parts: Sequence[nn.Module]) -> AbstractVariables:
+    settings, transport, seed = plan.settings, plan.transport, plan.seed + number
     if settings.is_stored:
-        return StoredVariables(number, num_stages, settings, transport, seed)
+        return StoredVariables(number, settings, transport, seed)
     if settings.variables == "auxnet":
-        network = AuxNet(parts[number : number + 1], number == 0) if number < num_stages - 1 else None
+        network = AuxNet(parts[number : number + 1], number == 0) if number < len(plan.stages) - 1 else None
         # The noise at an interface is its own, whichever of its stages draws it.
-        return ChainVariables(number, num_stages, settings, transport, seed + 1, network)
+        return ChainVariables(number, settings, transport, seed + 1, network)
     network = AuxNet(parts[:number], is_first=True) if number else None
-    return RecursiveVariables(number, num_stages, settings, transport, seed, network)
+    return RecursiveVariables(number, settings, transport, seed, network)
 
 
-def _on_device(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return an optimizer's state of one parameter on its device; a count of steps stays where torch keeps it."""
-    return {
-        key: value.to(device) if isinstance(value, Tensor) and value.ndim else value for key, value in state.items()
-    }
+def _largest_curvature(gradient: Callable[[Tensor], Tensor], point: Tensor, slope: Tensor) -> Tensor:
+    """Return the largest curvature of a loss over the samples of a batch, (), by a few iterations of the power method.
+
+    The loss is a sum over samples, so its Hessian is a block for each; products are forward differences of the
+    gradient. The method begins at the slope, along which the variables (s, ...) move, and where that is zero, as at the
+    first visit, along the variables themselves.
+    """
+    direction = _unit(torch.where(_norms(slope) > 0, slope, point))
+    size = torch.zeros(len(point), dtype=point.dtype, device=point.device)
+    radius = RADIUS * _norms(point).clamp(min=RADIUS)
+    for _ in range(NUM_ITERATIONS):
+        product = (gradient(point + radius * direction) - slope) / radius
+        size = _norms(product).flatten()
+        direction = _unit(product)
+    return size.max()
 
 
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
+def _norms(tensor: Tensor) -> Tensor:
+    """Return each sample's norm, (s, 1, ...)."""
+    return torch.linalg.vector_norm(tensor, dim=tuple(range(1, tensor.ndim)), keepdim=True)
+
+
+def _unit(tensor: Tensor) -> Tensor:
+    norms = _norms(tensor)
+    # A sample whose slope is zero stays where it is.
+    return torch.where(norms > 0, tensor / norms.clamp(min=torch.finfo(tensor.dtype).tiny), torch.zeros_like(tensor))

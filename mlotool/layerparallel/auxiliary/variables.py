@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.layerparallel.auxiliary.settings import Settings
+from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.auxiliary.step import StageStep
-from mlotool.layerparallel.auxiliary.transport import AbstractTransport
+from mlotool.layerparallel.exchange import Transport
 
 # s: samples of a batch, ...: the shape of a state
 
@@ -24,43 +24,28 @@ class AbstractVariables(ABC):
 
     Args:
         number: k, of the stage.
-        num_stages: K.
         settings: how the stages are trained.
         transport: to and from the neighbours.
         seed: of the noise on auxiliary variables.
 
     Attributes:
         own: lambda_k (s, ...) of the step at hand; None for the first stage, and between steps.
+        is_first: whether there is no interface before the stage.
+        is_last: whether there is no interface behind the stage.
 
     Example:
-        >>> from mlotool.layerparallel import Auxiliary
-        >>> from mlotool.layerparallel.auxiliary.transport import LocalTransport
         >>> from mlotool.layerparallel.auxiliary.stored_variables import StoredVariables
-        >>> last: AbstractVariables = StoredVariables(1, 2, Auxiliary(stages=2).settings, LocalTransport(), seed=0)
+        >>> last: AbstractVariables = StoredVariables(1, AuxiliarySettings(stages=2), Transport(), seed=0)
         >>> last.is_first, last.is_last, last.multiplier()
         (False, True, None)
     """
 
-    def __init__(
-        self, number: int, num_stages: int, settings: Settings, transport: AbstractTransport, seed: int
-    ) -> None:
-        self.number = number
-        self.num_stages = num_stages
-        self.settings = settings
-        self.transport = transport
+    def __init__(self, number: int, settings: AuxiliarySettings, transport: Transport, seed: int) -> None:
+        self.number, self.settings, self.transport = number, settings, transport
+        self.is_first, self.is_last = number == 0, number == settings.stages - 1
         self.own: Tensor | None = None
         self._seed = seed
         self._generator: torch.Generator | None = None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether there is no interface before the stage."""
-        return self.number == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether there is no interface behind the stage."""
-        return self.number == self.num_stages - 1
 
     def start(self, step: StageStep, state: Tensor) -> None:
         """Take the state (s, ...) with which a serial pass enters the stage."""
@@ -121,7 +106,3 @@ class AbstractVariables(ABC):
         shape = size, *clean.shape[1:]
         drawn = torch.randn(shape, dtype=clean.dtype, device=clean.device, generator=self._generator)
         return clean + self.settings.noise * drawn[begin : begin + len(clean)]
-
-    def step_size(self, step: StageStep, interface: int) -> float:
-        """Return the step size of the variables of an interface, at the rate 1; 0 for a part without samples."""
-        return self.settings.step_size(step.beta(interface), step.own_weight(interface)) if step.share else 0.0

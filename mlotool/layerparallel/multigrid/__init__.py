@@ -1,6 +1,6 @@
 """Multigrid across the layers of a residual network (Günther et al. 2020, arXiv 1812.04352)."""
 
-from mlotool.layerparallel.multigrid.cost import CriticalPath, critical_path
+from mlotool.layerparallel.multigrid.grids import CriticalPath, critical_path
 from mlotool.layerparallel.multigrid.guard import Guard
 from mlotool.layerparallel.multigrid.layers import BlockLayers, StackedLayers, WholeLayers
 from mlotool.layerparallel.multigrid.propagation import mgrit, mgrit_adjoint

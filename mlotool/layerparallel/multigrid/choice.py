@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlotool.core.arguments import is_whole
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.multigrid.cost import critical_path
 from mlotool.layerparallel.multigrid.guard import AbstractGuard, Measure, Methods, Norm, Solved, check_guard
 from mlotool.layerparallel.multigrid.settings import Method
 
@@ -19,11 +17,6 @@ SOONER = 10
 
 TRIES = 3
 """Cheaper plans that are tried at a later comparison."""
-
-_SERIAL = (
-    "cycles: auto: {reason}, so the layers run one after the other. Multigrid pays where many workers share many "
-    "layers: over_ranks=true with as many ranks as there are, or more layers."
-)
 
 
 @dataclass(frozen=True)
@@ -70,29 +63,17 @@ def make_plans(
     """
     found = []
     for factor in factors:
-        if isinstance(factor, int) and not _fits(num_layers, factor, num_parts):
+        # There has to be a coarse grid, and each rank gets as many chunks.
+        is_divided = num_parts > 1 and isinstance(factor, int) and num_layers % (factor * num_parts) != 0
+        if is_divided or (isinstance(factor, int) and num_layers // factor < 2):
             continue
         # Without nested iteration all points start at the first state, which is no guess.
         for cycles in range(0 if method.nested else 1, max_cycles + 1):
-            each = replace(method, coarsening=factor, cycles=cycles)
-            path = critical_path(
-                num_layers,
-                factor,
-                each.levels,
-                each.relaxation,
-                cycles,
-                workers,
-                cycle=each.cycle,
-                nested=each.nested,
-            )
-            if path.critical < path.serial:
-                found.append(Plan(each, path.critical))
+            candidate = replace(method, coarsening=factor, cycles=cycles)
+            cost = candidate.critical(num_layers, workers)
+            if cost < num_layers:
+                found.append(Plan(candidate, cost))
     return sorted(found, key=lambda plan: (plan.cost, plan.method.cycles))
-
-
-def _fits(num_layers: int, factor: int, num_parts: int) -> bool:
-    """Say whether there is a coarse grid, and whether each rank gets as many chunks."""
-    return num_layers // factor >= 2 and (num_parts == 1 or num_layers % (factor * num_parts) == 0)
 
 
 class Choice(AbstractGuard):
@@ -121,14 +102,13 @@ class Choice(AbstractGuard):
 
     def __init__(self, plans: Callable[[], Sequence[Plan]], every: int, threshold: float) -> None:
         check_guard(every, threshold, 0)
-        if not is_whole(every, 1):
+        if not every:
             raise ConfigError(
-                f"guard_every: found {every!r} with cycles=auto; expected a whole number of at least 1, the steps from "
-                "one comparison to the next. Leave guard_every out."
+                "guard_every: found 0 with cycles=auto; expected the steps from one comparison to the next. Leave "
+                "guard_every out."
             )
         self.every, self.threshold = every, threshold
         self.left = 1
-        self.bias: float | None = None
         self._make_plans = plans
         self._plans: Sequence[Plan] | None = None
         # None: serial.
@@ -142,7 +122,7 @@ class Choice(AbstractGuard):
         if self._plans is None:
             self._plans = self._make_plans()
             if not self._plans:
-                self._warn("no cycles evaluate fewer layers one after the other than a serial pass does here")
+                _warn("no cycles evaluate fewer layers one after the other than a serial pass does here")
         return self._plans
 
     @property
@@ -151,13 +131,11 @@ class Choice(AbstractGuard):
         return None if self._index is None else self.plans[self._index]
 
     @property
-    def is_serial(self) -> bool:
+    def is_serial(self) -> bool:  # type: ignore[override]
         """Whether the plan is a serial pass."""
         return self._index is None
 
-    @property
-    def looks_again(self) -> bool:
-        """Whether there is anything to choose from."""
+    def _looks_again(self) -> bool:
         return bool(self.plans)
 
     def methods(self, forward: Method, backward: Method) -> Methods | None:
@@ -184,7 +162,7 @@ class Choice(AbstractGuard):
         before, self.bias = self._index, 0.0
         self._index = self._moved(before, is_near) if self._has_chosen else self._cheapest(is_near)
         if self._index is None and (before is not None or not self._has_chosen):
-            self._warn(f"of {len(self.plans)} plans none is within guard_threshold={self.threshold:g} of the gradient")
+            _warn(f"of {len(self.plans)} plans none is within guard_threshold={self.threshold:g} of the gradient")
         # The first gradients say least of those to come.
         self.left = self.every if self._has_chosen else max(1, self.every // SOONER)
         self._has_chosen = True
@@ -203,23 +181,20 @@ class Choice(AbstractGuard):
     def state_dict(self) -> dict[str, Any]:
         """Return the plan and the counters."""
         plan = None if self.plan is None else (self.plan.method.coarsening, self.plan.method.cycles)
-        return {
-            "bias": self.bias,
-            "plan": plan,
-            "next": self._next,
-            "has_chosen": self._has_chosen,
-            "left": self.left,
-        }
+        kept = {"next": self._next, "has_chosen": self._has_chosen, "left": self.left}
+        return {"bias": self.bias, "plan": plan, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` has returned; where there is no such plan any more, choose anew."""
         self.bias, self.left, self._next = state["bias"], state["left"], state.get("next", 0)
         self._has_chosen, kept = state.get("has_chosen", False), state.get("plan")
-        plans: list[tuple[Any, ...]] = [(plan.method.coarsening, plan.method.cycles) for plan in self.plans]
-        is_known = kept is not None and tuple(kept) in plans
-        self._index = plans.index(tuple(kept)) if kept is not None and is_known else None
-        if kept is not None and not is_known:
-            self._has_chosen, self.left = False, 1
+        self._index = None
+        if kept is not None:
+            plans: list[tuple[Any, ...]] = [(plan.method.coarsening, plan.method.cycles) for plan in self.plans]
+            if tuple(kept) in plans:
+                self._index = plans.index(tuple(kept))
+            else:
+                self._has_chosen, self.left = False, 1
 
     def _moved(self, before: int | None, is_near: Callable[[int], bool]) -> int | None:
         """Return the plan after a comparison: the cheapest of all if that at hand is too far off, else one of three."""
@@ -236,5 +211,10 @@ class Choice(AbstractGuard):
     def _cheapest(self, is_near: Callable[[int], bool]) -> int | None:
         return next(filter(is_near, range(len(self.plans))), None)
 
-    def _warn(self, reason: str) -> None:
-        warnings.warn(_SERIAL.format(reason=reason), UserWarning, stacklevel=2)
+
+def _warn(reason: str) -> None:
+    warnings.warn(
+        f"cycles: auto: {reason}, so the layers run one after the other. Multigrid pays where many workers share many "
+        "layers: over_ranks=true with as many ranks as there are, or more layers.",
+        stacklevel=3,
+    )

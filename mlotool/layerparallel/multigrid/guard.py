@@ -49,7 +49,8 @@ class Solved:
         mine, theirs = self.vector(), exact.vector()
         pairs = ((mine, theirs), (self.state.double(), exact.state.double()))
         # All ranks have the last state; that its sizes are added up as well makes them find the same bits.
-        return max(_relative(norm(_size(one - other)), norm(_size(other))) for one, other in pairs)
+        sizes = [(norm(_size(one - other)), norm(_size(other))) for one, other in pairs]
+        return max(float(distance / size) if size else float(distance) for distance, size in sizes)
 
     def is_comparable(self, norm: Norm) -> bool:
         """Say whether a relative error to this one means anything: it is finite, and the gradient is not zero.
@@ -75,6 +76,7 @@ class AbstractGuard(ABC):
     Attributes:
         every: training steps from one comparison to the next; 0 never compares.
         left: until the next one.
+        is_serial: whether layers run one after the other until something else is decided.
         bias: of the last comparison; None before the first.
 
     Example:
@@ -85,18 +87,9 @@ class AbstractGuard(ABC):
 
     every: int
     left: int
-    bias: float | None
+    is_serial: bool
+    bias: float | None = None
     _is_due = False
-
-    @property
-    @abstractmethod
-    def is_serial(self) -> bool:
-        """Whether layers run one after the other until something else is decided."""
-
-    @property
-    @abstractmethod
-    def looks_again(self) -> bool:
-        """Whether steps are compared while the layers run serially."""
 
     @abstractmethod
     def methods(self, forward: Method, backward: Method) -> Methods | None:
@@ -127,27 +120,19 @@ class AbstractGuard(ABC):
     def begin(self) -> bool:
         """Count one more training step; return whether its forward is a plain pass through the layers."""
         self._is_due = False
-        if self.every and (self.looks_again or not self.is_serial):
+        if self.every and (not self.is_serial or self._looks_again()):
             self.left -= 1
             self._is_due = self.left <= 0
         return self.is_serial and not self._is_due
+
+    def _looks_again(self) -> bool:
+        """Say whether steps are compared while the layers run serially."""
+        return False
 
     def take_due(self) -> bool:
         """Return whether the gradient of this step is to be compared, to the first who asks."""
         is_due, self._is_due = self._is_due, False
         return is_due
-
-
-# Which of them warned is the user's to see once; every later one is in the statistics.
-_ADDS = (
-    "The multigrid gradient was {bias:.2g} (relative) from the serial one, more than guard_threshold={threshold:g}: "
-    "from now on there are {extra} more cycles than set, forward and backward. Set more cycles if this is the rule."
-)
-_GIVES_UP = (
-    "The multigrid gradient was {bias:.2g} (relative) from the serial one, more than guard_threshold={threshold:g}, "
-    "with all {extra} cycles that guard_max_cycles allows to add: the layers run serially from now on. Set more "
-    "cycles, a smaller coarsening, or FCF relaxation."
-)
 
 
 @dataclass
@@ -188,27 +173,14 @@ class Guard(AbstractGuard):
 
     def __post_init__(self) -> None:
         check_guard(self.every, self.threshold, self.max_cycles)
-        self.bias: float | None = None
         self.cosine: float | None = None
-        self.extra_cycles = 0
+        self.extra_cycles, self.is_serial = 0, False
         self.left = self.every
-        self._is_serial = False
-
-    @property
-    def is_serial(self) -> bool:
-        """Whether it has given up."""
-        return self._is_serial
-
-    @property
-    def looks_again(self) -> bool:
-        """Return False: it stays serial."""
-        return False
 
     def methods(self, forward: Method, backward: Method) -> Methods:
         """Return the settings with the cycles that were added."""
-        if not self.extra_cycles:
-            return forward, backward
-        return tuple(replace(each, cycles=each.cycles + self.extra_cycles) for each in (forward, backward))  # type: ignore[return-value]
+        extra = self.extra_cycles
+        return replace(forward, cycles=forward.cycles + extra), replace(backward, cycles=backward.cycles + extra)
 
     def compare(self, found: Solved, measure: Measure, norm: Norm) -> Solved:
         """Add a cycle, or go serial, where the bias is too large; return the serial gradient."""
@@ -235,29 +207,30 @@ class Guard(AbstractGuard):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters."""
-        return {
-            "bias": self.bias,
-            "cosine": self.cosine,
-            "extra_cycles": self.extra_cycles,
-            "is_serial": self.is_serial,
-            "left": self.left,
-        }
+        kept = {"extra_cycles": self.extra_cycles, "is_serial": self.is_serial, "left": self.left}
+        return {"bias": self.bias, "cosine": self.cosine, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` has returned."""
         # What is missing is that of `cycles: auto`, which decides by itself.
         self.bias, self.cosine, self.left = state["bias"], state.get("cosine"), state["left"]
-        self.extra_cycles, self._is_serial = state.get("extra_cycles", 0), state.get("is_serial", False)
+        self.extra_cycles, self.is_serial = state.get("extra_cycles", 0), state.get("is_serial", False)
 
     def _act(self) -> None:
-        text = _ADDS
         if self.extra_cycles >= self.max_cycles:
-            self._is_serial, text = True, _GIVES_UP
+            self.is_serial = True
+            what = (
+                f"with all {self.extra_cycles} cycles that guard_max_cycles allows to add: the layers run serially "
+                "from now on. Set more cycles, a smaller coarsening, or FCF relaxation."
+            )
         else:
             self.extra_cycles += 1
             self.left = 1
+            what = f"so from now on there are {self.extra_cycles} more cycles than set. Set more if this is the rule."
         warnings.warn(
-            text.format(bias=self.bias, threshold=self.threshold, extra=self.extra_cycles), UserWarning, stacklevel=2
+            f"The multigrid gradient was {self.bias:.2g} (relative) from the serial one, more than "
+            f"guard_threshold={self.threshold:g}, {what}",
+            stacklevel=2,
         )
 
 
@@ -278,17 +251,12 @@ def check_guard(every: Any, threshold: Any, max_cycles: Any) -> None:
     if not (is_whole(every, 0) and is_number(threshold) and threshold > 0 and is_whole(max_cycles, 0)):
         raise ConfigError(
             f"guard: found guard_every={every!r}, guard_threshold={threshold!r}, guard_max_cycles={max_cycles!r}; "
-            "expected a whole guard_every >= 0 (0: no guard), a positive threshold and a whole guard_max_cycles >= 0. "
-            "Correct them."
+            "expected whole numbers of at least 0, and a threshold above 0. Correct them."
         )
 
 
 def _size(values: Tensor) -> Tensor:
     return torch.linalg.vector_norm(values)
-
-
-def _relative(distance: Tensor, size: Tensor) -> float:
-    return float(distance / size) if size else float(distance)
 
 
 def _cosine(mine: Tensor, exact: Tensor, norm: Norm) -> float:

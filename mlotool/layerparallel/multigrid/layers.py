@@ -1,17 +1,24 @@
 """Runs of residual layers that multigrid can coarsen."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from mlotool.core.arguments import is_number, require
 from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.layerparallel.multigrid.steps import Evaluate, check_state
 
 # k: some of the layers, b: batch
+
+_OF_PART = "of the multigrid part"
 
 
 @runtime_checkable
@@ -47,7 +54,46 @@ class Layers(Protocol):
         """
 
 
-class BlockLayers(nn.Module):
+class _AbstractBlocks(nn.Module, ABC):
+    """N blocks that are layers, one after the other; all are given the same further arguments beside the state."""
+
+    def __init__(self, blocks: Iterable[nn.Module], h: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        if not self.blocks:
+            raise ConfigError("blocks: found none; expected one block a layer. Pass the modules of the layers.")
+        _check_step(h)
+        self.num_layers = len(self.blocks)
+        self.h = h
+
+    def many(self, states: Tensor, layers: range, h: float, /, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the states (k, b, ...) after k layers, each applied to a state of its own; see `Layers`.
+
+        Args:
+            states: (k, b, ...), one for each layer.
+            layers: the numbers of the k layers.
+            h: the step.
+            args: further arguments of each block, behind the state.
+            kwargs: the same by name.
+        """
+        pairs = zip(states.unbind(), layers, strict=True)
+        return torch.stack([self._step(state, self._called(n, state, args, kwargs), h) for state, n in pairs])
+
+    def _run(self, state: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        for n in range(self.num_layers):
+            state = self._step(state, self._called(n, state, args, kwargs), self.h)
+        return state
+
+    def _called(self, n: int, state: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        block = self.blocks[n]
+        return check_state(f"block {n} ({type(block).__name__}) {_OF_PART}", state, block(state, *args, **kwargs))
+
+    @abstractmethod
+    def _step(self, state: Tensor, returned: Tensor, h: float) -> Tensor:
+        """Return the state after a layer, from what its block has returned."""
+
+
+class BlockLayers(_AbstractBlocks):
     """N residual layers `u^{n+1} = u^n + h F^n(u^n)` of any blocks F that keep the shape; one after the other.
 
     Args:
@@ -64,31 +110,17 @@ class BlockLayers(nn.Module):
     """
 
     def __init__(self, blocks: Iterable[nn.Module], h: float = 1.0) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-        if not self.blocks:
-            raise ConfigError("blocks: found none; expected one block a layer. Pass the modules F^0, F^1, ...")
-        _check_step(h)
-        self.num_layers = len(self.blocks)
-        self.h = h
+        super().__init__(blocks, h)
 
     def forward(self, state: Tensor) -> Tensor:
         """Return u^N (b, ...) of u^0 (b, ...), one layer after the other."""
-        for n in range(self.num_layers):
-            state = self._step(state, n, self.h)
-        return state
+        return self._run(state, (), {})
 
-    def many(self, states: Tensor, layers: range, h: float) -> Tensor:
-        """Return the states (k, b, ...) after k layers, each applied to a state of its own; see `Layers`."""
-        return torch.stack([self._step(state, n, h) for state, n in zip(states.unbind(), layers, strict=True)])
-
-    def _step(self, state: Tensor, n: int, h: float) -> Tensor:
-        change = self.blocks[n](state)
-        _check_shape(f"block {n} ({type(self.blocks[n]).__name__})", state, change)
-        return state + h * change
+    def _step(self, state: Tensor, returned: Tensor, h: float) -> Tensor:
+        return state + h * returned
 
 
-class WholeLayers(nn.Module):
+class WholeLayers(_AbstractBlocks):
     """N layers `u^{n+1} = B^n(u^n)` whose blocks include the shortcut: `F^n(u) = B^n(u) - u` with the step 1.
 
     Args:
@@ -105,36 +137,14 @@ class WholeLayers(nn.Module):
     """
 
     def __init__(self, blocks: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-        if not self.blocks:
-            raise ConfigError("blocks: found none; expected one block a layer. Pass the modules B^0, B^1, ...")
-        self.num_layers = len(self.blocks)
-        self.h = 1.0
+        super().__init__(blocks, h=1.0)
 
     def forward(self, state: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return u^N (b, ...) of u^0 (b, ...), one layer after the other; all blocks get the further arguments."""
-        for n in range(self.num_layers):
-            state = self._step(state, n, self.h, args, kwargs)
-        return state
+        return self._run(state, args, kwargs)
 
-    def many(self, states: Tensor, layers: range, h: float, /, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the states (k, b, ...) after k layers, each applied to a state of its own; see `Layers`.
-
-        Args:
-            states: (k, b, ...), one for each layer.
-            layers: the numbers of the k layers.
-            h: the step.
-            args: further arguments of each block, behind the state.
-            kwargs: the same by name.
-        """
-        pairs = zip(states.unbind(), layers, strict=True)
-        return torch.stack([self._step(state, n, h, args, kwargs) for state, n in pairs])
-
-    def _step(self, state: Tensor, n: int, h: float, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-        moved = self.blocks[n](state, *args, **kwargs)
-        _check_shape(f"block {n} ({type(self.blocks[n]).__name__})", state, moved)
-        return moved if h == 1.0 else state + h * (moved - state)
+    def _step(self, state: Tensor, returned: Tensor, h: float) -> Tensor:
+        return returned if h == 1.0 else state + h * (returned - state)
 
 
 class StackedLayers(nn.Module):
@@ -198,27 +208,11 @@ class StackedLayers(nn.Module):
     def _step(self, parameters: Iterable[Tensor], state: Tensor, h: float) -> Tensor:
         own, block = dict(zip(self._names, parameters, strict=True)), self.block
         change: Tensor = torch.func.functional_call(block, own, (state,))
-        _check_shape(f"a {type(block).__name__} block", state, change)
-        return state + h * change
+        return state + h * check_state(f"a {type(block).__name__} block {_OF_PART}", state, change)
 
 
 def _check_step(h: float) -> None:
     require(is_number(h) and isfinite(h), "h", h, "a finite number", "Give the step of each layer.")
-
-
-def _check_shape(name: str, state: Tensor, found: Any) -> None:
-    """Refuse a block that returns something else than a state, or changes the shape."""
-    if not isinstance(found, Tensor):
-        raise ConfigError(
-            f"{name} of the multigrid part returned {kind_of(found)}; expected a tensor, the state after it. Let the "
-            "blocks return that alone, or wrap them in a module that does."
-        )
-    if found.shape != state.shape:
-        raise ConfigError(
-            f"{name} of the multigrid part turned a state of shape {tuple(state.shape)} into {tuple(found.shape)}; "
-            "expected blocks that keep the shape, since coarse grids leave layers out. Name others by part, or move it "
-            "before or behind that part."
-        )
 
 
 def draws_numbers(layers: nn.Module) -> bool:
@@ -232,11 +226,146 @@ def draws_numbers(layers: nn.Module) -> bool:
         [False, True]
     """
     inside = layers.block.modules() if isinstance(layers, StackedLayers) else ()
-    return any(_draws(module) for module in (*layers.modules(), *inside))
+    for module in (*layers.modules(), *inside):
+        # The last two draw without a module of that kind.
+        rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else 0
+        if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            rate = module.dropout
+        if rate > 0:
+            return True
+    return False
 
 
-def _draws(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    # These two draw without a module of that kind.
-    return isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0
+def check_pure(
+    layers: nn.Module, evaluate: Callable[[Sequence[Tensor]], Evaluate], theta: Sequence[Tensor], states: Tensor
+) -> None:
+    """Refuse layers whose gradient multigrid would miss a part of, by evaluating each once.
+
+    Args:
+        layers: a module of `Layers`.
+        evaluate: what evaluates them for a batch, with such parameters.
+        theta: their parameters, and the arguments with a gradient.
+        states: (N + 1, b, ...), at which each is evaluated.
+
+    Raises:
+        ConfigError: a layer reads a tensor with a gradient that is none of theta, leaves one in an attribute, or draws
+            random numbers of Python's or numpy's.
+
+    Example:
+        >>> layers = BlockLayers([nn.Tanh() for _ in range(4)])
+        >>> check_pure(layers, lambda theta: layers.many, [], torch.ones(5, 2, 3))
+    """
+    leaves = [each.detach().requires_grad_(each.is_floating_point() or each.is_complex()) for each in theta]
+    own, drawn, kept = {id(each) for each in leaves}, _drawn(), {id(each) for _, each in _kept(layers)}
+    many, count, h = evaluate(leaves), len(states) - 1, layers.h
+    for n in range(count):
+        with torch.enable_grad():
+            moved = many(states[n : n + 1].detach(), range(n, n + 1), h)  # type: ignore[arg-type]
+        foreign = next((each for each in _sources(moved) if id(each) not in own), None)
+        left = next(((name, each) for name, each in _kept(layers) if id(each) not in kept), None)
+        if foreign is not None:
+            found = f"reads {kind_of(foreign)} that requires a gradient, and is neither its parameter nor an argument"
+            advice = "Give it to all blocks as an argument, or make it a parameter or submodule of the blocks"
+        elif left is not None:
+            found = f"leaves {kind_of(left[1])} with a gradient in its attribute '{left[0]}'"
+            advice = "Detach it there, or compute what the loss reads from the states between the blocks"
+        elif _drawn() != drawn:
+            found, advice = "draws random numbers of Python's or numpy's", "Draw them by torch"
+        else:
+            continue
+        raise ConfigError(
+            f"parallel.part: layer {n} {found}; expected layers that are functions of their state, parameters and "
+            f"arguments, since multigrid evaluates each many times. {advice}, or name other layers as the part."
+        )
+
+
+def _drawn() -> object:
+    return random.getstate(), repr(np.random.get_state())
+
+
+def _sources(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the leaves with a gradient from which a tensor was computed."""
+    waiting: list[Any] = [tensor.grad_fn]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [each for each, _ in node.next_functions]
+
+
+def _kept(layers: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the computed tensors with a gradient in attributes of modules that are neither parameters nor buffers."""
+    for module in layers.modules():
+        for name, value in module.__dict__.items():
+            if name.startswith("_") and name in _INTERNAL:
+                continue
+            found = (value,) if isinstance(value, Tensor) else tree_leaves(value) if type(value) in _PLAIN else ()
+            yield from ((name, each) for each in found if isinstance(each, Tensor) and each.grad_fn is not None)
+
+
+_PLAIN = (list, tuple, dict)
+_INTERNAL = frozenset(nn.Module().__dict__)
+
+
+class CallArguments:
+    """The arguments of a block beside its state, the same for all blocks; those with a gradient can be replaced.
+
+    Args:
+        args: by position, behind the state.
+        kwargs: by name.
+
+    Attributes:
+        tensors: those that require a gradient, each once a place.
+
+    Example:
+        >>> condition = torch.ones(2, requires_grad=True)
+        >>> arguments = CallArguments((condition,), {"is_causal": True})
+        >>> len(arguments.tensors), arguments.filled([torch.zeros(2)])
+        (1, ((tensor([0., 0.]),), {'is_causal': True}))
+    """
+
+    def __init__(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> None:
+        self._leaves, self._structure = tree_flatten((tuple(args), dict(kwargs or {})))
+        self._places = [
+            place for place, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor) and leaf.requires_grad
+        ]
+        self.tensors: list[Tensor] = [self._leaves[place] for place in self._places]
+
+    def __bool__(self) -> bool:
+        """Return whether there is any."""
+        return bool(self._leaves)
+
+    def filled(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments by position and by name, with other tensors in the places of `tensors`."""
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = tensor
+        args, kwargs = tree_unflatten(leaves, self._structure)
+        return args, kwargs
+
+    def constants(self) -> list[Tensor]:
+        """Return the tensors without a gradient."""
+        return [leaf for leaf in self._leaves if isinstance(leaf, Tensor) and not leaf.requires_grad]
+
+    def equals(self, other: "CallArguments") -> bool:
+        """Say whether two calls were given the same: tensors with a gradient are compared by identity."""
+        return self._structure == other._structure and all(map(_is_same, self._leaves, other._leaves))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        is_plain = not one.requires_grad and not other.requires_grad
+        # A part of a mask that is cut out anew for each block.
+        return is_plain and one.dtype == other.dtype and one.device == other.device and torch.equal(one, other)
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False
+    try:
+        return bool(one == other)
+    except ValueError:  # of arrays
+        return bool(np.array_equal(one, other))

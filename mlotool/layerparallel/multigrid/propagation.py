@@ -1,16 +1,16 @@
 """MGRIT for the states and the adjoints of a residual network, as functions."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Unpack
+import inspect
+import math
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from mlotool.core.arguments import is_number, require
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel.multigrid.arguments import check_solve
-from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, RankExchange
-from mlotool.layerparallel.multigrid.grids import Grid, make_grids
-from mlotool.layerparallel.multigrid.settings import Method, MethodKeywords
+from mlotool.layerparallel.exchange import Exchange
+from mlotool.layerparallel.multigrid.grids import Grid
+from mlotool.layerparallel.multigrid.settings import Method
 from mlotool.layerparallel.multigrid.solver import Advance, solve
 from mlotool.layerparallel.multigrid.steps import BatchedStep, Evaluate, Linearised, Step, batched, layers_of, states_at
 
@@ -23,7 +23,7 @@ def mgrit(
     *,
     initial: Tensor | None = None,
     group: Any = None,
-    **method: Unpack[MethodKeywords],
+    **method: Any,
 ) -> tuple[Tensor, list[float]]:
     """Solve `u^{n+1} = Phi(u^n, theta^n)` for all layers at once by multigrid, with full approximation storage.
 
@@ -80,9 +80,9 @@ def mgrit(
         >>> round(states[-1].item(), 4), round(0.9**16, 4), len(residuals), residuals[-1] < 1e-6
         (0.1853, 0.1853, 5, True)
     """
-    check_solve(step, h, group, u0=u0)
-    exchange = Alone() if group is None else RankExchange(group)
-    states, residuals = solve_states(batched(step), u0, num_layers, float(h), Method(**method), initial, exchange)
+    _check_solve(step, h, group, u0=u0)
+    how = num_layers, float(h), Method(**method), initial, Exchange(group)
+    states, residuals = solve_states(batched(step), u0, *how)
     return states, residuals.tolist()
 
 
@@ -95,7 +95,7 @@ def mgrit_adjoint(
     *,
     initial: Tensor | None = None,
     group: Any = None,
-    **method: Unpack[MethodKeywords],
+    **method: Any,
 ) -> tuple[Tensor, list[float]]:
     """Solve `ubar^n = (dPhi/du (u^n, theta^n))^T ubar^{n+1}` from `ubar^N` for all layers at once by multigrid.
 
@@ -133,11 +133,9 @@ def mgrit_adjoint(
         >>> round(adjoints[0].item(), 4), adjoints[16].item()
         (0.1853, 1.0)
     """
-    check_solve(step, h, group, states=states, cotangent=cotangent)
-    exchange = Alone() if group is None else RankExchange(group, is_mirrored=True)
-    adjoints, residuals = solve_adjoints(
-        batched(step), states, cotangent, num_layers, float(h), Method(**method), initial, exchange
-    )
+    _check_solve(step, h, group, states=states, cotangent=cotangent)
+    how = num_layers, float(h), Method(**method), initial, Exchange(group, is_mirrored=True)
+    adjoints, residuals = solve_adjoints(batched(step), states, None, cotangent, *how)
     return adjoints, residuals.tolist()
 
 
@@ -148,7 +146,7 @@ def solve_states(
     h: float,
     method: Method,
     initial: Tensor | None,
-    exchange: AbstractExchange,
+    exchange: Exchange,
 ) -> tuple[Tensor, Tensor]:
     """Return the states of this process's points, and the residuals, as `mgrit` does.
 
@@ -170,40 +168,44 @@ def solve_states(
     Example:
         >>> import torch
         >>> evaluate, method = batched(lambda u, n, h: u - h * u), Method(relaxation="F", cycles=4)
-        >>> states, residuals = solve_states(evaluate, torch.ones(2, 1), 16, 0.1, method, None, Alone())
+        >>> states, residuals = solve_states(evaluate, torch.ones(2, 1), 16, 0.1, method, None, Exchange())
         >>> states.shape, residuals.shape
         (torch.Size([17, 2, 1]), torch.Size([5]))
     """
-    num_own = _own_layers(num_layers, method, exchange)
+    own = method.grids(num_layers)[0].part(exchange.part, exchange.num_parts)
     origin = exchange.origin(u0)
 
     def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
         return evaluate(values, layers_of(grid, points), h * grid.stride)
 
-    values = start_of(origin, num_own, initial, place=0 if exchange.part == 0 else None)
+    values = start_of(origin, len(own), initial, place=0 if exchange.part == 0 else None)
     return solve(advance, origin, values, None, method, is_warm=initial is not None, exchange=exchange)
 
 
 def solve_adjoints(
     evaluate: Evaluate,
     states: Tensor,
-    cotangent: Tensor,
+    sources: Tensor | None,
+    last: Tensor | None,
     num_layers: int,
     h: float,
     method: Method,
     initial: Tensor | None,
-    exchange: AbstractExchange,
+    exchange: Exchange,
 ) -> tuple[Tensor, Tensor]:
     """Return the adjoints of this process's points, and the residuals, as `mgrit_adjoint` does.
 
     Args:
         evaluate: the layers, many of them in one call.
         states: (N/P + 1, b, ...), of this process's points on P ranks, at which the layers are linearised.
-        cotangent: (b, ...), the loss's gradient with respect to the last state; that of the last rank counts.
+        sources: (N + 1, b, ...), the loss's gradient with respect to all states; None is zero, which several ranks
+            need.
+        last: (b, ...), a further gradient with respect to the last state; that of the last rank counts. One of the two
+            is given.
         num_layers: N, of all ranks.
         h: step of the finest grid.
         method: how the layers are coarsened, and how often.
-        initial: (N/P + 1, b, ...), the start of the adjoints; None starts at the cotangent.
+        initial: (N/P + 1, b, ...), the start of the adjoints; None starts at the last one.
         exchange: with the ranks that have the other layers, from the last rank to the first.
 
     Returns:
@@ -214,29 +216,39 @@ def solve_adjoints(
 
     Example:
         >>> import torch
-        >>> evaluate, method = batched(lambda u, n, h: u - h * u), Method(relaxation="F", cycles=4)
-        >>> states, cotangent = torch.ones(17, 2, 1), torch.ones(2, 1)
-        >>> adjoints, residuals = solve_adjoints(evaluate, states, cotangent, 16, 0.1, method, None, Alone())
-        >>> adjoints.shape, residuals.shape
-        (torch.Size([17, 2, 1]), torch.Size([5]))
+        >>> evaluate, how = batched(lambda u, n, h: u - h * u), (16, 0.1, Method(relaxation="F", cycles=4))
+        >>> adjoints, _ = solve_adjoints(evaluate, torch.ones(17, 2, 1), None, torch.ones(2, 1), *how, None, Exchange())
+        >>> adjoints.shape
+        torch.Size([17, 2, 1])
     """
-    num_own = _own_layers(num_layers, method, exchange)
-    if len(states) != num_own + 1 or states[0].shape != cotangent.shape:
+    parts = [each.detach() for each in (None if sources is None else sources[-1], last) if each is not None]
+    cotangent = parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    grid = method.grids(num_layers)[0]
+    own = grid.part(exchange.part, exchange.num_parts)
+    if states.shape != (len(own) + 1, *cotangent.shape):
         raise ConfigError(
-            f"states: found the shape {tuple(states.shape)}; expected {(num_own + 1, *cotangent.shape)}, the states "
+            f"states: found the shape {tuple(states.shape)}; expected {(len(own) + 1, *cotangent.shape)}, the states "
             "of all points in the cotangent's shape. Pass what mgrit returns."
         )
-    origin = exchange.origin(cotangent)
-    own, coarse = _linearisation(states, num_layers, method, exchange)
-    fine_advance, coarse_advance = (transposed(Linearised(evaluate, at), h, num_layers) for at in (own, coarse))
+    origin, begin = exchange.origin(cotangent), num_layers - own.stop
+    # The coarse grids' layers, all of which this process needs, are some of the other processes'.
+    coarse = states if exchange.num_parts == 1 else exchange.gather(states[: -1 : grid.coarsening])
+    factor = 1 if exchange.num_parts == 1 else grid.coarsening or 1
 
-    def advance(grid: Grid, values: Tensor, points: range) -> Tensor:
-        return (fine_advance if grid.stride == 1 else coarse_advance)(grid, values, points)
+    def own_at(layers: range) -> Tensor:
+        return states_at(states, range(layers.start - begin, layers.stop - begin, layers.step))
 
-    values = start_of(origin, num_own, initial, place=-1 if exchange.part == 0 else None)
-    return solve(
-        advance, origin, values, None, method, is_warm=initial is not None, is_mirrored=True, exchange=exchange
-    )
+    def coarse_at(layers: range) -> Tensor:
+        return states_at(coarse, range(layers.start // factor, -(-layers.stop // factor), layers.step // factor))
+
+    fine_advance, coarse_advance = (transposed(Linearised(evaluate, at), h, num_layers) for at in (own_at, coarse_at))
+
+    def advance(each: Grid, values: Tensor, points: range) -> Tensor:
+        return (fine_advance if each.stride == 1 else coarse_advance)(each, values, points)
+
+    values = start_of(origin, len(own), initial, place=-1 if exchange.part == 0 else None)
+    is_warm = initial is not None
+    return solve(advance, origin, values, sources, method, is_warm=is_warm, is_mirrored=True, exchange=exchange)
 
 
 def transposed(jacobians: Linearised, step_size: float, num_layers: int) -> Advance:
@@ -265,11 +277,6 @@ def transposed(jacobians: Linearised, step_size: float, num_layers: int) -> Adva
         return jacobians.transposed(values, range(first, last + 1, points.step * stride), step_size * stride)
 
     return advance
-
-
-def _own_layers(num_layers: int, method: Method, exchange: AbstractExchange) -> int:
-    """Return how many layers this process has."""
-    return len(exchange.part_of(make_grids(num_layers, method.coarsening, method.levels)[0]))
 
 
 def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, place: int | None = 0) -> Tensor:
@@ -303,22 +310,28 @@ def start_of(first: Tensor, num_layers: int, initial: Tensor | None, *, place: i
     return values
 
 
-def _linearisation(
-    states: Tensor, num_layers: int, method: Method, exchange: AbstractExchange
-) -> tuple[Callable[[range], Tensor], Callable[[range], Tensor]]:
-    """Return the states of this process's layers, and those of the coarse grids' layers, all of which it needs."""
-    if exchange.num_parts == 1:
-        at = partial(states_at, states)
-        return at, at
-    grid = make_grids(num_layers, method.coarsening, method.levels)[0]
-    begin = num_layers - exchange.part_of(grid).stop
-    coarse = exchange.gather(states[: -1 : grid.coarsening])
+def _check_solve(step: Any, h: Any, group: Any, **tensors: Any) -> None:
+    """Refuse arguments of `mgrit` and `mgrit_adjoint` that are of a wrong kind."""
+    expected = "a function step(u, n, h) that returns the state after layer n, or a BatchedStep"
+    require(_is_step(step), "step", step, expected, "Write one: def step(u, n, h): return u + h * layers[n](u).")
+    require(is_number(h) and math.isfinite(h), "h", h, "a finite number", "Give the step of the finest grid.")
+    for key, value in tensors.items():
+        is_right = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+        require(is_right, key, value, "a tensor of floating-point numbers", "Make it one: torch.as_tensor(x).float().")
+    # Which classes are groups is torch's matter.
+    is_group = not isinstance(group, bool | int | float | str | list)
+    require(is_group, "group", group, "a torch.distributed group or null", "Make it by torch.distributed.new_group().")
 
-    def own_at(layers: range) -> Tensor:
-        return states_at(states, range(layers.start - begin, layers.stop - begin, layers.step))
 
-    def coarse_at(layers: range) -> Tensor:
-        factor = grid.coarsening or 1
-        return states_at(coarse, range(layers.start // factor, -(-layers.stop // factor), layers.step // factor))
-
-    return own_at, coarse_at
+def _is_step(step: Any) -> bool:
+    if hasattr(step, "many"):
+        return True
+    if not callable(step) or isinstance(step, type):
+        return False
+    try:
+        inspect.signature(step.forward if isinstance(step, nn.Module) else step).bind(None, 0, 1.0)
+    except TypeError:
+        return False
+    except ValueError:  # of compiled code, which has no signature
+        return True
+    return True

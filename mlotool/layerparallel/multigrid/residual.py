@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,28 +11,25 @@ from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.core.slots import Places
-from mlotool.layerparallel.multigrid.call import CallArguments
+from mlotool.layerparallel.exchange import exchanges, has_ranks
 from mlotool.layerparallel.multigrid.choice import COARSENINGS, Choice, Plan, make_plans
-from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, exchanges, has_ranks
-from mlotool.layerparallel.multigrid.functions import States
-from mlotool.layerparallel.multigrid.grids import make_grids
 from mlotool.layerparallel.multigrid.guard import AbstractGuard, Guard
-from mlotool.layerparallel.multigrid.layers import BlockLayers, Layers, draws_numbers
-from mlotool.layerparallel.multigrid.over_ranks import LastStates, check_equal_on_ranks, joined_index
-from mlotool.layerparallel.multigrid.purity import check_pure
-from mlotool.layerparallel.multigrid.settings import MultigridKeywords, MultigridSettings
-from mlotool.layerparallel.multigrid.system import BatchSystem
-from mlotool.layerparallel.multigrid.warm_start import WarmStart
+from mlotool.layerparallel.multigrid.layers import BlockLayers, CallArguments, Layers, check_pure, draws_numbers
+from mlotool.layerparallel.multigrid.settings import MultigridSettings
+from mlotool.layerparallel.multigrid.system import (
+    BatchSystem,
+    LastStates,
+    States,
+    WarmStart,
+    check_equal_on_ranks,
+    joined_index,
+)
 
 # N: layers, b: batch
 
 T = TypeVar("T")
 CHOICE_EVERY = 100
 """Training steps from one comparison of `cycles: auto` to the next."""
-_NO_BUFFERS = (
-    "over_ranks: found true beside running statistics; expected none, since every rank has a part of the layers only. "
-    "Use layers without buffers, or set over_ranks=false."
-)
 
 
 class MultigridResidual(nn.Module):
@@ -82,7 +79,7 @@ class MultigridResidual(nn.Module):
         blocks: nn.Module | Iterable[nn.Module] | Callable[[], nn.Module],
         num_layers: int | None = None,
         h: float | None = None,
-        **settings: Unpack[MultigridKeywords],
+        **settings: Any,
     ) -> None:
         super().__init__()
         self.settings = MultigridSettings(**settings)
@@ -90,10 +87,13 @@ class MultigridResidual(nn.Module):
         self.layers = _layers(blocks, num_layers, h)
         self._has_buffers = any(True for _ in self.layers.buffers())
         if self.settings.over_ranks and self._has_buffers:
-            raise ConfigError(_NO_BUFFERS)
+            raise ConfigError(
+                "over_ranks: found true beside running statistics; expected none, since every rank has a part of the "
+                "layers only. Use layers without buffers, or set over_ranks=false."
+            )
         self.num_layers: int = self.layers.num_layers  # type: ignore[assignment]
         self.method, self.backward_method = self.settings.methods(self.num_layers)
-        make_grids(self.num_layers, self.method.coarsening, self.method.levels)
+        self.method.grids(self.num_layers)
         self.guard = self._make_guard()
         self.warm_start = WarmStart() if self.settings.warm_start else None
         self.residuals: dict[str, Tensor] = {}
@@ -101,7 +101,7 @@ class MultigridResidual(nn.Module):
         self.is_evaluating = False
         self.draws = draws_numbers(self.layers)
         self._is_checked = False
-        self._places = Places(self.layers)
+        self.places = Places(self.layers)
 
     def serial(self, is_serial: bool = True) -> Self:
         """Run the layers one after the other from now on, in plain autograd; with False, by multigrid again."""
@@ -150,8 +150,8 @@ class MultigridResidual(nn.Module):
         return self._solve(state, arguments)
 
     def _solve(self, state: Tensor, arguments: CallArguments) -> tuple[Tensor, Tensor]:
-        system, theta = self._system(state, arguments, None if self.warm_start is None else self.warm_start.index)
-        states, last = self._repeatable(system, Alone(), lambda: States.apply(system, state, *theta))
+        system, theta = self._system(state, arguments)
+        states, last = self._repeatable(system, lambda: States.apply(system, state, *theta))
         self._check(system, theta, states)
         if self._has_buffers and self.training:
             # Running statistics move once, on the states that were found.
@@ -160,31 +160,31 @@ class MultigridResidual(nn.Module):
         return states, last
 
     def _over_ranks(self, state: Tensor, arguments: CallArguments) -> Tensor:
-        forward, backward = exchanges()
-        check_equal_on_ranks(forward, arguments)
-        index = None if self.warm_start is None else self.warm_start.index
-        index = None if index is None else joined_index(forward, index)
-        system, theta = self._system(state, arguments, index)
+        system, theta = self._system(state, arguments, over_ranks=True)
         # Of the states that another rank has there are none here; the first one is as good.
         self._check(system, theta, state.expand(self.num_layers + 1, *state.shape))
-        last: Tensor = self._repeatable(
-            system, forward, lambda: LastStates.apply(system, forward, backward, state, *theta)
-        )
+        last: Tensor = self._repeatable(system, lambda: LastStates.apply(system, state, *theta))
         return last
 
     def _system(
-        self, state: Tensor, arguments: CallArguments, index: Tensor | None
+        self, state: Tensor, arguments: CallArguments, *, over_ranks: bool = False
     ) -> tuple[BatchSystem, Sequence[Tensor]]:
         """Return the solves of a batch, and what they differentiate beside the state."""
         advice = "Call the module with a state first."
         require(isinstance(state, Tensor), "MultigridResidual.state", state, "a tensor (b, ...)", advice)
+        index, shared = None if self.warm_start is None else self.warm_start.index, None
+        if over_ranks:
+            shared = exchanges()
+            check_equal_on_ranks(shared[0], arguments)
+            index = None if index is None else joined_index(shared[0], index)
         theta = dict(self.layers.named_parameters())
-        return BatchSystem(self, tuple(theta), state, index, arguments), [*theta.values(), *arguments.tensors]
+        system = BatchSystem(self, tuple(theta), state, index, arguments, shared)
+        return system, [*theta.values(), *arguments.tensors]
 
     def _check(self, system: BatchSystem, theta: Sequence[Tensor], states: Tensor) -> None:
         """Evaluate all layers once more, at the first step, to see that the gradient is all there is."""
         if not self._is_checked and torch.is_grad_enabled():
-            check_pure(self.layers, system, theta, states)
+            check_pure(self.layers, system.evaluate, theta, states)
             self._is_checked = True
 
     @contextmanager
@@ -196,7 +196,7 @@ class MultigridResidual(nn.Module):
         finally:
             self.is_evaluating = before
 
-    def _repeatable(self, system: BatchSystem, exchange: AbstractExchange, solve: Callable[[], T]) -> T:
+    def _repeatable(self, system: BatchSystem, solve: Callable[[], T]) -> T:
         """Solve; where layers draw random numbers, with a seed a layer, as a solve evaluates each many times."""
         if not self.draws:
             before = RandomState(system.devices)
@@ -206,7 +206,7 @@ class MultigridResidual(nn.Module):
             # They draw in another way than by torch's dropout modules.
             before.restore()
             self.draws = True
-        system.draw_seeds(exchange)
+        system.draw_seeds()
         return solve()
 
     def _make_guard(self) -> AbstractGuard:
@@ -219,13 +219,12 @@ class MultigridResidual(nn.Module):
     def _plans(self) -> Sequence[Plan]:
         """Return what `cycles: auto` chooses from, on the devices and ranks of the run."""
         given = self.settings
-        num_ranks = exchanges()[0].num_parts if given.over_ranks and has_ranks() else 1
+        num_ranks = exchanges()[0].num_parts if given.over_ranks else 1
         is_on_gpu = any(each.is_cuda for each in self.layers.parameters())
         workers = given.workers or (num_ranks if num_ranks > 1 else self.num_layers if is_on_gpu else 1)
         factors = COARSENINGS if given.coarsening is None else [given.coarsening]
-        return make_plans(
-            self.num_layers, self.method, given.guard_max_cycles, workers, factors=factors, num_parts=num_ranks
-        )
+        counts = given.guard_max_cycles, workers
+        return make_plans(self.num_layers, self.method, *counts, factors=factors, num_parts=num_ranks)
 
     def statistics(self) -> dict[str, float]:
         """Return the residuals of the last solves, by cycle, and what the guard has seen."""
@@ -251,21 +250,18 @@ def _layers(blocks: Any, num_layers: int | None, h: float | None) -> nn.Module:
                     f"Remove {key}, or set it there."
                 )
         return blocks
-    step_size = 1.0 if h is None else h
     if isinstance(blocks, Iterable):
         blocks = list(blocks)
         are_built = all(isinstance(block, nn.Module) for block in blocks)
         require(are_built, "blocks", blocks, "modules that are built", "Give [Block(), Block()].")
-        found = BlockLayers(blocks, step_size)
-        if num_layers not in (None, found.num_layers):
-            raise ConfigError(
-                f"num_layers: found {num_layers!r} for {found.num_layers} blocks; expected null. Remove num_layers."
-            )
-        return found
-    if num_layers is None or isinstance(blocks, nn.Module) or not callable(blocks):
+        is_right, advice = num_layers in (None, len(blocks)) or not blocks, "Remove num_layers."
+        require(is_right, "num_layers", num_layers, f"null, or {len(blocks)}, for {len(blocks)} blocks", advice)
+    elif num_layers is not None and callable(blocks) and not isinstance(blocks, nn.Module):
+        blocks = [blocks() for _ in range(num_layers)]
+    else:
         raise ConfigError(
             f"blocks: found {type(blocks).__name__} with num_layers={num_layers!r}; expected a module with the method "
-            "many(states, layers, h), a list of N blocks, or a function that makes one block, with num_layers=N. Pass "
-            "one of these."
+            "many(states, layers, h), a list of N blocks, or a function that makes one, with num_layers=N. Pass one of "
+            "these."
         )
-    return BlockLayers([blocks() for _ in range(num_layers)], step_size)
+    return BlockLayers(blocks, 1.0 if h is None else h)

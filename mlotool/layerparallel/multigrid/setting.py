@@ -1,20 +1,25 @@
 """Multigrid as a setting of a problem: its training steps solve a part of its module across the layers."""
 
+import inspect
+import re
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
+from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from mlotool.core.arguments import require
 from mlotool.core.errors import ConfigError
+from mlotool.core.suggest import did_you_mean
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.layerparallel.multigrid.forecast import forecast
-from mlotool.layerparallel.multigrid.grids import make_grids
-from mlotool.layerparallel.multigrid.in_place import InPlace
-from mlotool.layerparallel.multigrid.parts import find_parts
+from mlotool.layerparallel.multigrid.choice import Choice
+from mlotool.layerparallel.multigrid.layers import CallArguments, Layers, WholeLayers
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
 from mlotool.layerparallel.multigrid.settings import MultigridSettings
 from mlotool.problem.parallel import AbstractParallel
@@ -101,13 +106,12 @@ class Multigrid(MultigridSettings, AbstractParallel):
 
     def forecast(self) -> list[str]:
         """Return the critical path of a training step beside that of a serial one, in sentences."""
-        return [forecast(path or "the module", solver) for path, solver in self.solvers.items()]
+        return [_forecast(path or "the module", solver) for path, solver in self.solvers.items()]
 
     def _warn_of_few_layers(self, name: str) -> None:
         """Say that nothing is solved by multigrid where no part has a coarse grid."""
         solvers = self.solvers.values()
-        grids = [make_grids(each.num_layers, each.method.coarsening, each.method.levels) for each in solvers]
-        if all(len(each) == 1 for each in grids):
+        if all(len(each.method.grids(each.num_layers)) == 1 for each in solvers):
             told = ", ".join(f"{path or 'the module'} has {each.num_layers}" for path, each in self.solvers.items())
             factor = "" if self.coarsening is None else f" with coarsening={self.coarsening}"
             warnings.warn(
@@ -152,3 +156,340 @@ class Multigrid(MultigridSettings, AbstractParallel):
             solver.guard.load_state_dict(state[path]["guard"])
             if solver.warm_start is not None:
                 solver.warm_start.load_state_dict(state[path]["warm_start"])
+
+
+def _forecast(name: str, solver: MultigridResidual) -> str:
+    """Return the critical path of a training step beside that of a serial one; with `cycles: auto`, the chosen."""
+    guard, num_layers = solver.guard, solver.num_layers
+    methods, chosen = (solver.method, solver.backward_method), ""
+    if isinstance(guard, Choice):
+        if guard.plan is None:
+            return f"{name} has {num_layers} layers, which run one after the other: cycles=auto found nothing cheaper."
+        method = guard.plan.method
+        methods, chosen = (method, method), f" (cycles={method.cycles}, coarsening={method.coarsening} were chosen)"
+    grids = [method.grids(num_layers) for method in methods]
+    if all(len(each) == 1 for each in grids):
+        return f"{name} has {num_layers} layers, too few for a coarse grid: they run one after the other."
+    workers = max(each[0].num_chunks for each in grids)
+    one, all_chunks = (sum(method.critical(num_layers, count) for method in methods) for count in (1, workers))
+    return (
+        f"{name} has {num_layers} layers: forward and backward, a serial step evaluates {2 * num_layers} of them one "
+        f"after the other, multigrid{chosen} {one} on one worker and {all_chunks} on {workers}, which is at most "
+        f"{2 * num_layers / all_chunks:.2f} times as fast, where sending is free."
+    )
+
+
+_NAME = re.compile(r"(?P<path>[^\[\]]*)(\[(?P<begin>-?\d*):(?P<end>-?\d*)\])?")
+_CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Layers of a module.
+
+    Args:
+        blocks: modules that are called one after the other; or one that is all layers.
+        layers: the same as `Layers`, or as a `MultigridResidual` whose settings do not count.
+
+    Example:
+        >>> module = nn.Sequential(nn.Linear(2, 2), *[nn.Sequential(nn.Tanh()) for _ in range(6)])
+        >>> [part] = find_parts(module, "[1:]").values()
+        >>> len(part.blocks), part.layers.num_layers
+        (6, 6)
+    """
+
+    blocks: Sequence[nn.Module]
+    layers: nn.Module
+
+
+def find_parts(module: nn.Module, names: str | Sequence[str] | None) -> dict[str, Part]:
+    """Return the parts of a module by name.
+
+    Args:
+        module: what the layers are in.
+        names: of a module of `Layers`, of a `MultigridResidual`, of an nn.Sequential or nn.ModuleList of blocks, or of
+            some of its blocks, as in "layer3[1:]"; or several of these. None looks for the first two kinds, then for
+            one that is called "residual", then for runs of equal blocks.
+
+    Raises:
+        ConfigError: there is no such part, or two have a block in common.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(*[nn.Sequential(nn.Linear(3, 3)) for _ in range(5)]))
+        >>> list(find_parts(model, None)), list(find_parts(model, ["1[:2]", "1[2:]"]))
+        (['1'], ['1[:2]', '1[2:]'])
+    """
+    if names is not None:
+        parts = [(name, _named(module, name)) for name in ([names] if isinstance(names, str) else names)]
+        owners: dict[nn.Module, str] = {}
+        for name, part in parts:
+            for each in {each for block in part.blocks for each in block.modules()}:
+                if each in owners:
+                    raise ConfigError(
+                        f"part: found '{owners[each]}' and '{name}', which have blocks in common; expected parts that "
+                        "have none. Name each block once."
+                    )
+                owners[each] = name
+        return dict(parts)
+    modules = dict(module.named_modules())
+    whole = {path: each for path, each in modules.items() if isinstance(each, MultigridResidual | Layers)}
+    if whole:
+        return {path: _whole(each) for path, each in whole.items() if not _is_inside(path, whole)}
+    if isinstance(modules.get("residual"), _CONTAINERS):
+        return {"residual": _named(module, "residual")}
+    runs = {name: Part(blocks, WholeLayers(blocks)) for name, blocks in equal_blocks(module).items()}
+    if not runs:
+        raise ConfigError(
+            f"part: found no equal blocks that follow each other in {type(module).__name__}, and no "
+            f"mlotool.models.ResidualLayers; expected residual blocks that keep the shape. {_advice(module)}"
+        )
+    return runs
+
+
+def equal_blocks(module: nn.Module) -> dict[str, list[nn.Module]]:
+    """Return runs of at least two equal blocks in the module's Sequentials and ModuleLists, by name, outermost first.
+
+    Blocks are equal if they print the same and have parameters and buffers of the same shapes. Layers of one operation,
+    such as nn.Linear, are no blocks.
+
+    Args:
+        module: what they are in.
+
+    Example:
+        >>> blocks = [nn.Sequential(nn.Linear(width, 3)) for width in (2, 3, 3)]
+        >>> list(equal_blocks(nn.Sequential(*blocks)))
+        ['[1:3]']
+    """
+    found: dict[str, list[nn.Module]] = {}
+    inside: set[str] = set()
+    for path, each in module.named_modules():
+        if not isinstance(each, _CONTAINERS) or path in inside or _is_inside(path, inside):
+            continue
+        position = 0
+        for _, group in groupby(each, key=_kind):
+            blocks, begin = list(group), position
+            position += len(blocks)
+            parts = [*blocks[0].children()], [*blocks[0].parameters()]
+            if len(blocks) > 1 and all(parts):
+                found[path if len(blocks) == len(each) else f"{path}[{begin}:{position}]"] = blocks
+                names = [name for name, _ in each.named_children()][begin:position]
+                inside |= {f"{path}.{name}".lstrip(".") for name in names}
+    return found
+
+
+def _kind(block: nn.Module) -> object:
+    tensors = [*block.named_parameters(), *block.named_buffers()]
+    return type(block), repr(block), [(name, each.shape, each.dtype) for name, each in tensors]
+
+
+def _named(module: nn.Module, name: str) -> Part:
+    match = _NAME.fullmatch(name)
+    child = None if match is None else dict(module.named_modules()).get(match["path"])
+    if match is None or child is None:
+        hint = did_you_mean(name, [path for path, _ in module.named_modules()])
+        raise ConfigError(
+            f"part: found '{name}', which {type(module).__name__} has not; expected the name of a module in it, or of "
+            f"some of its blocks, as in layer3[1:].{hint} {_advice(module)}"
+        )
+    is_whole = isinstance(child, MultigridResidual | Layers)
+    if is_whole and name == match["path"]:
+        return _whole(child)
+    if is_whole or not isinstance(child, _CONTAINERS):
+        raise ConfigError(
+            f"part: found {type(child).__name__} at '{name}' in {type(module).__name__}; expected an nn.Sequential or "
+            f"nn.ModuleList of blocks that keep the shape, or mlotool.models.ResidualLayers. {_advice(module)}"
+        )
+    blocks = list(child)
+    if name != match["path"]:
+        begin, end = (int(match[key]) if match[key] else None for key in ("begin", "end"))
+        blocks = blocks[begin:end]
+    if not blocks:
+        raise ConfigError(
+            f"part: found no blocks at '{name}', of {len(child)} in {match['path'] or type(module).__name__}; expected "
+            "at least one. Correct the numbers."
+        )
+    return Part(blocks, WholeLayers(blocks))
+
+
+def _whole(layers: Any) -> Part:
+    # Its own settings are those of a module that is used by itself.
+    return Part([layers], layers.serial().layers if isinstance(layers, MultigridResidual) else layers)
+
+
+def _is_inside(path: str, outer: Iterable[str]) -> bool:
+    return any(path != each and path.startswith(f"{each}." if each else "") for each in outer)
+
+
+def _advice(module: nn.Module) -> str:
+    runs = [f"{name} ({len(blocks)} equal blocks)" for name, blocks in equal_blocks(module).items()]
+    if runs:
+        return f"Name one of {', '.join(runs[:8])}."
+    return (
+        "Build such blocks as one mlotool.layerparallel.MultigridResidual([block, ...]), or take parallel=auxnet, "
+        "which asks nothing of blocks."
+    )
+
+
+# N: blocks, b: batch
+
+
+class InPlace:
+    """Consecutive blocks of a module: the call of the first one solves all, and each returns its state of the solution.
+
+    The module's own forward may call the blocks in whatever way it likes, as long as each is given what the one before
+    has returned, and all are given the same further arguments. What it reads between two blocks, and returns or adds to
+    a loss, has the right value and the right gradient, as far as the cycles have converged.
+
+    Args:
+        name: of the blocks in the module, for messages.
+        blocks: the N blocks; or one module that is all layers, such as `mlotool.models.ResidualLayers`.
+        solver: of these layers.
+
+    Raises:
+        ConfigError: from a block's call, where the module does something else between the blocks, or a block has hooks.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.layerparallel.multigrid.layers import WholeLayers
+        >>> model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(8)])
+        >>> in_place = InPlace("model", list(model), MultigridResidual(WholeLayers(model), cycles=4))
+        >>> with in_place.solving():
+        ...     found = model(torch.ones(2, 3))
+        >>> torch.testing.assert_close(found, model(torch.ones(2, 3)))
+    """
+
+    def __init__(self, name: str, blocks: Sequence[nn.Module], solver: MultigridResidual) -> None:
+        self.name = name
+        self.blocks = list(blocks)
+        self.solver = solver
+        self._position = 0
+        self._own: dict[nn.Module, Callable[..., Any]] = {}
+        self._result: Callable[[int], Tensor] | None = None
+        self._handed: Tensor | None = None
+        self._version = 0
+        self._arguments: CallArguments | None = None
+        self._mode: object = None
+        self._is_called = self._is_told = False
+
+    @contextmanager
+    def solving(self) -> Iterator[None]:
+        """Let the first block solve all of them; a solver that is serial leaves the blocks as they are."""
+        if self.solver.begin_step():
+            yield
+            return
+        self._check_hooks()
+        before = {block: block.__dict__.get("forward") for block in self.blocks}
+        self._own = {block: block.forward for block in self.blocks}
+        self._position, self._is_called = 0, False
+        for block in self.blocks:
+            # The modules stay where they are: what their owner asks of them (`layers[0].norm_first`) is still theirs.
+            block.__dict__["forward"] = partial(self._call, block)
+        try:
+            yield
+        finally:
+            for block, forward in before.items():
+                del block.__dict__["forward"]
+                if forward is not None:
+                    block.__dict__["forward"] = forward
+            # What a batch has left would live as long as the program.
+            self._result = self._handed = self._arguments = None
+        if not self._is_called and not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"parallel.part: the module has called no block of {self.name}, so that nothing is solved by "
+                "multigrid; expected blocks that its forward calls. Name others by part.",
+                stacklevel=2,
+            )
+
+    def _call(self, block: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if self.solver.is_evaluating:
+            return self._own[block](*args, **kwargs)
+        state, arguments = self._state_of(block, args, kwargs)
+        # One block in all places is handed what it has returned itself; any other state begins a pass.
+        is_over = self._position == len(self.blocks)
+        if block is self.blocks[0] and (self._handed is None or state is not self._handed or is_over):
+            self._is_called, self._mode = True, _mode_of(state)
+            self._result, self._arguments, self._position = self._solve(state, arguments), arguments, 0
+        else:
+            self._check_follows(block, state, arguments)
+        assert self._result is not None
+        handed = self._result(self._position)
+        self._handed, self._version = handed, handed._version
+        self._position += 1
+        return handed
+
+    def _solve(self, state: Tensor, arguments: CallArguments) -> Callable[[int], Tensor]:
+        """Return what gives each block's result, the state behind it: only those are made that are asked for."""
+        states, last = self.solver.solve(state, arguments)
+        end, unsolved = len(self.blocks) - 1, _Unsolved.of(last, self.name)
+        # The last one has a node of its own: a loss that reads no other has no cotangents of all states.
+        return lambda n: last if n == end else unsolved if states is None else states[n + 1]
+
+    def _state_of(self, block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CallArguments]:
+        if args:
+            return args[0], CallArguments(args[1:], kwargs)
+        first = next(iter(inspect.signature(self._own[block]).parameters))
+        rest = {key: value for key, value in kwargs.items() if key != first}
+        return kwargs.get(first), CallArguments((), rest)
+
+    def _check_follows(self, block: nn.Module, state: Any, arguments: CallArguments) -> None:
+        position, kind = self._position, type(block).__name__
+        if position >= len(self.blocks) or block is not self.blocks[position]:
+            found = [place for place, each in enumerate(self.blocks) if each is block]
+            what = f"block {found[0]} ({kind}) called as number {position}"
+        elif self._handed is None or state is not self._handed or self._handed._version != self._version:
+            what = f"block {position} ({kind}) called with something else than what the block before it has returned"
+        elif self._arguments is None or not arguments.equals(self._arguments):
+            what = f"block {position} ({kind}) called with other arguments beside the state than block 0"
+        elif _mode_of(state) != self._mode:
+            what = f"block {position} ({kind}) called with gradients or autocast switched otherwise than block 0"
+        else:
+            return
+        raise ConfigError(
+            f"parallel.part: {self.name} has {what}; expected blocks that follow each other directly, with the same "
+            "further arguments for all. Name blocks that do, as in part: layers[2:8], or build them as one "
+            "mlotool.layerparallel.MultigridResidual."
+        )
+
+    def _check_hooks(self) -> None:
+        """Refuse hooks of the blocks themselves, which would see both a solve's evaluations and the module's call."""
+        for number, block in enumerate(self.blocks):
+            kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+            if any(getattr(block, kind) for kind in kinds):
+                raise ConfigError(
+                    f"parallel.part: block {number} ({type(block).__name__}) of {self.name} has hooks; expected none, "
+                    "since multigrid evaluates a block many times. Put them on a module around the block, or name "
+                    "other blocks as the part."
+                )
+
+
+def _mode_of(state: Any) -> object:
+    """Return what decides how a block is computed beside its arguments."""
+    device = state.device.type if isinstance(state, Tensor) else "cpu"
+    is_cast = torch.is_autocast_enabled(device)
+    return torch.is_grad_enabled(), torch.get_autocast_dtype(device) if is_cast else None
+
+
+class _Unsolved(Tensor):
+    """Stands for the state between two blocks where another rank has it: it can be handed on, and has a shape."""
+
+    _part: str
+
+    @staticmethod
+    def of(like: Tensor, part: str) -> "_Unsolved":
+        """Return one of a shape."""
+        made: _Unsolved = Tensor._make_subclass(_Unsolved, like.detach())
+        made._part = part
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Refuse to compute."""
+        if getattr(func, "__name__", "") in ("__get__", "dim", "size", "numel", "_make_subclass"):
+            return super().__torch_function__(func, types, args, kwargs or {})
+        found = [each for each in tree_leaves((args, kwargs)) if isinstance(each, _Unsolved)]
+        name = found[0]._part if found else "the part"
+        raise ConfigError(
+            f"parallel.over_ranks: the module reads a state between two blocks of {name}; expected that blocks alone "
+            "read it, since another rank may have it. Set over_ranks=false, or name fewer blocks as the part."
+        )

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
 
 from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
-from mlotool.layerparallel.multigrid.grids import check_coarsening, check_names
+from mlotool.layerparallel.multigrid.grids import Grid, check_names, critical_path, make_grids
 
 AUTO = "auto"
 """In the place of a number of cycles: they are chosen."""
@@ -47,10 +46,18 @@ cycle='V', nested=False)
 
     def __post_init__(self) -> None:
         check_names(self.relaxation, self.cycle)
-        if not is_whole(self.cycles, 0):
-            raise ConfigError(f"cycles: found {self.cycles!r}; expected a whole number of at least 0. Correct cycles.")
-        for key, value in (("tolerance", self.tolerance), ("relative_tolerance", self.relative_tolerance)):
-            _check_tolerance(key, value)
+        require(is_whole(self.cycles, 0), "cycles", self.cycles, "a whole number of at least 0")
+        _check_tolerance("tolerance", self.tolerance)
+        _check_tolerance("relative_tolerance", self.relative_tolerance)
+
+    def grids(self, num_layers: int) -> tuple[Grid, ...]:
+        """Return the grids of so many layers, finest first."""
+        return make_grids(num_layers, self.coarsening, self.levels)
+
+    def critical(self, num_layers: int, workers: int) -> int:
+        """Return the evaluations of a solve of so many layers that one of so many workers takes in a row."""
+        settings = self.coarsening, self.levels, self.relaxation, self.cycles, workers
+        return critical_path(num_layers, *settings, cycle=self.cycle, nested=self.nested).critical
 
 
 @dataclass(kw_only=True)
@@ -134,21 +141,16 @@ class MultigridSettings:
             _check_tolerance(key, getattr(self, key))
         for key in ("nested", "warm_start", "over_ranks"):
             require(isinstance(getattr(self, key), bool), key, getattr(self, key), "true or false")
-        if self.coarsening is not None:
-            check_coarsening(self.coarsening, self.levels)
-        self._check_idle()
-
-    def _check_idle(self) -> None:
         keys: tuple[str, ...] = ("workers",)
-        reason = "only cycles=auto counts workers"
+        reason, other = "only cycles=auto counts workers", AUTO
         if self.is_chosen:
-            keys = ("backward_cycles", "tolerance", "backward_tolerance", "warm_start")
+            keys, other = ("backward_cycles", "tolerance", "backward_tolerance", "warm_start"), "2"
             reason = "both solves take the chosen cycles, all of them, each from a new start"
         for key in keys:
-            if getattr(self, key) not in (None, False):
+            value, advice = getattr(self, key), f"Leave {key} out, or set cycles={other}."
+            if value not in (None, False):
                 raise ConfigError(
-                    f"{key}: found {getattr(self, key)!r} with cycles={self.cycles}; expected none, since {reason}. "
-                    f"Leave {key} out, or set cycles={2 if self.is_chosen else AUTO}."
+                    f"{key}: found {value!r} with cycles={self.cycles}; expected none, since {reason}. {advice}"
                 )
 
     def _method(self, num_layers: int, cycles: int | str, tolerance: float | None) -> Method:
@@ -161,48 +163,3 @@ class MultigridSettings:
 def _check_tolerance(key: str, value: object) -> None:
     is_right = value is None or (is_number(value) and value >= 0)  # type: ignore[operator]
     require(is_right, key, value, "a number of at least 0, or null")
-
-
-class MethodKeywords(TypedDict, total=False):
-    """The fields of `Method`, as keywords: the types of `**method` in `mgrit`.
-
-    Example:
-        >>> keywords: MethodKeywords = {"relaxation": "F", "cycles": 3}
-        >>> Method(**keywords).cycles
-        3
-    """
-
-    coarsening: int | Sequence[int]
-    levels: int | None
-    relaxation: str
-    cycles: int
-    tolerance: float | None
-    relative_tolerance: float | None
-    cycle: str
-    nested: bool
-
-
-class MultigridKeywords(TypedDict, total=False):
-    """The fields of `MultigridSettings`, as keywords: the types of `**settings` in `MultigridResidual`.
-
-    Example:
-        >>> keywords: MultigridKeywords = {"cycles": 3, "warm_start": True}
-        >>> MultigridSettings(**keywords).cycles
-        3
-    """
-
-    coarsening: int | Sequence[int] | None
-    levels: int | None
-    relaxation: str
-    cycles: int | str
-    backward_cycles: int | None
-    tolerance: float | None
-    backward_tolerance: float | None
-    cycle: str
-    nested: bool
-    warm_start: bool
-    guard_every: int | None
-    guard_threshold: float
-    guard_max_cycles: int
-    workers: int | None
-    over_ranks: bool

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone
-from mlotool.layerparallel.multigrid.grids import Grid, make_grids
+from mlotool.layerparallel.exchange import Exchange
+from mlotool.layerparallel.multigrid.grids import Grid
 from mlotool.layerparallel.multigrid.settings import Method
 
 # values: (N_l + 1, b, ...), one point of the level after the other; source: the same; ahead: (num_chunks, b, ...)
@@ -27,7 +27,7 @@ def solve(
     *,
     is_warm: bool = False,
     is_mirrored: bool = False,
-    exchange: AbstractExchange | None = None,
+    exchange: Exchange | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return v with `v^0 = origin` and `v^{n+1} = Phi(v^n) + source^{n+1}`, as far as the cycles get.
 
@@ -57,8 +57,8 @@ def solve(
         >>> round(values[-1].item(), 4), round(0.9**16, 4), residuals[1].item() < 1e-12
         (0.1853, 0.1853, True)
     """
-    exchange = exchange or Alone()
-    grids = make_grids((len(values) - 1) * exchange.num_parts, method.coarsening, method.levels)
+    exchange = exchange or Exchange()
+    grids = method.grids((len(values) - 1) * exchange.num_parts)
     solver = _Solve(advance, origin, grids, method, exchange, is_mirrored=is_mirrored)
     return solver.run(values, source, is_nested=method.nested and not is_warm)
 
@@ -72,14 +72,17 @@ class _Solve:
         origin: Tensor,
         grids: Sequence[Grid],
         method: Method,
-        exchange: AbstractExchange,
+        exchange: Exchange,
         *,
         is_mirrored: bool,
     ) -> None:
         self.advance = advance
         self.origin = origin
         # The points at hand, by level: a part of the finest grid, and all of the others.
-        self.points = (exchange.part_of(grids[0]), *(range(grid.num_layers) for grid in grids[1:]))
+        self.points = (
+            grids[0].part(exchange.part, exchange.num_parts),
+            *(range(grid.num_layers) for grid in grids[1:]),
+        )
         self.grids = grids
         self.method = method
         self.exchange = exchange

@@ -61,14 +61,49 @@ def batched(step: Any) -> Evaluate:
     def evaluate(values: Tensor, layers: range, step_size: float) -> Tensor:
         version = None if values.is_inference() else values._version
         if many is not None:
-            return _checked(many(values, layers, step_size), values, layers, version)
+            name = f"layer {layers.start}" if len(layers) == 1 else f"layers {layers.start}, {layers[1]}, ..."
+            return check_state(f"step: {name}", values, many(values, layers, step_size), version)
         moved = [
-            _checked(step(each, layer, step_size), each, range(layer, layer + 1), version)
+            check_state(f"step: layer {layer}", each, step(each, layer, step_size), version)
             for each, layer in zip(values, layers, strict=True)
         ]
         return torch.stack(moved)
 
     return evaluate
+
+
+def check_state(name: str, state: Tensor, moved: Any, version: int | None = None) -> Tensor:
+    """Return what a layer has made of a state, and refuse what is no state after it.
+
+    Args:
+        name: of the layer, for messages.
+        state: that it was given.
+        moved: what it returned.
+        version: of the state before; None: it may have been changed.
+
+    Raises:
+        ConfigError: it returned no tensor or one of another shape, or has changed the state that it was given.
+
+    Example:
+        >>> check_state("block 0", torch.ones(2), torch.zeros(2))
+        tensor([0., 0.])
+    """
+    if not isinstance(moved, Tensor):
+        raise ConfigError(
+            f"{name} returned {kind_of(moved)}; expected a tensor, the state after it. Return that alone, or wrap it "
+            "in a module that does."
+        )
+    if version is not None and state._version != version:
+        raise ConfigError(
+            f"{name} changed the state that it was given; expected one that leaves it, since it is evaluated again. "
+            "Write u = u + x in place of u.add_(x) or u += x."
+        )
+    if moved.shape != state.shape:
+        raise ConfigError(
+            f"{name} turned a state of shape {tuple(state.shape)} into {tuple(moved.shape)}; expected the same shape, "
+            "since coarse grids leave layers out. Name other layers, or keep it outside of the multigrid part."
+        )
+    return moved
 
 
 def states_at(states: Tensor, layers: range) -> Tensor:
@@ -150,24 +185,3 @@ class Linearised:
                 at = self._states(layers).detach().requires_grad_()
                 self._traces[key] = at, self._evaluate(at, layers, step_size)
         return self._traces[key]
-
-
-def _checked(moved: Tensor, values: Tensor, layers: range, version: int | None) -> Tensor:
-    single = len(layers) == 1
-    name = f"layer {layers.start}" if single else f"layers {layers.start}, {layers.start + layers.step}, ..."
-    if not isinstance(moved, Tensor):
-        raise ConfigError(
-            f"step: {name} returned {kind_of(moved)}; expected a tensor, the state after it. Return that alone."
-        )
-    if version is not None and values._version != version:
-        raise ConfigError(
-            f"step: {name} changed the state that it was given; expected one that leaves it, since it is evaluated "
-            "again. Write u = u + x in place of u.add_(x) or u += x."
-        )
-    if moved.shape != values.shape:
-        raise ConfigError(
-            f"step: {name} turned a state of shape {tuple(values.shape)} into {tuple(moved.shape)}; expected the same "
-            "shape, since coarse grids leave layers out. Keep layers that change the shape outside of the multigrid "
-            "part."
-        )
-    return moved

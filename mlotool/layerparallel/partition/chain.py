@@ -1,17 +1,17 @@
 """A module as a chain of layers, and where it may be cut."""
 
 import inspect
-from collections.abc import Container, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.suggest import did_you_mean
-from mlotool.layerparallel.partition.balance import balanced
 from mlotool.layerparallel.partition.costs import Measure, operations
 from mlotool.layerparallel.partition.stage import Inputs, Stage, tensors_of, undisturbed
 from mlotool.layerparallel.partition.trace import LAYERS, has_layers, recomputed, traced
@@ -33,6 +33,8 @@ class Chain:
 
     Attributes:
         names: the layers that may begin a stage, in order.
+        inputs: as they were given.
+        opened: as they were given.
 
     Raises:
         UntraceableError: the forward decides by values, and there are no inputs.
@@ -56,20 +58,33 @@ class Chain:
         key: str = "module",
         inputs: Inputs | None = None,
         inside: Sequence[str] | None = None,
-        opened: Container[str] = (),
+        opened: Iterable[str] = (),
     ) -> None:
-        self._module = _Holder(module) if has_layers(module) else module
-        self._key = key
-        self._graph = traced(self._module, key, inputs, inside, opened)
+        # Equal layers are held by another module, so that their calls have a name.
+        self._module = nn.Sequential(OrderedDict(layers=module)) if has_layers(module) else module
+        self._key, self.inputs, self.opened = key, inputs, frozenset(opened)
+        self._graph = traced(self._module, key, inputs, inside, self.opened)
         self._nodes = [node for node in self._graph.nodes if node.op not in ("placeholder", "output")]
         self._recomputed = recomputed(self._nodes)
         self._positions = self._find_positions()
-        self.names = [_name(self._nodes[position]) for position in self._positions]
+        self.names = []
+        for position in self._positions:
+            node = self._nodes[position]
+            layers = _layers_of(node)
+            # Equal layers are called by what they begin with.
+            self.names.append(str(node.target) if layers is None else f"{node.target}.{layers.start}")
 
     @property
     def asks_for_sizes(self) -> bool:
         """Whether the forward asks tensors for their sizes, types or devices."""
-        return any(_asks(node) for node in self._nodes)
+        return any(
+            node.target in ("size", "dim") or (node.target is getattr and node.args[1] in ("shape", "device", "dtype"))
+            for node in self._nodes
+        )
+
+    def finer(self, inputs: Inputs | None, opened: Iterable[str]) -> "Chain":
+        """Return the same module's chain, traced with these inputs, with further blocks looked into."""
+        return Chain(self._module, self._key, inputs, opened=self.opened | frozenset(opened))
 
     def stages(self, cut: Sequence[str]) -> list[Stage]:
         """Return the stages between cuts.
@@ -148,7 +163,13 @@ class Chain:
             name: of the layer there; '' is the part before the first cut.
         """
         part = dict(zip(("", *self.names), self.stages(self.names), strict=True))[name]
-        return [layer for layer in part.layers if _holds_blocks(self._module.get_submodule(layer))]
+        kinds = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+        def holds_blocks(layer: str) -> bool:
+            modules = self._module.get_submodule(layer).modules()
+            return any(isinstance(each, kinds) and len(each) > 1 for each in modules)
+
+        return [layer for layer in part.layers if holds_blocks(layer)]
 
     def check(self, num_stages: int, cut: Sequence[str] | None) -> None:
         """Refuse numbers of stages and cuts that do not fit the module or each other.
@@ -172,7 +193,8 @@ class Chain:
         nodes, found = self._nodes, []
         for position, node in enumerate(nodes):
             before, after = nodes[:position], nodes[position:]
-            if not _begins_stage(self._module, node) or len(self._passing(position)) != 1:
+            is_layer = node.op == "call_module" and [*self._module.get_submodule(str(node.target)).parameters()]
+            if not is_layer or len(self._passing(position)) != 1:
                 continue
             # Parameters on both sides are shared. Of a layer's buffers on both sides there would be two.
             if tensors_of(self._module, before) and _moved(self._module, before).isdisjoint(
@@ -218,18 +240,6 @@ class Chain:
         return [node for node in self._nodes if node in needed]
 
 
-class _Holder(nn.Module):
-    """Holds a module of equal layers, so that its calls have a name."""
-
-    def __init__(self, layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, state: Tensor) -> Any:
-        """Return the last state."""
-        return self.layers(state)
-
-
 def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
     """Return what a module is called with, in the order of its forward's arguments, defaults included.
 
@@ -242,12 +252,6 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     # Which of equal layers run is the stages' to say.
     is_alone = has_layers(module)
     return tuple(value for name, value in found.arguments.items() if not (is_alone and name == LAYERS))
-
-
-def _name(node: fx.Node) -> str:
-    """Return the name of a layer that is called; of equal layers, that of the one which it begins with."""
-    layers = _layers_of(node)
-    return str(node.target) if layers is None else f"{node.target}.{layers.start}"
 
 
 def _layers_of(node: fx.Node) -> range | None:
@@ -274,14 +278,42 @@ def _moved(module: nn.Module, nodes: Sequence[fx.Node]) -> set[int]:
     return {id(each) for layer in layers for each in layer.buffers()}
 
 
-def _asks(node: fx.Node) -> bool:
-    return node.target in ("size", "dim") or (node.target is getattr and node.args[1] in ("shape", "device", "dtype"))
+def balanced(costs: Sequence[float], names: Sequence[str], num_stages: int) -> list[str]:
+    """Cut a chain of links into stages so that the most expensive stage costs as little as possible.
 
+    Of cuts that do this equally well, those with the smallest sum of squared costs are taken, and of these the latest:
+    what costs nothing (a norm, an activation) then belongs to the stage of what it follows.
 
-def _holds_blocks(module: nn.Module) -> bool:
-    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    return any(isinstance(each, containers) and len(each) > 1 for each in module.modules())
+    Args:
+        costs: of each link, in any unit; one more than `names`.
+        names: of all links but the first, which begins the first stage in any case.
+        num_stages: K, at most the number of links.
 
+    Returns:
+        The names of the links that begin the stages 1 .. K-1.
 
-def _begins_stage(module: nn.Module, node: fx.Node) -> bool:
-    return node.op == "call_module" and any(True for _ in module.get_submodule(str(node.target)).parameters())
+    Example:
+        >>> balanced([4, 1, 1, 2], ["b", "c", "d"], num_stages=2)
+        ['b']
+    """
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    # By the number of links in the first stages: (largest cost, sum of squares, cuts).
+    best: dict[int, tuple[float, float, list[int]]] = {
+        end: (sums[end], sums[end] ** 2, []) for end in range(1, len(costs) + 1)
+    }
+    for number in range(2, num_stages + 1):
+        best = {
+            end: min(
+                (
+                    (max(largest, last), squares + last**2, [*cuts, begin])
+                    for begin, (largest, squares, cuts) in best.items()
+                    if begin < end
+                    for last in [sums[end] - sums[begin]]
+                ),
+                key=lambda found: (found[0], found[1], [-cut for cut in found[2]]),
+            )
+            for end in range(number, len(costs) + 1)
+        }
+    return [names[begin - 1] for begin in best[len(costs)][2]]

@@ -1,8 +1,15 @@
-"""A module's forward as a graph of its layers and blocks."""
+"""A module's forward as a graph of its layers and blocks.
 
+Sizes, types and devices that a forward asks of a layer's output are told from the module's inputs instead: a mask that
+is made for `x.shape[1]` tokens, where x is what an embedding has returned, would have to go on beside x past every cut.
+"""
+
+import functools
 import inspect
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -10,17 +17,171 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import Attribute
 from torch.utils import _device
+from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import ConfigError, RunError
-from mlotool.layerparallel.partition import stand_ins
-from mlotool.layerparallel.partition.sizes import TOLD, told_by_inputs
 from mlotool.layerparallel.partition.stage import Inputs, undisturbed
-from mlotool.layerparallel.partition.stand_ins import casts, draws, sizes_in_tuples, without_gradient
+
+Create = Callable[..., fx.Node]
+"""Records an operation: kind, target, arguments by position, arguments by name."""
+
+
+def told_by_inputs(node: fx.Node, values: Mapping[fx.Node, Any], create: Create, key: str, place: str) -> fx.Node:
+    """Return a node with the same value that follows from the inputs alone; the node itself where that is not needed.
+
+    A size is taken from the first input that has it along the same axis, and is a constant where no input has. An
+    operation beside the layer's output refuses batches for which the two differ.
+
+    Args:
+        node: that was recorded last.
+        values: of all nodes, for the batch that the forward is traced with.
+        create: records further ones.
+        key: of the setting that the module belongs to, for messages.
+        place: in the user's code, for messages.
+
+    Example:
+        >>> graph = fx.Graph()
+        >>> x = graph.placeholder("x")
+        >>> size = graph.call_method("size", (x, 0))
+        >>> told_by_inputs(size, {x: torch.ones(2), size: 2}, graph.create_node, "parallel", "here") is size
+        True
+    """
+    asked = _asked(node)
+    if asked is None or asked.op == "placeholder" or not isinstance(values.get(asked), Tensor):
+        return node
+    value = values[node]
+    found = _of_an_input(node, value, values, create)
+    if found is None:
+        found = create("call_function", _constant, (value,), {})
+    create("call_function", _check_same, (node, found, key, place), {})
+    return found
+
+
+def _asked(node: fx.Node) -> fx.Node | None:
+    """Return the node whose size, type or device a node is."""
+    args = node.args
+    if not args or not isinstance(args[0], fx.Node):
+        return None
+    if node.op == "call_method":
+        is_size = node.target == "size" and len(args) == 2
+        return args[0] if is_size or node.target == "dim" else None
+    if node.target is getattr:
+        return args[0] if args[1] in ("device", "dtype", "ndim") else None
+    shape = args[0]
+    is_size = shape.op == "call_method" and shape.target == "size" and len(shape.args) == 1
+    is_shape = is_size or (shape.target is getattr and shape.args[1] == "shape")
+    if node.target is operator.getitem and isinstance(args[1], int) and is_shape:
+        return shape.args[0] if isinstance(shape.args[0], fx.Node) else None
+    return None
+
+
+def _of_an_input(node: fx.Node, value: Any, values: Mapping[fx.Node, Any], create: Create) -> fx.Node | None:
+    inputs = [each for each in values if each.op == "placeholder" and isinstance(values[each], Tensor)]
+    if isinstance(value, torch.device):
+        return next((create("call_function", getattr, (each, "device"), {}) for each in inputs), None)
+    if not isinstance(value, int) or node.target == "dim" or node.args[1] == "ndim":
+        return None
+    axis = node.args[1]
+    assert isinstance(axis, int)
+    fitting = (each for each in inputs if 0 <= axis < values[each].dim() and values[each].shape[axis] == value)
+    found = next(fitting, None)
+    # Another axis of the same size may be so by chance: a batch of 16 beside a width of 16.
+    return None if found is None else create("call_method", "size", (found, axis), {})
+
+
+def _constant(value: Any) -> Any:
+    return value
+
+
+def _check_same(found: Any, expected: Any, key: str, place: str) -> None:
+    """Refuse a batch for which a layer's output has another size than the stages take from the inputs."""
+    if found != expected:
+        raise RunError(
+            f"{key}: the forward asks for a size, type or device at {place}, which is {found} for this batch; by its "
+            f"inputs, as in the first batch, it is {expected}. Ask the module's input for it, or pass it in a tensor."
+        )
+
+
+TOLD = (_constant, _check_same)
+"""Operations that `told_by_inputs` adds."""
+
+
+_MADE_BY_SIZES = ("ones", "zeros", "empty", "rand", "randn")
+_DRAWING = re.compile(
+    "drop|rand|normal(?!ize)|uniform|bernoulli|multinomial|poisson|exponential|cauchy|geometric|rrelu|gumbel"
+)
+
+
+@contextmanager
+def sizes_in_tuples() -> Iterator[None]:
+    """While it lasts, `torch.ones(n, n)` takes stand-ins for n: they are given in a tuple, which torch looks into.
+
+    Example:
+        >>> class Causal(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return torch.tril(torch.ones(x.shape[1], x.shape[1]))
+        >>> with sizes_in_tuples():
+        ...     graph = fx.symbolic_trace(Causal()).graph
+        >>> [node.name for node in graph.nodes if node.op == "call_function"][-2:]
+        ['ones', 'tril']
+    """
+    own = {name: getattr(torch, name) for name in _MADE_BY_SIZES}
+    for name, function in own.items():
+        setattr(torch, name, _in_a_tuple(function))
+    try:
+        yield
+    finally:
+        for name, function in own.items():
+            setattr(torch, name, function)
+
+
+def draws(node: fx.Node) -> bool:
+    """Say whether an operation draws random numbers, by its name.
+
+    Example:
+        >>> graph = fx.Graph()
+        >>> x = graph.placeholder("x")
+        >>> [draws(graph.call_function(each, (x,))) for each in (torch.relu, torch.bernoulli)]
+        [False, True]
+    """
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return _DRAWING.search(name) is not None
+
+
+def without_gradient(value: Any) -> Any:
+    """Return a value that the forward has computed with gradients switched off, wherever it is computed again.
+
+    Example:
+        >>> without_gradient(torch.ones(1, requires_grad=True) * 2).requires_grad
+        False
+    """
+    return tree_map_only(Tensor, Tensor.detach, value)
+
+
+def casts() -> list[object]:
+    """Return what autocast does now, on the CPU and on GPUs.
+
+    Example:
+        >>> casts()[0]
+        (False, torch.bfloat16)
+    """
+    return [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+
+
+def _in_a_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*sizes: Any, **kwargs: Any) -> Any:
+        if len(sizes) > 1 and any(issubclass(type(each), fx.Proxy) for each in sizes):
+            return function(tuple(sizes), **kwargs)
+        return function(*sizes, **kwargs)
+
+    return call
+
 
 LAYERS = "layers"
 """The argument of a module of equal layers that says which of them run, as `mlotool.layerparallel.Layers` has it."""
 
-_BETWEEN = (__file__, stand_ins.__file__, *fx.__path__, _device.__file__)
+_BETWEEN = (__file__, *fx.__path__, _device.__file__)
 """Files and folders of code that stands between a forward and its operations, the last one with a default device."""
 
 
@@ -323,8 +484,8 @@ def _check_decision(value: Any, kind: str, expected: Any, key: str, place: str) 
     if found != expected:
         raise RunError(
             f"{key}: the forward decides by {kind}(..) at {place}, which is {found} for this batch and was {expected} "
-            "for the first one; expected the same for all, since the stages go the way of the first batch. Correct "
-            "the batch, decide inside a block, or use x.shape[0] in place of len(x)."
+            "for the first one, whose way the stages go. Correct the batch, decide inside a block, or use x.shape[0] "
+            "in place of len(x)."
         )
 
 

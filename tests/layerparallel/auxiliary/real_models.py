@@ -43,6 +43,10 @@ class Samples:
         return {"input": self.input[index], "index": torch.tensor(index)}
 
 
+def resnet() -> nn.Module:
+    return torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=4)
+
+
 def resnet18() -> nn.Module:
     return torchvision.models.resnet18(num_classes=4)
 
@@ -63,13 +67,16 @@ def encoder(width: int = 8, num_layers: int = 4) -> nn.Module:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Samples]] = {
-    "resnet18": (resnet18, Samples((3, 16, 16))),
+    "resnet": (resnet, Samples((3, 16, 16))),
     "vision transformer": (vision_transformer, Samples((3, 16, 16))),
     "decoder": (decoder, Samples((6,), are_tokens=True)),
     "encoder": (encoder, Samples((5, 8))),
     "checked": (Checked, Samples((8,))),
     "stacked": (lambda: StackedLayers(block, 6, 0.5), Samples((8,))),
 }
+
+
+CASES = [*((model, "penalty") for model in MODELS), *((model, "auxnet") for model in ("encoder", "decoder", "stacked"))]
 
 
 def spread(batch: Mapping[str, Tensor], *, model: Any) -> Tensor:
@@ -108,8 +115,7 @@ def main(folder: Path) -> None:
     with joined(World.find(os.environ), torch.device("cpu")) as ranks:
         found = {
             f"{model} {method}": _digest(trained(over(ranks, program(model, method, processes=True))))
-            for model in MODELS
-            for method in METHODS
+            for model, method in CASES
         }
         torch.save(found, folder / f"rank_{ranks.rank}.pt")
 

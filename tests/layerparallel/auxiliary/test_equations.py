@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mlotool.layerparallel.auxiliary.equations import local_loss, next_multiplier, variable_slope, violations
+from mlotool.layerparallel.auxiliary.settings import AuxiliarySettings
 from mlotool.layerparallel.auxiliary.step import StageStep
 
 
@@ -84,10 +85,9 @@ def test_the_multiplier_rule_of_the_stationarity_and_the_printed_one() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_part_without_samples_of_its_own_has_no_weight(reduction: str) -> None:
     """Its rows stand in for samples of others, which those weigh."""
-    settings = {"shapes": [torch.Size([5])], "dtype": torch.float64, "device": torch.device("cpu"), "betas": [1.0]}
+    of_step = AuxiliarySettings(2, reduction=reduction), 0, (torch.zeros(4, 2),), [torch.Size([5])]
     empty, full = (
-        StageStep((torch.zeros(4, 2),), 4, **settings, reduction=reduction, share=share, num_replicas=2)
-        for share in (0.0, 1.0)
+        StageStep(*of_step, torch.float64, torch.device("cpu"), share=share, num_replicas=2) for share in (0.0, 1.0)
     )
-    assert empty.weight(1) == empty.own_weight(1) == 0.0
+    assert empty.weight(1) == empty.step_size(1) == 0.0
     assert full.weight(1) > 0.0

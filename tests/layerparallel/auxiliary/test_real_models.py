@@ -1,7 +1,6 @@
 """Models that people have, in stages: bit by bit the same in one process, in several, and after an interruption."""
 
 import copy
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,8 @@ import pytest
 import torch
 
 from mlotool.program import Schedule
-from tests.layerparallel.auxiliary.real_models import METHODS, MODELS, alone, main, program, trained
-from tests.layerparallel.auxiliary.test_processes import unequal
+from tests.layerparallel.auxiliary.real_models import CASES, alone, main, program, trained
+from tests.layerparallel.auxiliary.test_processes import computed_alone, unequal
 from tests.runner.processes import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -23,38 +22,24 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks(main, 2, folder, meanwhile=lambda: None)[1]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "method"), CASES)
 def test_two_processes_are_one_bit_by_bit(model: str, method: str, found: list[dict[str, Any]]) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = alone(model, method)
-    torch.set_num_threads(threads)
+    expected = computed_alone(lambda ranks: alone(model, method))
     for rank in found:
         assert unequal(rank[f"{model} {method}"], expected, 0.0) == []
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", MODELS)
-def test_a_resumed_run_is_the_same_bit_by_bit(model: str, method: str) -> None:
-    whole = trained(program(model, method, processes=False), 4)
+@pytest.mark.parametrize(("model", "method"), CASES)
+def test_all_stages_learn_and_a_resumed_run_is_the_same_bit_by_bit(model: str, method: str) -> None:
+    made = program(model, method, processes=False)
+    before = {name: each.clone() for name, each in made.problems["net"].module.named_parameters()}
+    whole = trained(made, 3)
+    assert [name for name, each in before.items() if torch.equal(whole["net"][name], each)] == []
     first, second = (program(model, method, processes=False) for _ in range(2))
     schedule = Schedule(first)
     for _ in range(2):
         schedule.tick()
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    resumed = trained(second, 2)
+    resumed = trained(second, 1)
     assert unequal(resumed["net"], whole["net"], 0.0) == []
     assert unequal(resumed["parallel"], whole["parallel"], 0.0) == []
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("model", MODELS)
-def test_all_stages_learn(model: str, method: str) -> None:
-    made = program(model, method, processes=False)
-    before = {name: each.clone() for name, each in made.problems["net"].module.named_parameters()}
-    trained(made)
-    unmoved = [name for name, each in made.problems["net"].module.named_parameters() if torch.equal(each, before[name])]
-    assert unmoved == []

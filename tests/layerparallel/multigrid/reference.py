@@ -4,9 +4,13 @@ Nothing is skipped and nothing is reused: every residual and every operator is e
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
+
+from mlotool import layerparallel
+from mlotool.layerparallel.multigrid.settings import Method
 
 Array = np.ndarray
 Phi = Callable[[int, int, Array], Array]
@@ -132,3 +136,17 @@ class Network:
             return self.pull(n, states[n], w, self.h * stride)
 
         return phi
+
+
+KEYS = [each.name for each in fields(Method)]
+
+
+def mgrit(step: Any, u0: Any, num_layers: int, h: float, *method: Any, **more: Any) -> Any:
+    """Call the package's with the fields of its method by position, in the order of `Method`."""
+    return layerparallel.mgrit(step, u0, num_layers, h, **dict(zip(KEYS, method, strict=False)), **more)
+
+
+def mgrit_adjoint(step: Any, states: Any, cotangent: Any, num_layers: int, h: float, *method: Any, **more: Any) -> Any:
+    """Call the package's in the same way."""
+    found = dict(zip(KEYS, method, strict=False))
+    return layerparallel.mgrit_adjoint(step, states, cotangent, num_layers, h, **found, **more)

@@ -1,6 +1,5 @@
 """`cycles: auto`: the cheapest cycles whose gradient is near enough to the serial one."""
 
-import itertools
 import warnings
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.layerparallel import Multigrid, MultigridResidual, critical_path, mgrit
+from mlotool.layerparallel import Multigrid, MultigridResidual
 from mlotool.layerparallel.multigrid.choice import Choice, make_plans
 from mlotool.layerparallel.multigrid.guard import Solved
 from mlotool.layerparallel.multigrid.settings import Method
@@ -19,7 +18,7 @@ from tests.layerparallel.multigrid.test_setting import network, problem
 U0 = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def wave(num_layers: int = 128, time: float = 2.0) -> nn.Module:
+def wave(num_layers: int = 64, time: float = 2.0) -> nn.Module:
     """Layers whose weights are near those of their neighbours, as a coarse grid wants them."""
     torch.manual_seed(0)
     layers = Wave(num_layers, h=time / num_layers)
@@ -58,17 +57,16 @@ def bias_of(layers: nn.Module, method: Method) -> float:
     return max(float((mine - exact).norm() / exact.norm()), float(of_state))
 
 
-@pytest.mark.parametrize("threshold", [0.3, 0.03, 1e-4])
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("threshold", "nested"), [(0.3, False), (0.03, True)])
 def test_it_is_the_cheapest_plan_within_the_bound(threshold: float, nested: bool) -> None:
-    part = auto(guard_threshold=threshold, nested=nested)
-    serial = step(MultigridResidual(wave()).serial())
+    part = auto(wave(64), guard_threshold=threshold, nested=nested)
+    serial = step(MultigridResidual(wave(64)).serial())
     # The first step is serial, and so is each gradient that is compared.
     torch.testing.assert_close(step(part), serial, rtol=1e-11, atol=1e-13)
     assert isinstance(part.guard, Choice)
     plans = part.guard.plans
     assert [plan.cost for plan in plans] == sorted(plan.cost for plan in plans)
-    assert plans[-1].cost < 128
+    assert plans[-1].cost < 64
     expected = next((plan for plan in plans if bias_of(part.layers, plan.method) <= threshold), None)
     assert part.guard.plan == expected
     assert expected is not None
@@ -81,7 +79,7 @@ def test_it_is_the_cheapest_plan_within_the_bound(threshold: float, nested: bool
 
 
 def test_it_goes_serial_where_no_plan_is_near_enough_and_comes_back() -> None:
-    part = auto(wave(time=60.0), guard_threshold=1e-3, guard_max_cycles=2, guard_every=3)
+    part = auto(wave(128, time=60.0), guard_threshold=1e-3, guard_max_cycles=2, guard_every=3)
     with pytest.warns(UserWarning, match="of .* plans none is within guard_threshold=0.001 .* one after the other"):
         step(part)
     assert part.statistics() == {"is_serial": 1.0, "gradient_bias": 0.0}
@@ -126,12 +124,6 @@ def test_one_worker_is_told_that_nothing_pays() -> None:
     assert part.statistics() == {"is_serial": 1.0}
 
 
-def test_a_coarsening_that_is_set_is_kept() -> None:
-    part = auto(coarsening=8)
-    step(part)
-    assert {plan.method.coarsening for plan in part.guard.plans} == {8}
-
-
 def test_a_nan_is_no_small_bias() -> None:
     choice = Choice(lambda: make_plans(64, Method(), 2, workers=16), every=1, threshold=0.1)
     exact, broken = (Solved([torch.tensor([value])], torch.ones(1)) for value in (1.0, float("nan")))
@@ -158,21 +150,6 @@ def test_it_goes_on_bit_by_bit() -> None:
     assert "net/layers_in_a_row" in whole.statistics()
 
 
-def test_nested_starts_are_counted() -> None:
-    """By counting the calls of a step."""
-    for num_layers, coarsening, relaxation in itertools.product((7, 18, 64), (2, 3, 4), ("F", "FCF")):
-        calls = []
-
-        def layer(u: Tensor, n: int, h: float, calls: list[int] = calls) -> Tensor:
-            calls.append(n)
-            return u
-
-        method = {"coarsening": coarsening, "relaxation": relaxation, "cycles": 1, "nested": True}
-        mgrit(layer, torch.ones(1, 1), num_layers, 0.1, **method)  # type: ignore[arg-type]
-        path = critical_path(num_layers, coarsening, None, relaxation, cycles=1, nested=True)
-        assert path.total == path.critical == len(calls)
-
-
 def test_a_gradient_of_zero_decides_nothing() -> None:
     """As that below a head that begins at zero."""
     part = auto(wave(time=60.0), guard_threshold=0.1)
@@ -193,12 +170,6 @@ def test_a_batch_with_a_nan_decides_nothing(settings: dict[str, Any]) -> None:
     if settings["cycles"] == "auto":
         step(part)
         assert not part.guard.is_serial
-
-
-def test_a_gradient_with_a_graph_is_compared_too() -> None:
-    part = auto()
-    torch.autograd.grad(loss_of(part(U0)), list(part.parameters()), create_graph=True)
-    assert not part.guard.is_serial
 
 
 def test_the_second_comparison_comes_sooner() -> None:

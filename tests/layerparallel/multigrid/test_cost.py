@@ -1,10 +1,12 @@
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel import BatchedStep, critical_path
-from tests.layerparallel.multigrid.by_position import mgrit, mgrit_adjoint
+from tests.layerparallel.multigrid.reference import mgrit, mgrit_adjoint
 
 
 class Counter:
@@ -23,8 +25,7 @@ class Counter:
         return values * (1 - h)
 
 
-@pytest.mark.parametrize("cycle", ["V", "F"])
-@pytest.mark.parametrize("relaxation", ["F", "FCF"])
+@pytest.mark.parametrize(("relaxation", "cycle"), [("F", "V"), ("FCF", "F")])
 @pytest.mark.parametrize(("num_layers", "coarsening", "levels"), [(64, 4, None), (48, [2, 4], None), (256, 4, 2)])
 @pytest.mark.parametrize("workers", [1, 3, 16])
 def test_counts_equal_those_of_the_calls(
@@ -63,3 +64,18 @@ def test_bad_counts_are_refused() -> None:
         critical_path(64, workers=0)
     with pytest.raises(ConfigError, match=r"cycles: found 1\.5"):
         critical_path(64, cycles=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_worker_alone_evaluates_all_layers_of_any_number(nested: bool) -> None:
+    for num_layers, coarsening, relaxation in itertools.product((7, 18, 23), (2, 3, 4), ("F", "FCF")):
+        counter = Counter(1)
+        settings = (coarsening, None, relaxation, 2)
+        mgrit(counter.step, torch.ones(1, 1), num_layers, 0.1, *settings, nested=nested)
+        path = critical_path(num_layers, *settings, nested=nested)
+        assert path.total == path.critical == counter.total
+
+
+def test_too_few_layers_are_solved_one_after_the_other() -> None:
+    path = critical_path(3, 4, None, "FCF", cycles=5, workers=8)
+    assert (path.critical, path.total, path.speedup) == (3, 3, 1.0)

@@ -1,14 +1,14 @@
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.layerparallel import BatchedStep, MultigridResidual
-from tests.layerparallel.multigrid.by_position import mgrit, mgrit_adjoint
-from tests.layerparallel.multigrid.reference import Network, Reference, levels_of
+from mlotool.layerparallel import BatchedStep
+from tests.layerparallel.multigrid.reference import Network, Reference, levels_of, mgrit, mgrit_adjoint
 
 WIDTH, BATCH = 3, 4
 
@@ -35,7 +35,7 @@ def start(seed: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["V", "F"])
 @pytest.mark.parametrize("levels", [2, 3, None])
 @pytest.mark.parametrize("relaxation", ["F", "FCF"])
-@pytest.mark.parametrize("num_layers", [64, 256])
+@pytest.mark.parametrize("num_layers", [64])
 def test_histories_equal_the_plain_algorithm(num_layers: int, relaxation: str, levels: int | None, kind: str) -> None:
     network, u0, cotangent, cycles = Network.random(num_layers), start(), start(2), 5
     factors = levels_of(num_layers, 4, levels)
@@ -109,7 +109,7 @@ def test_two_grids_with_f_relaxation_are_parareal() -> None:
 
 def test_convergence_does_not_depend_on_the_number_of_layers() -> None:
     rates = []
-    for num_layers in (64, 128, 256, 512, 1024, 2048):
+    for num_layers in (64, 256, 512, 1024, 2048):
         network = Network.random(num_layers)
         u0 = torch.from_numpy(start())
         _, residuals = mgrit(batched_step(network), u0, num_layers, network.h, 4, None, "FCF", 6)
@@ -162,30 +162,30 @@ def test_a_warm_start_goes_on() -> None:
     torch.testing.assert_close(mgrit_adjoint(*arguments, 2, initial=half)[0], whole_adjoints, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"coarsening": []}, "coarsening: found []; expected a whole factor of at least 2"),
-        ({"coarsening": 4.0}, "coarsening: found 4.0"),
-        ({"coarsening": True}, "coarsening: found True"),
-        ({"coarsening": 1}, "coarsening: found 1"),
-        (
-            {"coarsening": [4, 9]},
-            "coarsening: found the factor 9 for a grid of 16 layers; expected one that leaves at least 2",
-        ),
-        ({"coarsening": [4], "levels": 3}, "coarsening: found 1 factors for levels=3"),
-        ({"levels": 1}, "levels: found 1"),
-        ({"relaxation": "CF"}, "relaxation: found 'CF'; expected one of F, FCF"),
-        ({"cycle": "W"}, "cycle: found 'W'"),
-        ({"cycles": -1}, "cycles: found -1"),
-        ({"tolerance": -1.0}, "tolerance: found -1.0"),
-        ({"initial": torch.zeros(3, 4, 3)}, "initial: found the shape"),
-    ],
-)
-def test_bad_settings_are_refused(changes: dict[str, object], message: str) -> None:
-    step = plain_step(Network.random(64))
-    with pytest.raises(ConfigError, match=message.replace("(", r"\(").replace("[", r"\[")):
-        mgrit(step, torch.zeros(4, 3, dtype=torch.float64), **{"num_layers": 64, "h": 0.1, **changes})  # type: ignore[arg-type]
+WRONG: dict[str, list[object]] = {
+    "coarsening": [[], 4.0, True, 1, [4, 9]],
+    "levels": [1],
+    "relaxation": ["CF"],
+    "cycle": ["W"],
+    "cycles": [-1],
+    "tolerance": [-1.0, "1"],
+    "initial": [torch.zeros(3, 4, 3)],
+    "step": [None, lambda u, n: u, lambda u, n, h: None, lambda u, n, h: u.sub_(h * u)],
+    "u0": [[1.0], torch.ones(1).long()],
+    "h": [float("nan")],
+    "group": [2],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_arguments_of_a_wrong_kind_are_refused(key: str, value: object) -> None:
+    good: dict[str, Any] = {"step": euler, "u0": torch.zeros(4, 3), "num_layers": 64, "h": 0.1}
+    with pytest.raises(ConfigError, match=f"^{key}: (found|layer 0 returned None|layer 0 changed the state)"):
+        mgrit(**{**good, key: value})
+
+
+def euler(u: Tensor, n: int, h: float) -> Tensor:
+    return u - h * u
 
 
 def test_a_layer_that_changes_the_shape_is_refused() -> None:
@@ -196,44 +196,5 @@ def test_a_layer_that_changes_the_shape_is_refused() -> None:
         mgrit(step, torch.zeros(4, 3), 16, 0.1)
     with pytest.raises(ConfigError, match=r"states: found the shape \(3, 4, 3\); expected \(17, 4, 3\)"):
         mgrit_adjoint(step, torch.zeros(3, 4, 3), torch.zeros(4, 3), 16, 0.1)
-
-
-def euler(u: Tensor, n: int, h: float) -> Tensor:
-    return u - h * u
-
-
-SOLVES: dict[str, tuple[Callable[[], object], str]] = {
-    "no step": (lambda: mgrit(None, torch.ones(1), 16, 0.1), "step: found None; expected a function step"),
-    "a step of two": (lambda: mgrit(lambda u, n: u, torch.ones(1), 16, 0.1), "step: found the function <lambda>;"),
-    "a step that returns nothing": (
-        lambda: mgrit(lambda u, n, h: None, torch.ones(1), 16, 0.1),  # type: ignore[arg-type,return-value]
-        "step: layer 0 returned None; expected a tensor",
-    ),
-    "a step in place": (
-        lambda: mgrit(lambda u, n, h: u.sub_(h * u), torch.ones(1), 16, 0.1),
-        "step: layer 0 changed the state that it was given; expected one that leaves it",
-    ),
-    "a list": (lambda: mgrit(euler, [1.0], 16, 0.1), "u0: found [1.0]; expected a tensor of floating-point numbers"),  # type: ignore[arg-type]
-    "whole numbers": (lambda: mgrit(euler, torch.ones(1).long(), 16, 0.1), "u0: found a tensor of shape (1,);"),
-    "h": (lambda: mgrit(euler, torch.ones(1), 16, float("nan")), "h: found nan; expected a finite number"),
-    "tolerance": (lambda: mgrit(euler, torch.ones(1), 16, 0.1, tolerance="1"), "tolerance: found '1'; expected a num"),  # type: ignore[arg-type]
-    "group": (lambda: mgrit(euler, torch.ones(1), 16, 0.1, group=2), "group: found 2; expected a torch.distributed"),
-    "states": (
-        lambda: mgrit_adjoint(euler, [torch.ones(1)], torch.ones(1), 16, 0.1),  # type: ignore[arg-type]
-        "states: found [a tensor of shape (1,)]; expected a tensor",
-    ),
-    "cotangent": (lambda: mgrit_adjoint(euler, torch.ones(17, 1), None, 16, 0.1), "cotangent: found None; expected"),  # type: ignore[arg-type]
-    "functions as blocks": (lambda: MultigridResidual([euler] * 8), "blocks: found [the function euler, the function"),
-    "a tuple of states": (
-        lambda: MultigridResidual([nn.Linear(1, 1) for _ in range(8)])((torch.ones(1, 1),)),
-        "MultigridResidual.state: found (a tensor of shape (1, 1)); expected a tensor (b, ...)",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SOLVES)
-def test_arguments_of_a_wrong_kind_are_refused(name: str) -> None:
-    call, said = SOLVES[name]
-    with pytest.raises(ConfigError) as refused:
-        call()
-    assert str(refused.value).startswith(said)
+    with pytest.raises(ConfigError, match="cotangent: found None; expected"):
+        mgrit_adjoint(euler, torch.ones(17, 1), None, 16, 0.1)

@@ -1,6 +1,5 @@
 """States, adjoints and parameters that converge together (arXiv 1812.04352, section 4)."""
 
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ adam = partial(torch.optim.Adam, lr=0.02)
 
 @pytest.mark.parametrize(
     ("optimizer", "batch_size", "steps"),
-    [(lbfgs, 12, 25), (adam, 12, 25), (adam, 4, 40)],
-    ids=["lbfgs", "adam", "mini"],
+    [(lbfgs, 12, 15), (adam, 4, 40)],
+    ids=["lbfgs", "adam"],
 )
 def test_inexact_gradients_train_as_well_as_the_serial_ones(optimizer: Any, batch_size: int, steps: int) -> None:
     settings = {"optimizer": optimizer, "batch_size": batch_size}
@@ -34,17 +33,6 @@ def test_inexact_gradients_train_as_well_as_the_serial_ones(optimizer: Any, batc
     assert last < 0.5 * mine[0]
     assert last < 1.1 * expected
     assert parallel.statistics()["forward_residual_2"] > 1e-9
-
-
-@pytest.mark.slow
-def test_a_guard_adds_the_cycles_that_a_line_search_needs() -> None:
-    # A deep network of unlike layers, on which values and slopes of two cycles disagree.
-    parallel = Multigrid(cycles=2, backward_cycles=2, warm_start=True, guard_every=1, guard_threshold=0.05)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The multigrid gradient was")
-        losses = train(problem(parallel, network(Wave(32, h=0.1)), optimizer=lbfgs, batch_size=12), 25)
-    assert parallel.statistics()["extra_cycles"] >= 1
-    assert losses[-1] < 0.1 * losses[0]
 
 
 RECIPE = """# @package _global_

@@ -1,22 +1,21 @@
 """Any number of layers: the last chunk may be shorter than the others, and a few layers have no coarse grid at all."""
 
-import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mlotool.layerparallel import MultigridResidual, critical_path, mgrit, mgrit_adjoint
+from mlotool.layerparallel import MultigridResidual, mgrit, mgrit_adjoint
 
-NUM_LAYERS = (1, 2, 3, 5, 7, 11, 13)
+NUM_LAYERS = (1, 3, 5, 7, 13)
 SETTINGS = [
     {"relaxation": relaxation, "cycle": cycle, "nested": nested}
-    for relaxation, cycle, nested in itertools.product(("F", "FCF"), ("V", "F"), (False, True))
+    for relaxation, cycle, nested in (("F", "V", False), ("FCF", "V", True), ("F", "F", True), ("FCF", "F", False))
 ]
 
 
-@pytest.mark.parametrize("coarsening", [2, 3, 4])
+@pytest.mark.parametrize("coarsening", [2, 3])
 @pytest.mark.parametrize("num_layers", NUM_LAYERS)
 def test_after_enough_cycles_it_is_the_serial_pass(num_layers: int, coarsening: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -58,22 +57,3 @@ def test_second_derivatives_are_the_serial_ones(num_layers: int) -> None:
         return [*first, *torch.autograd.grad(total, points)]
 
     torch.testing.assert_close(derivatives(part), derivatives(part.layers), rtol=1e-11, atol=1e-11)
-
-
-def test_a_worker_alone_evaluates_all_layers() -> None:
-    """By counting the calls of a step."""
-    for num_layers, coarsening, relaxation in itertools.product((7, 18, 23), (2, 3, 4), ("F", "FCF")):
-        calls = []
-
-        def step(u: Tensor, n: int, h: float, calls: list[int] = calls) -> Tensor:
-            calls.append(n)
-            return u
-
-        mgrit(step, torch.ones(1, 1), num_layers, 0.1, coarsening=coarsening, relaxation=relaxation, cycles=2)
-        path = critical_path(num_layers, coarsening, None, relaxation, cycles=2)
-        assert path.total == path.critical == len(calls)
-
-
-def test_too_few_layers_are_solved_one_after_the_other() -> None:
-    path = critical_path(3, 4, None, "FCF", cycles=5, workers=8)
-    assert (path.critical, path.total, path.speedup) == (3, 3, 1.0)

@@ -9,7 +9,7 @@ from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel import BlockLayers, MultigridResidual, StackedLayers
 from mlotool.layerparallel.multigrid import WholeLayers
-from tests.layerparallel.multigrid.by_position import mgrit
+from tests.layerparallel.multigrid.reference import mgrit
 
 N = 16
 
@@ -133,17 +133,6 @@ def test_few_cycles_are_those_of_the_functions() -> None:
     assert part.statistics()["forward_residual_2"] == residuals[2]
 
 
-def test_all_weights_in_one_product() -> None:
-    layers = Wave()
-    part = MultigridResidual(layers, cycles=1)
-    loss = loss_of(part(torch.randn(5, 3, dtype=torch.float64)))
-    layers.calls.clear()
-    loss.backward()
-    assert layers.calls.count(range(N)) == 1
-    assert layers.weight.grad is not None
-    assert layers.weight.grad.shape == (N, 3, 3)
-
-
 def test_functional_parameters_are_those_of_the_forward() -> None:
     torch.manual_seed(0)
     part = MultigridResidual(Wave(), cycles=2)
@@ -263,63 +252,9 @@ def test_the_guard_goes_serial_at_its_limit() -> None:
     torch.testing.assert_close(part(u0), part.layers(u0), rtol=0, atol=0)
 
 
-def test_a_guard_is_quiet_where_the_cycles_converge() -> None:
-    torch.manual_seed(0)
-    part = MultigridResidual(Wave(), cycles=2, guard_every=1, guard_threshold=1e-6)
-    loss_of(part(torch.randn(5, 3, dtype=torch.float64))).backward()
-    assert part.guard.bias is not None
-    assert part.guard.bias < 1e-12
-    assert part.guard.cosine == pytest.approx(1.0)
-
-
 class Wider(nn.Module):
     def forward(self, state: Tensor) -> Tensor:
         return torch.cat([state, state], dim=1)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: MultigridResidual(dense, 6, coarsening=[2, 2]),
-            "coarsening: found the factor 2 for a grid of 3 layers",
-        ),
-        (lambda: MultigridResidual([dense()] * 15 + [Wider()])(torch.zeros(2, 3)), r"block 15 \(Wider\)"),
-        (lambda: MultigridResidual(dense, 8, h=float("nan")), "h: found nan; expected a finite number"),
-        (lambda: MultigridResidual(dense, 8, coarsening=[]), r"coarsening: found \[\]; expected a whole factor"),
-        (lambda: MultigridResidual(dense, 8, coarsening=4.0), "coarsening: found 4.0; expected a whole factor"),
-        (lambda: MultigridResidual(dense, 8, cycles=True), "cycles: found True; expected a whole number of at least 0"),
-        (lambda: MultigridResidual(dense, 8, cycles="atuo"), r"cycles: found 'atuo'; .* Did you mean 'auto'\?"),
-        (lambda: MultigridResidual(dense, 8, backward_cycles=-1), "backward_cycles: found -1; expected a whole"),
-        (
-            lambda: MultigridResidual(dense, 8, tolerance=-1.0),
-            "^tolerance: found -1.0; expected a number",
-        ),
-        (
-            lambda: MultigridResidual(dense, 8, backward_tolerance=-1),
-            "^backward_tolerance: found -1; expected",
-        ),
-        (lambda: MultigridResidual(dense, 8, tolerance=float("nan")), "^tolerance: found nan; expected a number"),
-        (lambda: MultigridResidual(dense, 8, warm_start=1), "warm_start: found 1; expected true or false"),
-        (lambda: MultigridResidual(dense, 8, workers=4), "workers: found 4 with cycles=2; expected none"),
-        (lambda: MultigridResidual(dense, 8, cycles="auto", tolerance=0.1), "tolerance: found 0.1 with cycles=auto"),
-        (
-            lambda: MultigridResidual(dense, 8, cycles="auto", warm_start=True),
-            "warm_start: found True with cycles",
-        ),
-        (lambda: MultigridResidual(dense, 8, cycles="auto", guard_every=0), "guard_every: found 0 with cycles=auto"),
-        (lambda: MultigridResidual(dense, 8, guard_every=True), "guard: found guard_every=True"),
-        (lambda: MultigridResidual([], 8), "blocks: found none"),
-        (lambda: MultigridResidual([dense()] * 8, 16), "num_layers: found 16 for 8 blocks"),
-        (lambda: MultigridResidual(Wave(), h=0.3), "h: found 0.3 beside Wave"),
-        (lambda: MultigridResidual(dense), "blocks: found function with num_layers=None"),
-        (lambda: MultigridResidual(dense, 8, guard_every=-1), "guard: found guard_every=-1"),
-        (lambda: StackedLayers(WithNorm, 8), "make_block: found the buffer 'norm.running_mean'"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
 
 
 def test_a_loss_may_read_all_states() -> None:
@@ -351,3 +286,42 @@ def test_evaluation_is_serial_and_leaves_the_warm_start_alone() -> None:
     torch.testing.assert_close(module.eval()(other), module.layers(other), rtol=0, atol=0)
     module.train()(state)
     assert module.statistics()["forward_residual_1"] <= max(before, 1e-12)
+
+
+WRONG: dict[str, list[object]] = {
+    "coarsening": [[], 4.0, [2, 2, 2]],
+    "cycles": [True, "atuo"],
+    "backward_cycles": [-1],
+    "tolerance": [-1.0, float("nan")],
+    "backward_tolerance": [-1],
+    "warm_start": [1],
+    "workers": [4],
+    "guard_every": [True, -1],
+    "h": [float("nan")],
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_settings_out_of_range(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^({key}: found|guard: found {key}=)"):
+        MultigridResidual(dense, 8, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MultigridResidual([dense()] * 15 + [Wider()])(torch.zeros(2, 3)), r"block 15 \(Wider\)"),
+        (lambda: MultigridResidual(dense, 8, cycles="auto", tolerance=0.1), "tolerance: found 0.1 with cycles=auto"),
+        (lambda: MultigridResidual(dense, 8, cycles="auto", guard_every=0), "guard_every: found 0 with cycles=auto"),
+        (lambda: MultigridResidual([], 8), "blocks: found none"),
+        (lambda: MultigridResidual([dense] * 8), "blocks: found .*; expected modules that are built"),
+        (lambda: MultigridResidual([dense()] * 8, 16), "num_layers: found 16; expected null, or 8, for 8 blocks"),
+        (lambda: MultigridResidual(Wave(), h=0.3), "h: found 0.3 beside Wave"),
+        (lambda: MultigridResidual(dense), "blocks: found function with num_layers=None"),
+        (lambda: MultigridResidual(dense, 8)((torch.ones(1, 3),)), "state: found .*; expected a tensor"),
+        (lambda: StackedLayers(WithNorm, 8), "make_block: found the buffer 'norm.running_mean'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()

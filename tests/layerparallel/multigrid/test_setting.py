@@ -1,5 +1,5 @@
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +9,9 @@ from mlotool.core.errors import ConfigError
 from mlotool.distributed.collectives import Ranks
 from mlotool.hypergradient import ConjugateGradient, Implicit
 from mlotool.layerparallel import BlockLayers, Multigrid, MultigridResidual
-from mlotool.layerparallel.multigrid.settings import Method, MethodKeywords, MultigridKeywords, MultigridSettings
 from mlotool.program import Graph, Problem, Program, Schedule, Stream
 from mlotool.runner.random_state import random_states, with_own_steps
-from tests.layerparallel.multigrid.test_residual import Wave, Wider, dense
+from tests.layerparallel.multigrid.test_residual import Wave, dense
 
 
 class Network(nn.Module):
@@ -98,17 +97,6 @@ def test_training_is_that_of_the_serial_layers_at_convergence(name: str) -> None
     assert len(parallel.statistics()) == 6
 
 
-def test_evaluation_runs_the_layers_serially() -> None:
-    module = network(MultigridResidual(Wave(16, h=1.0), cycles=0))
-    net = problem(Multigrid(cycles=0), module)
-    inputs = torch.randn(5, 2, dtype=torch.float64)
-    serial = module.closing(module.residual.layers(module.opening(inputs)))
-    torch.testing.assert_close(module(inputs), serial, rtol=0, atol=0)
-    assert net.parallel is not None
-    assert not torch.allclose(net.parallel(inputs), serial)
-    torch.testing.assert_close(module(inputs), serial, rtol=0, atol=0)
-
-
 def test_hypergradients_do_not_see_it() -> None:
     gradients = []
     for parallel in (Multigrid(cycles=0), None):
@@ -162,19 +150,11 @@ def test_it_goes_on_bit_by_bit() -> None:
         (nn.Linear(2, 1), {}, "problems.net.parallel.part: found no equal blocks that follow each other in Linear"),
         (network(), {"part": "closing"}, "problems.net.parallel.part: found Linear at 'closing'"),
         (network(), {"coarsening": 1}, "problems.net.parallel: coarsening: found 1; expected a whole factor"),
-        (network(), {"levels": 1}, "problems.net.parallel: levels: found 1"),
-        (network(), {"relaxation": "C"}, "problems.net.parallel: relaxation: found 'C'"),
     ],
 )
 def test_what_it_cannot_run_is_refused(module: nn.Module, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         problem(Multigrid(**settings), module)
-
-
-def test_a_block_that_changes_the_shape_is_named() -> None:
-    blocks = nn.Sequential(*[nn.Linear(3, 3) for _ in range(7)], Wider())
-    with pytest.raises(ConfigError, match=r"block 7 \(Wider\) of the multigrid part turned a state of shape"):
-        train(problem(Multigrid(), network(blocks)), 1)
 
 
 class SecondOfTwo:
@@ -205,8 +185,3 @@ def test_each_ranks_warm_start_is_its_own() -> None:
     found, expected = (each.problems["net"].parallel.state_dict()["residual"]["warm_start"] for each in programs)
     assert found.keys() == expected.keys() == {"states", "states known", "adjoints", "adjoints known"}
     assert all(torch.equal(found[key], expected[key]) for key in found)
-
-
-@pytest.mark.parametrize(("settings", "keywords"), [(Method, MethodKeywords), (MultigridSettings, MultigridKeywords)])
-def test_keywords_are_the_fields_of_the_settings(settings: Any, keywords: Any) -> None:
-    assert get_type_hints(keywords) == get_type_hints(settings)
