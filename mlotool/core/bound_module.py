@@ -2,7 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -10,13 +11,226 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-from mlotool.core.lazy_copy import lazy_copy
-from mlotool.core.rematerialized_module import RematerializedModule
-from mlotool.core.slots import Slots
+from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import is_same
 
+_LEAST_BYTES = 1 << 14
+"""Below this a copy costs nothing, and the addresses of small buffers stay as they are."""
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+
+def lazy_copy(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor.
+
+    On a CPU torch copies the memory where a kernel is about to write to one of them, whether it counts a version or
+    not. It does not see who writes by an address that was taken before, as a numpy array on the tensor's memory. On
+    other devices the copy is made at once: `torch._foreach_add_` and its like write there past what torch sees.
+
+    Args:
+        tensor: without a graph.
+
+    Example:
+        >>> large = torch.zeros(1 << 14)
+        >>> copy = lazy_copy(large)
+        >>> share_memory(copy, large), bool(copy.add_(1.0).any()), bool(large.any()), share_memory(copy, large)
+        (True, True, False, False)
+    """
+    if tensor.layout != torch.strided or tensor.nbytes < _LEAST_BYTES:
+        return tensor.clone()
+    is_plain = (
+        type(tensor) in _PLAIN_TENSORS and tensor.device.type == "cpu" and not is_functorch_wrapped_tensor(tensor)
+    )
+    if not is_plain or is_tracing():
+        return tensor.clone()
+    try:
+        return torch._lazy_clone(tensor)
+    except RuntimeError:
+        # Memory that is not torch's: of numpy, of a file, shared with other processes.
+        return tensor.clone()
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are the same part of the same memory, so that neither has been written to.
+
+    Args:
+        a: a tensor that may be a lazy copy of the other.
+        b: the other.
+
+    Example:
+        >>> rows = torch.zeros(2, 1)
+        >>> share_memory(torch.zeros(1), torch.zeros(1)), share_memory(rows[0], rows[1])
+        (False, False)
+    """
+    if is_functorch_wrapped_tensor(a) or is_functorch_wrapped_tensor(b) or a.is_meta or b.is_meta:
+        return a is b
+    if a.layout != torch.strided or b.layout != torch.strided:
+        # A sparse tensor has several pieces of memory.
+        return a is b
+    # `data_ptr()` would copy: its caller might write there.
+    addresses = [torch._C._data_address(each) for each in (a, b)]  # type: ignore[attr-defined]
+    return addresses[0] == addresses[1] and _place(a) == _place(b)
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+Slot = tuple[dict[str, Any], str]
+"""A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it."""
+
+
+class Slots:
+    """The slots of some of a module's parameters, in a fixed order, and of all its buffers.
+
+    A tensor with several names (tied weights) has several slots.
+
+    Args:
+        module: its structure must stay as it is.
+        names: of the parameters, in the order in which tensors will be put there.
+
+    Attributes:
+        has_buffers: whether the module has any.
+
+    Raises:
+        KeyError: the module has no parameter of such a name.
+
+    Example:
+        >>> import torch
+        >>> layer = torch.nn.Linear(1, 1, bias=False)
+        >>> slots = Slots(layer, ["weight"])
+        >>> own = slots.put([torch.full((1, 1), 3.0)])
+        >>> layer(torch.ones(1, 1))
+        tensor([[3.]])
+        >>> slots.put_back(own)
+    """
+
+    __slots__ = ("_all", "_buffers", "_targets", "has_buffers", "module", "names")
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
+        self.module = module
+        self.names = tuple(names)
+        unknown = [name for name in self.names if name not in parameters]
+        if unknown:
+            raise KeyError(_unknown(repr(unknown[0]), parameters))
+        self._targets = [
+            (holder, attribute, position)
+            for position, name in enumerate(self.names)
+            for holder, attribute in parameters[name]
+        ]
+        self._buffers = list(slots_of(module, dict(module.named_buffers()), "_buffers").values())
+        self.has_buffers = bool(self._buffers)
+        positions = {name: position for position, name in enumerate(self.names)}
+        self._all = [(name, positions.get(name), *places[0]) for name, places in parameters.items()]
+
+    def put(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """Put one tensor a name into the slots; return what was there, for `put_back`."""
+        found = [holder[attribute] for holder, attribute, _ in self._targets]
+        for holder, attribute, position in self._targets:
+            holder[attribute] = tensors[position]
+        return found
+
+    def put_back(self, found: Sequence[Any]) -> None:
+        """Take back what `put` returned."""
+        for (holder, attribute, _), tensor in zip(self._targets, found):  # noqa: B905 - of one length, and hot
+            holder[attribute] = tensor
+
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers that are there now, each once."""
+        return [places[0][0][places[0][1]] for places in self._buffers]
+
+    def put_buffers(self, buffers: Sequence[Tensor]) -> None:
+        """Put tensors into the slots of the buffers, in the order of `buffers`."""
+        for places, tensor in zip(self._buffers, buffers, strict=True):
+            for holder, attribute in places:
+                holder[attribute] = tensor
+
+    def named_tensors(self, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield all parameters of the module by name, with `tensors` for those that have a slot here."""
+        for name, position, holder, attribute in self._all:
+            yield name, holder[attribute] if position is None else tensors[position]
+
+
+class Places:
+    """All slots of a module by name, for callers that fill others each time.
+
+    Args:
+        module: its structure must stay as it is.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
+        self._buffers = slots_of(module, dict(module.named_buffers()), "_buffers")
+
+    def copy_buffers(self) -> dict[str, Tensor]:
+        """Return copies of the current buffers by name."""
+        return {name: places[0][0][places[0][1]].clone() for name, places in self._buffers.items()}
+
+    def fill(self, parameters: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> Callable[[], None]:
+        """Put tensors into the places of those names; return what puts all back as it was.
+
+        A module may assign a new tensor to a buffer; once all is put back, `buffers` holds that one.
+
+        Raises:
+            KeyError: the module has no parameter or buffer of such a name; nothing has changed.
+        """
+        try:
+            moves = [(place, tensor) for name, tensor in parameters.items() for place in self._parameters[name]]
+        except KeyError as error:
+            raise KeyError(_unknown(error, self._parameters)) from None
+        moves += [(place, tensor) for name, tensor in buffers.items() for place in self._buffers[name]]
+        saved = [(holder, attribute, holder[attribute]) for (holder, attribute), _ in moves]
+        for (holder, attribute), tensor in moves:
+            holder[attribute] = tensor
+
+        def restore() -> None:
+            for name in buffers:
+                holder, attribute = self._buffers[name][0]
+                buffers[name] = holder[attribute]
+            for holder, attribute, tensor in saved:
+                holder[attribute] = tensor
+
+        return restore
+
+
+def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dict[str, list[Slot]]:
+    """Return, by name, the slots of `tensors`.
+
+    Args:
+        module: holds them.
+        tensors: by name, each once.
+        kind: "_parameters" or "_buffers".
+    """
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    slots: dict[str, list[Slot]] = {name: [] for name in tensors}
+    for child in module.modules():
+        holder = getattr(child, kind)
+        for attribute, tensor in holder.items():
+            if id(tensor) in names:
+                slots[names[id(tensor)]].append((holder, attribute))
+    return slots
+
+
+def _unknown(name: object, known: Iterable[str]) -> str:
+    return f"found {name} among parameters that are given; expected names of {', '.join(known)}"
+
+
 _ASSIGNED = re.compile(r"'(?:BoundModule|Live|LiveParts)' object has no attribute '(\w+)'")
+
+
+class AbstractEvaluation(ABC):
+    """A module that is evaluated in another way than by its own code alone."""
+
+    @abstractmethod
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Evaluate the module."""
+
+    @abstractmethod
+    def method(self, name: str) -> Callable[..., Any]:
+        """Return another method of the module, evaluated in the same way."""
 
 
 class BoundModule:
@@ -101,14 +315,14 @@ class BoundModule:
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run another method of the module, `name`, with the bound parameters."""
         whole = self._call
-        call = whole.method(name) if isinstance(whole, RematerializedModule) else getattr(self._module, name)
+        call = whole.method(name) if isinstance(whole, AbstractEvaluation) else getattr(self._module, name)
         return self._run(call, args, kwargs)
 
     def at(self, parameters: Mapping[str, Tensor]) -> "BoundModule":
         """Return the same module at other parameters, by name; those left out stay as they are."""
         bound = dict(zip(self._slots.names, self._tensors, strict=True)) if self._slots and self._tensors else {}
         other = BoundModule(self._module, {**bound, **parameters}, training=self._training)
-        if isinstance(self._call, RematerializedModule):
+        if isinstance(self._call, AbstractEvaluation):
             other._call = self._call
         return other
 

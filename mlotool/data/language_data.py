@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.data.splits import AbstractData, check_literal
 from mlotool.data.text_windows import TextWindows
 

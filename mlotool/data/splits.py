@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 from torch.utils.data import Dataset
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 
 D = TypeVar("D", bound=Dataset[dict[str, Any]])
 

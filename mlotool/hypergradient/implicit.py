@@ -1,29 +1,80 @@
 """Implicit differentiation: a solver and a kind of product."""
 
+import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from mlotool.core.arguments import require, require_fields
 from mlotool.core.errors import ConfigError
+from mlotool.core.forward_mode import twice_differentiable
 from mlotool.core.replay import RandomState
 from mlotool.core.tracing import is_tracing, report
-from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
-from mlotool.hypergradient.diagnostics.kinks import warn_of_kinks
-from mlotool.hypergradient.diagnostics.quality import assess
-from mlotool.hypergradient.diagnostics.radius import warn_of_radius
-from mlotool.hypergradient.differentiable_pullback import differentiable_pullback
-from mlotool.hypergradient.implicit_state import ImplicitState, keep_start, start_for
+from mlotool.hypergradient.diagnostics.checks import (
+    Quality,
+    assess,
+    warn_of_hidden_values,
+    warn_of_kinks,
+    warn_of_radius,
+)
 from mlotool.hypergradient.product_choice import chosen_product
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
-from mlotool.hypergradient.solve_report import TracedSolve, warn_of_failure
-from mlotool.hypergradient.solvers import AbstractSolver, SolveResult
-from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
+from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
+from mlotool.hypergradient.solvers.base import NOT_FINITE
+from mlotool.hypergradient.solvers.progress import ended_with
+from mlotool.hypergradient.vector import aliases, copies, is_finite, vector_jacobian
+from mlotool.problem.interface import AbstractHypergradient, LowerProblem, LowerView, Vector
+from mlotool.problem.memory import Memory
+
+
+class ImplicitState(NamedTuple):
+    """What is kept.
+
+    Args:
+        solver: what the solver keeps.
+        last: how the last solve ended, without its solution.
+        quality: the last report.
+        num_pullbacks: so far, where every n-th is reported.
+        starts: by reader, the last solution, where solves begin there.
+
+    Example:
+        >>> state = ImplicitState(None, last=SolveResult([], Status.CONVERGED, 3, 1e-7))
+        >>> state.saved()
+        {'last': ['converged', 3, 1e-07]}
+    """
+
+    solver: Any
+    last: SolveResult | None = None
+    quality: Quality | None = None
+    num_pullbacks: int = 0
+    starts: Mapping[str, Vector] | None = None
+
+    def saved(self) -> dict[str, Any]:
+        """Return what is reported, in plain containers, where there is any."""
+        saved: dict[str, Any] = {}
+        if self.last is not None and self.last.residual is not None:
+            saved["last"] = [self.last.status.value, self.last.num_products, float(self.last.residual)]
+        if self.quality is not None:
+            saved["quality"] = [self.quality.residual, self.quality.cosine]
+        return saved
+
+    @classmethod
+    def loaded(cls, saved: Mapping[str, Any], solver: Any) -> "ImplicitState":
+        """Return the state that was saved, with that of the solver."""
+        # Older checkpoints have the starts by "<problem> for <reader>".
+        starts = {key.rpartition(" for ")[2]: copies(start) for key, start in saved.get("starts", {}).items()}
+        last = None
+        if "last" in saved:
+            # Its status was said when it happened, in words that may be others now.
+            _, num_products, residual = saved["last"]
+            last = SolveResult([], Status.FIXED, num_products, residual)
+        quality = Quality(*saved["quality"]) if "quality" in saved else None
+        return cls(solver, last, quality, saved.get("num_pullbacks", 0), starts or None)
 
 
 @dataclass(frozen=True)
@@ -302,3 +353,266 @@ class _Paired:
         else:
             self._random.restore()
         return self._loss.own_loss(theta, inputs)
+
+
+def start_for(problem: LowerProblem, vector: Vector) -> list[Tensor] | None:
+    """Return the last solution for the problem's reader if it fits `vector`; None to begin at zero.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.memory import Memory
+        >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
+        >>> keep_start(problem, [torch.ones(2)])
+        >>> start_for(problem, [torch.zeros(2)]), start_for(problem, [torch.zeros(3)])
+        ([tensor([1., 1.])], None)
+    """
+    start = (problem.memory.value.starts or {}).get(problem.reader, ())
+    if [(each.shape, each.dtype) for each in start] != [(each.shape, each.dtype) for each in vector]:
+        return None
+    return [each.to(like.device) for each, like in zip(start, vector, strict=True)]
+
+
+def keep_start(problem: LowerProblem, solution: Vector) -> None:
+    """Keep a solution for the reader's next start, if it is finite.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.memory import Memory
+        >>> problem = LowerProblem("w", reader="u", memory=Memory(ImplicitState(None)))
+        >>> keep_start(problem, [torch.ones(2)])
+        >>> problem.memory.value.starts
+        {'u': (tensor([1., 1.]),)}
+    """
+    state: ImplicitState = problem.memory.value
+    if is_finite(solution):
+        problem.memory.value = state._replace(starts={**(state.starts or {}), problem.reader: tuple(solution)})
+
+
+class LinearPullback(Protocol):
+    """What an implicit one offers beside.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.solvers import Exact
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: (theta[0] ** 4 / 12 - theta[0] * inputs[0]).sum()  # H = theta ** 2, M = -1
+        >>> class Solving:
+        ...     view, solver = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss), Exact()
+        ...     def solve(self, theta, inputs, vector): return [v / theta[0] ** 2 for v in vector]
+        ...     def record(self, result): pass
+        >>> pullback: LinearPullback = Solving()
+        >>> pullback.solve([torch.tensor([2.0])], [torch.zeros(1)], [torch.ones(1)])
+        [tensor([0.2500])]
+    """
+
+    solver: AbstractSolver
+
+    @property
+    def view(self) -> LowerView:
+        """The loss, with the same random numbers in all evaluations."""
+
+    def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
+        """Return `H^-1 v`, without a graph."""
+
+    def record(self, result: SolveResult) -> None:
+        """Keep how a solve ended, and warn of a failure."""
+
+
+class LinearSolve(torch.autograd.Function):
+    """`q = H(theta, x)^-1 v`, differentiated as the exact solution.
+
+    For a cotangent w: p = H^-1 w is the cotangent of v, and `-d<p, H q>/d(theta, x)` that of theta and x.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.solvers import Exact
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: (theta[0] ** 4 / 12 - theta[0] * inputs[0]).sum()  # H = theta ** 2, M = -1
+        >>> class Solving:
+        ...     view, solver = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss), Exact()
+        ...     def solve(self, theta, inputs, vector): return [v / theta[0] ** 2 for v in vector]
+        ...     def record(self, result): pass
+        >>> v, theta, x = torch.ones(1), torch.tensor([2.0], requires_grad=True), torch.zeros(1)
+        >>> [q] = LinearSolve.apply(Solving(), 1, v, theta, x)
+        >>> torch.autograd.grad(q, theta)  # of v / theta ** 2
+        (tensor([-0.2500]),)
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pullback: LinearPullback, num_parameters: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Solve; `tensors` are v, theta and x."""
+        vector, theta, inputs = _split(tensors, num_parameters)
+        outputs = tuple(pullback.solve(theta, inputs, vector))
+        # A solver may hand v itself on; a node's output must be a tensor of its own.
+        outputs = tuple(q.clone() if any(q is v for v in vector) else q for q in outputs)
+        ctx.pullback, ctx.num_parameters = pullback, num_parameters
+        ctx.save_for_backward(*outputs, *theta, *inputs)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangent: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the cotangents of v, theta and x."""
+        pullback, count = ctx.pullback, ctx.num_parameters
+        solution, theta, inputs = _split(ctx.saved_tensors, count)
+        is_differentiable = torch.is_grad_enabled()
+        with pullback.view.problem.random:
+            if is_differentiable:
+                adjoint = list(LinearSolve.apply(pullback, count, *cotangent, *theta, *inputs))
+            else:
+                adjoint = pullback.solve(theta, inputs, cotangent)
+        wanted = ctx.needs_input_grad[2 + count :]
+        with pullback.view.problem.random, torch.enable_grad():
+            if not is_differentiable:
+                solution = [tensor.detach() for tensor in solution]
+                theta = [tensor.detach().requires_grad_() for tensor in theta]
+                inputs = [
+                    tensor.detach().requires_grad_(flag) for tensor, flag in zip(inputs, wanted[count:], strict=True)
+                ]
+            theta, inputs = aliases(theta), aliases(inputs)
+            gradient = stationarity(pullback.view, theta, inputs)
+            # Both solutions are the same on all ranks; what is found for theta and x is this rank's part.
+            shared = pullback.view.problem.rank_mean.shared
+            product = vector_jacobian(gradient, theta, shared(solution), create_graph=True)
+            points = [point for point, flag in zip((*theta, *inputs), wanted, strict=True) if flag]
+            found = vector_jacobian(product, points, shared(adjoint), create_graph=is_differentiable)
+        values = iter(found)
+        return (None, None, *adjoint, *(-next(values) if flag else None for flag in wanted))
+
+
+def differentiable_pullback(
+    pullback: LinearPullback, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector
+) -> list[Tensor]:
+    """Return the cotangents of the wanted inputs as functions of theta, x and the cotangent.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.solvers import Exact
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: (theta[0] ** 4 / 12 - theta[0] * inputs[0]).sum()  # H = theta ** 2, M = -1
+        >>> class Solving:
+        ...     view, solver = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss), Exact()
+        ...     def solve(self, theta, inputs, vector): return [v / theta[0] ** 2 for v in vector]
+        ...     def record(self, result): pass
+        >>> theta, x = torch.tensor([2.0], requires_grad=True), torch.zeros(1, requires_grad=True)
+        >>> [found] = differentiable_pullback(Solving(), [theta], [x], [True], [torch.ones(1)])
+        >>> found.tolist(), torch.autograd.grad(found, theta)
+        ([0.25], (tensor([-0.2500]),))
+    """
+    points, values = aliases(theta), aliases(inputs)
+    gradient = stationarity(pullback.view, points, values)
+    if pullback.solver.is_polynomial:
+        matvec = pullback.view.mean_of(lambda vector: vector_jacobian(gradient, points, vector, create_graph=True))
+        result = pullback.solver.solve(matvec, cotangent, view=pullback.view)
+        pullback.record(result)
+        solution: Vector = result.solution
+    else:
+        solution = LinearSolve.apply(pullback, len(theta), *cotangent, *theta, *inputs)
+    sources = [value for value, flag in zip(values, wanted, strict=True) if flag]
+    solution = pullback.view.problem.rank_mean.shared(solution)
+    return [-found for found in vector_jacobian(gradient, sources, solution, create_graph=True)]
+
+
+def stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
+    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor a parameter.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.problem.interface import LowerProblem
+        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
+        >>> theta, inputs = [torch.tensor([2.0], requires_grad=True)], [torch.tensor([1.0])]
+        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
+        >>> [each.tolist() for each in stationarity(view, theta, inputs)]
+        [[2.0]]
+    """
+    problem, devices = view.problem, view.devices
+    loss = twice_differentiable(problem.name, problem.traits, devices, lambda: view.own_loss(theta, inputs))
+    return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)
+
+
+def _split(tensors: Sequence[Tensor], count: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    return list(tensors[:count]), list(tensors[count : 2 * count]), list(tensors[2 * count :])
+
+
+def warn_of_failure(solver: AbstractSolver, problem: str, warned_of: set[object], result: SolveResult) -> None:
+    """Warn the first time that a problem's solve ends in one of the ways that its solver counts as failures.
+
+    Of numbers that are not finite, each time that the solve before had ended with finite ones.
+
+    Args:
+        solver: of the solve.
+        problem: its name.
+        warned_of: statuses that were warned of; takes this one.
+        result: how the solve ended.
+
+    Example:
+        >>> from mlotool.hypergradient.solvers import Neumann, Status
+        >>> warn_of_failure(Neumann(3, 0.1), "w", {Status.DIVERGED}, SolveResult([], Status.DIVERGED, 2))
+    """
+    status, failures = result.status, solver.failures
+    if status not in NOT_FINITE:
+        # The next time numbers are not finite there is a new reason.
+        warned_of.difference_update(NOT_FINITE)
+    if status not in failures or status in warned_of:
+        return
+    warned_of.add(status)
+    failed = sum(each in failures for each in result.task_statuses)
+    where = f" at {failed} of {len(result.task_statuses)} tasks" if failed else ""
+    known: list[str] = [each.name for each in fields(solver)] if is_dataclass(solver) else []
+    named = [name for name in known if name in failures[status]]
+    settings = ", ".join(f"hypergradient.solver.{name}={getattr(solver, name)}" for name in named)
+    now = f" Now: {settings}." if settings else ""
+    warnings.warn(
+        f"The {type(solver).__name__} solve at problem '{problem}' ended{where} with {status.value} after "
+        f"{result.num_products} products. {failures[status]}{now}",
+        stacklevel=3,
+    )
+
+
+@dataclass(frozen=True)
+class TracedSolve:
+    """A solve of a trace, of whose replays is known what they report.
+
+    Args:
+        memory: of the problem.
+        last: how the solve ended.
+        warn: is given what the problem was warned of, and how the solve of a replay has ended, where replays report it.
+        warned_of: what the problem was warned of.
+
+    Example:
+        >>> import torch
+        >>> from mlotool.hypergradient.implicit import ImplicitState
+        >>> from mlotool.hypergradient.solvers import Status
+        >>> memory = Memory(ImplicitState(None))
+        >>> TracedSolve(memory, SolveResult([], Status.CONVERGED, 3)).reported(torch.tensor(0.5))
+        >>> memory.value.last.residual
+        tensor(0.5000)
+    """
+
+    memory: Memory
+    last: SolveResult
+    warn: Callable[[set[object], SolveResult], None] | None = None
+    warned_of: set[object] = field(default_factory=set)
+
+    def of(self, memory: Memory, warned_of: set[object]) -> "TracedSolve":
+        """Return the same solve of a problem of equal structure in another program.
+
+        Args:
+            memory: of that one.
+            warned_of: what that one was warned of.
+        """
+        return replace(self, memory=memory, warned_of=warned_of)
+
+    def reported(self, values: Tensor) -> None:
+        """Keep how the solve of a replay ended.
+
+        Args:
+            values: the residual, 0-D; or it (NaN where it is not known) and `SolveResult.ending`, 1-D.
+        """
+        last = replace(self.last, residual=values)
+        if values.dim():
+            residual, count, *codes = values.tolist()
+            status, statuses = ended_with(codes, has_tasks=bool(self.last.task_statuses))
+            last = SolveResult([], status, int(count), residual if math.isfinite(residual) else None, statuses)
+            if self.warn is not None:
+                self.warn(self.warned_of, last)
+        self.memory.value = self.memory.value._replace(last=last)

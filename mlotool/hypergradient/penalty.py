@@ -11,7 +11,7 @@ from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import slopes_of
 from mlotool.core.replay import RandomState, Replay
-from mlotool.hypergradient.diagnostics.hidden_values import warn_of_hidden_values
+from mlotool.hypergradient.diagnostics.checks import warn_of_hidden_values
 from mlotool.hypergradient.vector import add, copies, dot, is_finite, leaves, scaled
 from mlotool.problem.interface import AbstractHypergradient, LowerView, Vector
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mlotool.config.names import MAX_NAME, is_plain_name
 from mlotool.core.bound_module import BoundModule
-from mlotool.core.described import kind_of
 from mlotool.core.equal_weights import are_equal
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
+from mlotool.core.messages import kind_of
 from mlotool.core.user_code import Call, WrongResultError, noted
 from mlotool.program import Program
 from mlotool.runner.evaluation import NUM_REHEARSED, Batches, find_split

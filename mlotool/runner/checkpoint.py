@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from mlotool.core.errors import CheckpointError
 from mlotool.core.files import replacing
-from mlotool.core.form import check_form, check_mapping
-from mlotool.core.plain_state import is_dense
+from mlotool.core.plain_state import check_form, check_mapping, is_dense
 from mlotool.distributed.collectives import Ranks
 from mlotool.program import Program
 from mlotool.runner.checkpoint_file import STATE_KEY, fitting, load_checked, unreadable

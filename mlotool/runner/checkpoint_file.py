@@ -17,9 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from mlotool.core.errors import CheckpointError, MlotoolError, RunError
 from mlotool.core.plain_state import Plain, check_plain, is_dense
-from mlotool.core.run_files import located, open_file
+from mlotool.core.run_files import check_members, located, open_file, open_zip
 from mlotool.core.user_code import explained
-from mlotool.core.zip_files import check_members, open_zip
 from mlotool.program import Schedule
 from mlotool.runner.checkpoint_pickle import check_pickle
 

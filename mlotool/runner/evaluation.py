@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from mlotool.config.check_evaluation import class_faults
 from mlotool.core.bound_module import BoundModule
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.core.user_code import Call, noted
 from mlotool.problem.batch_fetcher import BatchFetcher
 from mlotool.runner.function_metric import FunctionMetric, MetricFunction

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mlotool.config.names import is_plain_name
 from mlotool.core.bound_module import BoundModule
-from mlotool.core.described import kind_of
+from mlotool.core.messages import kind_of
 from mlotool.core.unchanged import is_unchanged, snapshot
 from mlotool.core.user_code import Call, WrongResultError, noted
 

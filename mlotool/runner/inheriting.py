@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from mlotool.config import build_module, load_run_config
 from mlotool.config.finished_run import finished_run, folder_of
-from mlotool.core.arguments import shown
 from mlotool.core.errors import ConfigError
-from mlotool.core.form import check_mapping, is_like
+from mlotool.core.messages import shown
+from mlotool.core.plain_state import check_mapping, is_like
 from mlotool.program import Program
 from mlotool.runner.checkpoint import read_checkpoint
 from mlotool.runner.checkpoint_file import fitting

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mlotool.core.escape import escape
+from mlotool.core.messages import escape
 
 # Warnings of Lightning that do not apply to a run of ours, by the beginning of their message.
 IRRELEVANT_WARNINGS = (

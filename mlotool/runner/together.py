@@ -10,7 +10,7 @@ import torch
 
 from mlotool.config.shared_data import SharedData
 from mlotool.config.structure import structure_of
-from mlotool.core.sigterm import terminable
+from mlotool.core.process import terminable
 from mlotool.distributed.collectives import Ranks
 from mlotool.fusion.freed_memory import keep_freed_memory
 from mlotool.fusion.fused_ticks import FusedTicks

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mlotool.core.arguments import is_number, require
 from mlotool.core.errors import NonFiniteLossError
-from mlotool.core.form import ADVICE
+from mlotool.core.plain_state import ADVICE
 from mlotool.problem.rank_mean import Reduce, identity_reduce
 from mlotool.program import StepResult
 from mlotool.runner.blame import Traces

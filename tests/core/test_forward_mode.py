@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mlotool import remat, stop_gradient
 from mlotool.core.errors import ConfigError
-from mlotool.core.forward_mode import forward_mode, twice_differentiable_mode
+from mlotool.core.forward_mode import explain, forward_mode, refuse_scripted, twice_differentiable_mode
 from mlotool.core.gradient import Recording
-from mlotool.core.not_differentiable import explain, refuse_scripted
 from tests.core.operators.products import difference, distance, forward, forward_by_autograd, reverse
 
 pytestmark = [

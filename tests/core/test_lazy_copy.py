@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mlotool import remat
-from mlotool.core.bound_module import BoundModule
-from mlotool.core.lazy_copy import lazy_copy, share_memory
+from mlotool.core.bound_module import BoundModule, lazy_copy, share_memory
 from tests.live_storage import LiveStorage
 
 SIZE = 128

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mlotool.core import LossOutput, stop_gradient
 from mlotool.core.errors import ConfigError, MlotoolError, NonFiniteLossError, RunError
+from mlotool.core.messages import did_you_mean
 from mlotool.core.replay import Replay
-from mlotool.core.suggest import did_you_mean
 
 
 def values(*numbers: float) -> Tensor:

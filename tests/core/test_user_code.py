@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from mlotool.core import user_code
-from mlotool.core.described import described, kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import described, kind_of
 from mlotool.core.user_code import Call, UserCodeError, explained, is_users, named, noted, user_frame
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Identity, Implicit, Unrolled
-from mlotool.hypergradient.diagnostics.compare import compare
-from mlotool.hypergradient.diagnostics.solved_slope import solved_slope
+from mlotool.hypergradient.diagnostics.compare import compare, solved_slope
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient import every_algorithm
 from tests.program.small import assert_identical, numbers, pair, parameters

@@ -21,8 +21,8 @@ from mlotool import (
 )
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient import forward_over_reverse, step_products
-from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
+from mlotool.hypergradient import step_products
+from mlotool.hypergradient.product_choice import check_forward_product
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct, forward
 from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
@@ -265,7 +265,7 @@ def test_operators_without_forward_mode(block: Callable[[Tensor], Tensor], is_re
 @pytest.mark.parametrize("make", [lambda: Implicit(Neumann(2, 0.1), "auto"), lambda: Unrolled(product="auto")])
 def test_auto_takes_forward_mode_where_blocks_are_evaluated_again(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
-    there = forward_over_reverse.moving_gradient
+    there = forward.moving_gradient
 
     def noting(*given: Any, **settings: Any) -> Any:
         taken.append(settings.get("problem"))

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.diagnostics.forward_probe import check_forward_product
-from mlotool.hypergradient.product_choice import chosen_product
+from mlotool.hypergradient.product_choice import check_forward_product, chosen_product
 from mlotool.hypergradient.products import ForwardProduct
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
 from mlotool.problem.rank_mean import RankMean

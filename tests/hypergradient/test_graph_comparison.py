@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from mlotool.hypergradient import Unrolled
-from mlotool.hypergradient.kept_graphs import fit
+from mlotool.hypergradient.unrolled import fit
 from mlotool.problem.interface import LowerView
 from mlotool.program import Program
 from tests.hypergradient.test_kept_graphs import AUTO, above, decision, resume, ticked

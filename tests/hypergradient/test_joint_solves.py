@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.tracing import tracing
-from mlotool.hypergradient.implicit_state import ImplicitState
-from mlotool.hypergradient.solve_report import TracedSolve
+from mlotool.hypergradient.implicit import ImplicitState, TracedSolve
 from mlotool.hypergradient.solvers import (
     AbstractSolver,
     ConjugateGradient,

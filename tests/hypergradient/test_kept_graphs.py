@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient import Exact, Implicit, Unrolled
-from mlotool.hypergradient.kept_graphs import UnrolledState, fit, measure
+from mlotool.hypergradient.unrolled import UnrolledState, fit, measure
 from mlotool.problem.interface import LowerProblem, LowerView
 from mlotool.problem.rank_mean import RankMean
 from mlotool.problem.trajectory import StepRecord

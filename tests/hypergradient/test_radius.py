@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.hypergradient import Identity, Implicit
-from mlotool.hypergradient.diagnostics.radius import warn_of_radius
+from mlotool.hypergradient.diagnostics.checks import warn_of_radius
 from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct, default_radius
 from mlotool.hypergradient.vector import apart, norm
 from mlotool.problem.interface import LowerProblem, LowerView

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Implicit, Unrolled
-from mlotool.hypergradient.functional_steps import step_gradients
+from mlotool.hypergradient.step_products import step_gradients
 from mlotool.hypergradient.vector import leaves
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule, Stream

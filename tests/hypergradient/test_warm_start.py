@@ -17,7 +17,7 @@ from mlotool.hypergradient import (
     NormalEquationConjugateGradient,
     Nystrom,
 )
-from mlotool.hypergradient.implicit_state import keep_start, start_for
+from mlotool.hypergradient.implicit import keep_start, start_for
 from mlotool.problem.interface import LowerProblem
 from mlotool.problem.memory import Memory
 from tests import programs

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.krylov import begin_system, check_krylov
-from mlotool.hypergradient.solvers.numbers import (
+from mlotool.hypergradient.solvers.progress import (
+    begin_system,
+    check_krylov,
     count_if,
     divided,
     filled,
@@ -16,11 +17,11 @@ from mlotool.hypergradient.solvers.numbers import (
     larger,
     may_hold,
     negated,
+    relative,
     root,
     size_of,
     where,
 )
-from mlotool.hypergradient.solvers.progress import relative
 from mlotool.hypergradient.vector import add, choose, scaled
 from mlotool.problem.interface import LowerView, Vector
 

@@ -18,15 +18,18 @@ from mlotool.hypergradient.solvers.base import (
     Status,
     tasks_of,
 )
-from mlotool.hypergradient.solvers.numbers import (
+from mlotool.hypergradient.solvers.progress import (
     Number,
+    Progress,
     filled,
+    growth,
     is_finite,
     measured,
     negated,
+    norms,
+    relative,
     where,
 )
-from mlotool.hypergradient.solvers.progress import Progress, growth, norms, relative
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.problem.interface import LowerView, Vector
 

@@ -15,8 +15,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
-from mlotool.hypergradient.solvers.numbers import is_finite, negated
-from mlotool.hypergradient.solvers.progress import Progress, norms
+from mlotool.hypergradient.solvers.progress import Progress, is_finite, negated, norms
 from mlotool.hypergradient.vector import scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.spaces.shared.shared_space import SharedSpace

@@ -15,8 +15,7 @@ from mlotool.hypergradient.solvers.base import (
     Status,
     tasks_of,
 )
-from mlotool.hypergradient.solvers.numbers import is_finite, measured, negated
-from mlotool.hypergradient.solvers.progress import Progress, growth, norms
+from mlotool.hypergradient.solvers.progress import Progress, growth, is_finite, measured, negated, norms
 from mlotool.hypergradient.vector import add, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 

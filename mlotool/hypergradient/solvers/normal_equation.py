@@ -5,18 +5,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.krylov import begin_system, check_krylov
-from mlotool.hypergradient.solvers.numbers import (
+from mlotool.hypergradient.solvers.progress import (
     Number,
+    begin_system,
+    check_krylov,
     divided,
     filled,
     is_finite,
     larger,
     negated,
+    relative,
     root,
     where,
 )
-from mlotool.hypergradient.solvers.progress import relative
 from mlotool.hypergradient.vector import add, choose, scaled
 from mlotool.problem.interface import LowerView, Vector
 

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
-from mlotool.core.memory import memory_of
+from mlotool.core.process import memory_of
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.numbers import is_finite, negated
-from mlotool.hypergradient.solvers.progress import Progress, norms, relative
+from mlotool.hypergradient.solvers.progress import Progress, is_finite, negated, norms, relative
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 

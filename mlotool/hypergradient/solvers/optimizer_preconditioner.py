@@ -8,8 +8,7 @@ import torch
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.numbers import is_finite, negated
-from mlotool.hypergradient.solvers.progress import Progress, norms
+from mlotool.hypergradient.solvers.progress import Progress, is_finite, negated, norms
 from mlotool.problem.interface import LowerView, Vector
 
 _NO_STEP = (

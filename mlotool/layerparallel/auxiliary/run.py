@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mlotool.core.bound_module import Places
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
-from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.divergence import Divergence
 from mlotool.layerparallel.auxiliary.report import Report
 from mlotool.layerparallel.auxiliary.samples import Samples

@@ -10,7 +10,7 @@ from torch import nn
 
 from mlotool.core.arguments import is_number
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.layerparallel.auxiliary.step_schedule import StepSchedule
 
 CHOICES = {

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mlotool.core.bound_module import Places
 from mlotool.core.errors import ConfigError
-from mlotool.core.slots import Places
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.checks import check_networks, check_rows
 from mlotool.layerparallel.auxiliary.cuda_streams import CudaStreams

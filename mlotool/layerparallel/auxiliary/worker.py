@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.slots import Places
+from mlotool.core.bound_module import Places
 from mlotool.layerparallel.auxiliary.curvature import DECAY, EVERY, largest_curvature
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
 from mlotool.layerparallel.auxiliary.step import StageStep

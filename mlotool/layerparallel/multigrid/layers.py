@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.arguments import is_number, require
-from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import kind_of
 
 # k: some of the layers, b: batch
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.layerparallel.multigrid.layers import Layers, WholeLayers
 from mlotool.layerparallel.multigrid.residual import MultigridResidual
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mlotool.core.described import kind_of
 from mlotool.core.errors import ConfigError
+from mlotool.core.messages import kind_of
 from mlotool.layerparallel.multigrid.steps import Evaluate
 
 

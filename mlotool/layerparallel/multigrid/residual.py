@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.arguments import require
+from mlotool.core.bound_module import Places
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.core.slots import Places
 from mlotool.layerparallel.multigrid.call import CallArguments
 from mlotool.layerparallel.multigrid.choice import COARSENINGS, Choice, Plan, make_plans
 from mlotool.layerparallel.multigrid.exchange import AbstractExchange, Alone, exchanges, has_ranks

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import ConfigError
-from mlotool.core.suggest import did_you_mean
+from mlotool.core.messages import did_you_mean
 from mlotool.layerparallel.multigrid.grids import check_coarsening, check_names
 
 AUTO = "auto"

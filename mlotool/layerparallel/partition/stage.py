@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
-from mlotool.core.slots import Places
+from mlotool.core.bound_module import Places
 
 Inputs = tuple[Any, ...]
 """What a module is called with, in the order of its forward's arguments."""
