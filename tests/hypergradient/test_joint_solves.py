@@ -17,7 +17,7 @@ from mlotool.hypergradient.solvers import (
     SolveResult,
     Status,
 )
-from mlotool.hypergradient.solvers.progress import ended_with
+from mlotool.hypergradient.solvers.systems import ended_with
 from mlotool.problem.interface import LowerProblem, LowerView
 from mlotool.problem.memory import Memory
 

@@ -18,18 +18,7 @@ from mlotool.hypergradient.solvers.base import (
     Status,
     tasks_of,
 )
-from mlotool.hypergradient.solvers.progress import (
-    Number,
-    Progress,
-    filled,
-    growth,
-    is_finite,
-    measured,
-    negated,
-    norms,
-    relative,
-    where,
-)
+from mlotool.hypergradient.solvers.systems import Number, Progress, growth, measured, norms, relative, where
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.problem.interface import LowerView, Vector
 
@@ -94,18 +83,14 @@ class FixedPoint(AbstractSolver):
     ) -> SolveResult:
         """Return the last iterate."""
         num_tasks = tasks_of(view)
-
-        def length(a: Vector) -> Number:
-            return measured(norm(a, num_tasks))
-
         progress = Progress(num_tasks, Status.MAX_ITERATIONS if self.tolerance else Status.FIXED)
         solution = zeros(vector) if start is None else list(start)
         first = before = residual = list(vector)
         num_products: int | Tensor = 0
-        size = length(vector) if self.tolerance else 0.0
-        residuals = filled(math.nan, num_tasks)
+        residuals: Number = math.nan
+        size = measured(norm(vector, num_tasks)) if self.tolerance else 0.0
         if self.tolerance:
-            progress.end_unsound(size)
+            progress.end_not_finite(size, Status.NON_FINITE_VECTOR)
         for number in range(self.num_iterations):
             if not progress.is_running:
                 break
@@ -115,17 +100,17 @@ class FixedPoint(AbstractSolver):
             if number == 0:
                 first = residual
             if self.tolerance:
-                reached = length(residual)
-                progress.end(negated(is_finite(reached)), Status.NON_FINITE)
-                converged = progress.end(reached <= self.tolerance * size, Status.CONVERGED)
-                residuals = where(converged, relative(reached, size), residuals)
+                reached = measured(norm(residual, num_tasks))
+                progress.end_not_finite(reached)
+                has_converged = progress.end(reached <= self.tolerance * size, Status.CONVERGED)
+                residuals = where(has_converged, relative(reached, size), residuals)
                 if not progress.is_running:
                     break
                 residual = choose(progress.running, residual, zeros(vector))
             solution = add(solution, residual, self.step_size)
         reached, of_first, of_vector, whole = norms((residual, first, vector, solution), num_tasks)
-        progress.end_unsound(of_vector)
-        progress.end(negated(is_finite(whole)), Status.NON_FINITE)
+        progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
+        progress.end_not_finite(whole)
         growth(of_first, reached, measured(dot(before, residual, num_tasks)), progress)
         # A single iteration a pullback shows no growth of its own.
         progress.end((of_first > _LOST * of_vector) & (of_vector > 0), Status.DIVERGED)

@@ -15,7 +15,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
-from mlotool.hypergradient.solvers.progress import Progress, is_finite, negated, norms
+from mlotool.hypergradient.solvers.systems import Progress, norms
 from mlotool.hypergradient.vector import scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.spaces.shared.shared_space import SharedSpace
@@ -109,8 +109,8 @@ class KFAC(AbstractSolver):
         status, num_products, residual = result
         progress = Progress(None, status)
         of_vector, whole = norms((vector, solution), None)
-        progress.end_unsound(of_vector)
-        progress.end(negated(is_finite(whole)), Status.NON_FINITE)
+        progress.end_not_finite(of_vector, Status.NON_FINITE_VECTOR)
+        progress.end_not_finite(whole)
         return progress.result(solution, num_products, residual)
 
     def _invert(

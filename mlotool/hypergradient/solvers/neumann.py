@@ -15,7 +15,7 @@ from mlotool.hypergradient.solvers.base import (
     Status,
     tasks_of,
 )
-from mlotool.hypergradient.solvers.progress import Progress, growth, is_finite, measured, negated, norms
+from mlotool.hypergradient.solvers.systems import Progress, growth, measured, norms
 from mlotool.hypergradient.vector import add, dot, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -83,10 +83,9 @@ class Neumann(AbstractSolver):
         del earlier
         num_tasks = tasks_of(view)
         progress = Progress(num_tasks, Status.FIXED)
-        if self.num_terms == 1:
-            return progress.result(scaled(total, self.step_size), 0)
-        first, last, whole = norms((vector, term, total), num_tasks)
-        progress.end_unsound(first)
-        progress.end(negated(is_finite(whole + last)), Status.NON_FINITE)
-        growth(first, last, measured(dot(before, term, num_tasks)), progress)
+        if self.num_terms > 1:
+            first, last, whole = norms((vector, term, total), num_tasks)
+            progress.end_not_finite(first, Status.NON_FINITE_VECTOR)
+            progress.end_not_finite(whole + last)
+            growth(first, last, measured(dot(before, term, num_tasks)), progress)
         return progress.result(scaled(total, self.step_size), self.num_terms - 1)

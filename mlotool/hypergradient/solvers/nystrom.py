@@ -12,7 +12,7 @@ from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.process import memory_of
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
-from mlotool.hypergradient.solvers.progress import Progress, is_finite, negated, norms, relative
+from mlotool.hypergradient.solvers.systems import Progress, norms, relative
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
@@ -115,7 +115,7 @@ class Nystrom(AbstractSolver):
         share = missed / (self.rho * torch.linalg.vector_norm(whole, dim=1))
         is_wrong = share * rest / (missed + rest) > _WRONG
         # H may be not finite where it has no column.
-        progress.end(negated(is_finite(error)), Status.NON_FINITE)
+        progress.end_not_finite(error)
         progress.end(is_negative.cpu().reshape(shape), Status.NEGATIVE_CURVATURE)
         progress.end(residuals > 1, Status.INACCURATE)
         progress.end(is_wrong.cpu().reshape(shape), Status.INACCURATE)
