@@ -1,9 +1,13 @@
-"""A module with the parameters that it plays with in one evaluation: what a loss sees of a problem."""
+"""A module at given tensors: the slots they go into, buffers that are copied for it, and what a loss sees of a problem.
+
+`torch.func.functional_call` puts tensors into a module by name, and looks the names up in each call; with small modules
+that look-up costs as much as a layer.
+"""
 
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
@@ -107,81 +111,56 @@ class Slots:
         >>> slots.put_back(own)
     """
 
-    __slots__ = ("_all", "_buffers", "_targets", "has_buffers", "module", "names")
+    __slots__ = ("_buffers", "_parameters", "_targets", "has_buffers", "module", "names")
 
-    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
-        parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
+    def __init__(self, module: nn.Module, names: Sequence[str] = ()) -> None:
         self.module = module
         self.names = tuple(names)
-        unknown = [name for name in self.names if name not in parameters]
-        if unknown:
-            raise KeyError(_unknown(repr(unknown[0]), parameters))
+        self._parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
+        self._buffers = slots_of(module, dict(module.named_buffers()), "_buffers")
         self._targets = [
             (holder, attribute, position)
             for position, name in enumerate(self.names)
-            for holder, attribute in parameters[name]
+            for holder, attribute in self._of_parameter(name)
         ]
-        self._buffers = list(slots_of(module, dict(module.named_buffers()), "_buffers").values())
         self.has_buffers = bool(self._buffers)
-        positions = {name: position for position, name in enumerate(self.names)}
-        self._all = [(name, positions.get(name), *places[0]) for name, places in parameters.items()]
 
     def put(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Put one tensor a name into the slots; return what was there, for `put_back`."""
-        found = [holder[attribute] for holder, attribute, _ in self._targets]
+        before = [holder[attribute] for holder, attribute, _ in self._targets]
         for holder, attribute, position in self._targets:
             holder[attribute] = tensors[position]
-        return found
+        return before
 
-    def put_back(self, found: Sequence[Any]) -> None:
+    def put_back(self, before: Sequence[Any]) -> None:
         """Take back what `put` returned."""
-        for (holder, attribute, _), tensor in zip(self._targets, found):  # noqa: B905 - of one length, and hot
+        for (holder, attribute, _), tensor in zip(self._targets, before):  # noqa: B905 - of one length, and hot
             holder[attribute] = tensor
 
     def buffers(self) -> list[Tensor]:
         """Return the buffers that are there now, each once."""
-        return [places[0][0][places[0][1]] for places in self._buffers]
+        return [slots[0][0][slots[0][1]] for slots in self._buffers.values()]
 
     def put_buffers(self, buffers: Sequence[Tensor]) -> None:
         """Put tensors into the slots of the buffers, in the order of `buffers`."""
-        for places, tensor in zip(self._buffers, buffers, strict=True):
-            for holder, attribute in places:
+        for slots, tensor in zip(self._buffers.values(), buffers, strict=True):
+            for holder, attribute in slots:
                 holder[attribute] = tensor
-
-    def named_tensors(self, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield all parameters of the module by name, with `tensors` for those that have a slot here."""
-        for name, position, holder, attribute in self._all:
-            yield name, holder[attribute] if position is None else tensors[position]
-
-
-class Places:
-    """All slots of a module by name, for callers that fill others each time.
-
-    Args:
-        module: its structure must stay as it is.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._parameters = slots_of(module, dict(module.named_parameters()), "_parameters")
-        self._buffers = slots_of(module, dict(module.named_buffers()), "_buffers")
 
     def copy_buffers(self) -> dict[str, Tensor]:
         """Return copies of the current buffers by name."""
-        return {name: places[0][0][places[0][1]].clone() for name, places in self._buffers.items()}
+        return dict(zip(self._buffers, map(torch.clone, self.buffers()), strict=True))
 
     def fill(self, parameters: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> Callable[[], None]:
-        """Put tensors into the places of those names; return what puts all back as it was.
+        """Put tensors into the slots of any names; return what puts all back as it was.
 
         A module may assign a new tensor to a buffer; once all is put back, `buffers` holds that one.
 
         Raises:
             KeyError: the module has no parameter or buffer of such a name; nothing has changed.
         """
-        try:
-            moves = [(place, tensor) for name, tensor in parameters.items() for place in self._parameters[name]]
-        except KeyError as error:
-            raise KeyError(_unknown(error, self._parameters)) from None
-        moves += [(place, tensor) for name, tensor in buffers.items() for place in self._buffers[name]]
+        moves = [(slot, tensor) for name, tensor in parameters.items() for slot in self._of_parameter(name)]
+        moves += [(slot, tensor) for name, tensor in buffers.items() for slot in self._buffers[name]]
         saved = [(holder, attribute, holder[attribute]) for (holder, attribute), _ in moves]
         for (holder, attribute), tensor in moves:
             holder[attribute] = tensor
@@ -194,6 +173,18 @@ class Places:
                 holder[attribute] = tensor
 
         return restore
+
+    def named_tensors(self, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield all parameters of the module by name, with `tensors` for those that have a slot here."""
+        others = dict(zip(self.names, tensors, strict=True))
+        for name, slots in self._parameters.items():
+            yield name, others[name] if name in others else slots[0][0][slots[0][1]]
+
+    def _of_parameter(self, name: str) -> list[Slot]:
+        if name not in self._parameters:
+            known = ", ".join(self._parameters)
+            raise KeyError(f"found {name!r} among parameters that are given; expected names of {known}")
+        return self._parameters[name]
 
 
 def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dict[str, list[Slot]]:
@@ -212,10 +203,6 @@ def slots_of(module: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> dic
             if id(tensor) in names:
                 slots[names[id(tensor)]].append((holder, attribute))
     return slots
-
-
-def _unknown(name: object, known: Iterable[str]) -> str:
-    return f"found {name} among parameters that are given; expected names of {', '.join(known)}"
 
 
 _ASSIGNED = re.compile(r"'(?:BoundModule|Live|LiveParts)' object has no attribute '(\w+)'")

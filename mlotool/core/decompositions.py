@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -254,7 +254,7 @@ def array(x: Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
     return values if dtype is None else values.astype(dtype, copy=bool(copy))
 
 
-def _how(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+def _how(size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> str:
     # The first two are arguments that torch still takes.
     if size_average is None and reduce is None:
         return reduction
@@ -270,16 +270,10 @@ def _reduced(values: Tensor, how: str, weight: Tensor | None = None) -> Tensor:
 
 
 @_in_float32("cpu", "cuda")
-def mse_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    weight: Tensor | None = None,
-) -> Tensor:
+def mse_loss(input: Tensor, target: Tensor, *how: Any, weight: Tensor | None = None, **named: Any) -> Tensor:
     """Return the mean of `w (x - y)^2`, over the sum of the weights where there are some."""
-    return _reduced((input - target).square(), _how(size_average, reduce, reduction), weight)
+    weight = how[3] if len(how) > 3 else weight
+    return _reduced((input - target).square(), _how(*how[:3], **named), weight)
 
 
 @_in_float32("cpu", "cuda")
@@ -295,11 +289,9 @@ def huber_loss(
 
 
 @_in_float32("cpu", "cuda")
-def soft_margin_loss(
-    input: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
-) -> Tensor:
+def soft_margin_loss(input: Tensor, target: Tensor, *how: Any, **named: Any) -> Tensor:
     """Return the mean of `log(1 + exp(-y x))`."""
-    return _reduced(-F.logsigmoid(target * input), _how(size_average, reduce, reduction))
+    return _reduced(-F.logsigmoid(target * input), _how(*how, **named))
 
 
 @_in_float32("cpu", "cuda")
@@ -309,9 +301,8 @@ def multi_margin_loss(
     p: int = 1,
     margin: float = 1.0,
     weight: Tensor | None = None,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
+    *how: Any,
+    **named: Any,
 ) -> Tensor:
     """Return the mean over samples of `sum over j != y of w_y max(0, margin - x_y + x_j)^p / C`."""
     scores, labels = torch.atleast_2d(input), torch.atleast_1d(target)
@@ -321,17 +312,18 @@ def multi_margin_loss(
         excess = excess * weight[labels][:, None]
     is_other = torch.arange(scores.shape[1], device=scores.device) != labels[:, None]
     losses = (excess * is_other).mean(1)
-    return _reduced(losses if input.dim() > 1 else losses[0], _how(size_average, reduce, reduction))
+    return _reduced(losses if input.dim() > 1 else losses[0], _how(*how, **named))
 
 
 @_in_float32("cpu", "cuda")
-def multilabel_margin_loss(
-    input: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
-) -> Tensor:
+def multilabel_margin_loss(input: Tensor, target: Tensor, *how: Any, **named: Any) -> Tensor:
     """Return the mean over samples of `sum over labels y, j no label, of max(0, 1 - x_y + x_j) / C`.
 
     Args:
+        input: scores.
         target: the labels of each sample, up to the first -1.
+        how: as torch takes it.
+        named: likewise.
     """
     scores, labels = torch.atleast_2d(input), torch.atleast_2d(target)
     is_label = (labels >= 0).cumprod(1).bool()
@@ -340,7 +332,7 @@ def multilabel_margin_loss(
     margins = 1.0 - scores.gather(1, labels)[:, :, None] + scores[:, None, :]
     counted = is_label[:, :, None] & is_other[:, None, :]
     losses = (margins.clamp_min(0.0) * counted).sum((1, 2)) / scores.shape[1]
-    return _reduced(losses if input.dim() > 1 else losses[0], _how(size_average, reduce, reduction))
+    return _reduced(losses if input.dim() > 1 else losses[0], _how(*how, **named))
 
 
 def linear_cross_entropy(*args: Tensor, options: object = None, **kwargs: Any) -> Tensor:
@@ -506,27 +498,6 @@ def grid_sample_twice(input: Tensor, grid: Tensor, *args: Any, **kwargs: Any) ->
     return (grid_sample if input.dim() == 4 else F.grid_sample)(input, grid, *args, **kwargs)
 
 
-class SolveEx(NamedTuple):
-    """What `torch.linalg.solve_ex` returns."""
-
-    result: Tensor
-    info: Tensor
-
-
-class SlogDet(NamedTuple):
-    """What `torch.linalg.slogdet` returns."""
-
-    sign: Tensor
-    logabsdet: Tensor
-
-
-class Triangular(NamedTuple):
-    """What `torch.triangular_solve` returns."""
-
-    solution: Tensor
-    cloned_coefficient: Tensor
-
-
 @_in_float32("cpu", "cuda")
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """Return `A^-1 B = U^-1 L^-1 P^T B`, or `B A^-1`."""
@@ -542,9 +513,10 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 
 @_in_float32("cpu", "cuda")
-def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> SolveEx:
+def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
     """Return the same, and zeros: that nothing has gone wrong."""
-    return SolveEx(solve(A, B, left=left), torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device))
+    zeros = torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
+    return torch.return_types.linalg_solve_ex((solve(A, B, left=left), zeros))
 
 
 @_in_float32("cpu", "cuda")
@@ -563,11 +535,11 @@ def det(A: Tensor) -> Tensor:
 
 
 @_in_float32("cpu", "cuda")
-def slogdet(A: Tensor) -> SlogDet:
+def slogdet(A: Tensor) -> Any:
     """Return the sign of the determinant, and `sum log |U_ii|`."""
     P, _, U = torch.linalg.lu(A)
     diagonal = U.diagonal(dim1=-2, dim2=-1)
-    return SlogDet(_parity(P) * diagonal.sgn().prod(-1), diagonal.abs().log().sum(-1))
+    return torch.return_types.linalg_slogdet((_parity(P) * diagonal.sgn().prod(-1), diagonal.abs().log().sum(-1)))
 
 
 @_in_float32("cpu", "cuda")
@@ -589,11 +561,11 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
 @_in_float32("cpu", "cuda")
 def triangular_solve(
     b: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> Triangular:
+) -> Any:
     """Return `A^-1 b`, or `A^-T b`, and a copy of A."""
     matrix, is_upper = (A.mT, not upper) if transpose else (A, upper)
     solution = torch.linalg.solve_triangular(matrix, b, upper=is_upper, unitriangular=unitriangular)
-    return Triangular(solution, A.clone())
+    return torch.return_types.triangular_solve((solution, A.clone()))
 
 
 def _parity(P: Tensor) -> Tensor:

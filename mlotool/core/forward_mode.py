@@ -1,4 +1,4 @@
-"""Tangents of gradients (forward over reverse) of losses that were written for gradients alone.
+"""Second derivatives of losses that were written for gradients alone: forward over reverse mode, and double backward.
 
 Three things in such a loss would otherwise fail, or go wrong without a word: operators without a derivative in forward
 mode; `torch.no_grad()` and `.data`, which stop gradients and let tangents pass; and what cannot be had at all.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import FrameType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,126 +25,32 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.rematerialization import graph_inside
 from mlotool.core.replay import LossTraits, RandomState
 
-_REVERSE = "product: reverse in the hypergradient of '{problem}'"
-_DIFFERENCE = "hypergradient: finite_difference for '{problem}'"
-
+_REVERSE = "write product: reverse in the hypergradient of '{problem}'"
 
 _SCRIPTED = (
     "problems.{problem}.loss: found '{name}', a module of torch.jit, under product: forward; expected modules of "
-    "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or write " + _REVERSE + "."
+    "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or " + _REVERSE + "."
 )
 
-
-class _Case(NamedTuple):
-    """An error of torch.
-
-    Args:
-        pattern: of its text; the operator is a group.
-        found: in the loss.
-        expected: instead.
-        remedies: by product.
-    """
-
-    pattern: str
-    found: str
-    expected: str
-    remedies: dict[str, str]
-
-
-_TWICE_OPERATOR = "operators that are differentiable twice"
-_TANGENTS = "operators that have tangents, and whose backward has"
-
-_NOT_TWICE = ("_ctc_loss", "segment_reduce", "_cudnn_rnn")
-"""Operators without forward mode of which double backward fails as well."""
-
-_CASES = (
-    _Case(
-        rf"Trying to use forward AD with '?(?:aten::)?(?P<name>{'|'.join(_NOT_TWICE)})'? that does not support it",
-        "{name}, an operator without forward mode",
-        _TANGENTS,
-        {"forward": f"Write {_DIFFERENCE}, since double backward fails too"},
-    ),
-    _Case(
-        r"Trying to use forward AD with '?(?:aten::)?(?P<name>[\w., ]+?)'? that does not support it",
-        "{name}, an operator without forward mode",
-        _TANGENTS,
-        {"forward": f"Write {_REVERSE}, which needs no tangents"},
-    ),
-    _Case(
-        r"(?:the )?derivative for '?(?:aten::)?(?P<name>[\w., ]+?)'? is not implemented",
-        "{name}, an operator without a derivative",
-        _TWICE_OPERATOR,
-        dict.fromkeys(("forward", "reverse"), f"Write {_DIFFERENCE}"),
-    ),
-    _Case(
-        r"torch\.utils\.checkpoint: ",
-        "torch.utils.checkpoint, which evaluates a block again in a backward pass, as it was in none of its own",
-        "blocks that are evaluated again by mlotool.remat, in every backward pass",
-        dict.fromkeys(
-            ("forward", "reverse"),
-            "Write mlotool.remat(block, x) in place of checkpoint(block, x), or leave it out and name the blocks in "
-            "problems.{problem}.remat",
-        ),
-    ),
-    _Case(
-        r"don't yet support saved tensor hooks",
-        "hooks on saved tensors, as torch.utils.checkpoint sets them",
-        "none, since they do not see tangents",
-        {"forward": f"Write mlotool.remat(block, x) in place of checkpoint(block, x), or {_REVERSE}"},
-    ),
-    _Case(
-        r"must override the setup_context staticmethod",
-        "an autograd.Function whose forward takes ctx",
-        "one that torch.func can take: forward without ctx, setup_context, and jvp",
-        {"forward": f"Write it so, or write {_REVERSE}"},
-    ),
-    _Case(
-        r"You must implement the jvp function for custom autograd\.Function",
-        "an autograd.Function without jvp",
-        "one that has tangents",
-        {"forward": f"Add a staticmethod jvp(ctx, *tangents), or write {_REVERSE}"},
-    ),
-    _Case(
-        r"Trying to set a forward gradient that has a different size",
-        "an operator whose tangent torch computes in another shape than its value",
-        _TANGENTS,
-        {"forward": f"Write {_REVERSE}"},
-    ),
-    _Case(
-        r"Nested forward mode AD is not supported",
-        "torch.func.jvp, jacfwd or hessian, which are forward mode themselves",
-        "reverse mode inside a loss",
-        {"forward": f"Write torch.func.vjp, jacrev or grad there, or write {_REVERSE}"},
-    ),
-    _Case(
-        r"(?P<text>[^.]*`?\.data`? inside functorch transform|You are attempting to call Tensor\.requires_grad_\(\))",
-        "a tensor whose .data or requires_grad is set, as hooks of modules on gradients do",
-        "tensors that keep what they are",
-        {"forward": f"Write x.detach() and torch.where in place of it, or write {_REVERSE}"},
-    ),
-    _Case(
-        r"attempted to call in-place operation \((?:aten::)?(?P<name>[\w.]+)\) that would mutate a captured",
-        "{name}, which changes a tensor from outside of the loss in place",
-        "buffers of the problem's modules, or new tensors",
-        {"forward": f"Register it as a buffer, write x.detach() into it, or write {_REVERSE}"},
-    ),
-    _Case(
-        r"Cannot access (data pointer|storage)",
-        "the memory of a tensor, as copy, pickle and libraries outside of torch want it",
-        "operations of torch",
-        {"forward": f"Write x.clone(), or x.detach().numpy(), in place of it, or write {_REVERSE}"},
-    ),
-    _Case(
-        r"ZeroTensors are immutable",
-        "an operator whose backward writes into a tangent that is zero everywhere",
-        _TANGENTS,
-        {"forward": f"Write {_REVERSE}"},
-    ),
+_ONCE = (
+    "problems.{problem}.loss: found {name}, an autograd.Function whose backward is marked once_differentiable, so that "
+    "double backward takes its derivatives for constants; expected functions that are differentiable twice. Write "
+    "hypergradient: finite_difference (product: finite_difference, report_every: 0) for '{problem}', or write that "
+    "backward in differentiable operations and remove the mark."
 )
+
+# Words of torch's where it cannot differentiate: in any way of taking a product, and in forward mode.
+_ANYHOW = re.compile(r"derivative for .* is not implemented|torch\.utils\.checkpoint: ")
+_FORWARD = re.compile(
+    r"forward AD|forward gradient|forward mode AD|ZeroTensors|saved tensor hooks|setup_context|the jvp function"
+    r"|functorch transform|Tensor\.requires_grad_\(\)|mutate a captured|Cannot access (?:data pointer|storage)"
+)
+_NOT_TWICE = re.compile("_ctc_loss|segment_reduce|_cudnn_rnn|derivative for")
+"""Words of operators that double backward does not have either."""
 
 
 def explain(error: BaseException, problem: str, product: str = "forward") -> ConfigError | None:
-    """Return what to say of an error of torch: operator, product and problem, and what to write; None of any other.
+    """Return what to say where torch cannot differentiate a loss: its own words, and what to write; None of others.
 
     Args:
         error: what came out of evaluating a loss, or its derivatives.
@@ -153,21 +59,22 @@ def explain(error: BaseException, problem: str, product: str = "forward") -> Con
 
     Example:
         >>> error = NotImplementedError("Trying to use forward AD with _ctc_loss that does not support it because ...")
-        >>> str(explain(error, "w"))[:91]
-        'problems.w.loss: found _ctc_loss, an operator without forward mode, under product: forward;'
+        >>> str(explain(error, "w"))[:85]
+        'problems.w.loss: found what torch cannot differentiate (Trying to use forward AD with'
     """
-    if isinstance(error, ConfigError) or not isinstance(error, RuntimeError | NotImplementedError):
+    text = " ".join(str(error).split())
+    is_forward = product == "forward" and _FORWARD.search(text)
+    if not isinstance(error, RuntimeError) or not (is_forward or _ANYHOW.search(text)):
         return None
-    text = str(error)
-    for case in _CASES:
-        match = re.search(case.pattern, text)
-        if match is None or product not in case.remedies:
-            continue
-        found, remedy = case.found.format(**match.groupdict()), case.remedies[product].format(problem=problem)
-        return ConfigError(
-            f"problems.{problem}.loss: found {found}, under product: {product}; expected {case.expected}. {remedy}."
-        )
-    return None
+    remedy = "Write hypergradient: finite_difference for '{problem}'"
+    if "checkpoint" in text or "saved tensor hooks" in text:
+        remedy = "Write mlotool.remat(block, x) in place of torch.utils.checkpoint, or " + _REVERSE
+    elif is_forward and not _NOT_TWICE.search(text):
+        remedy = "Write what has tangents (mlotool.stop_gradient, a staticmethod jvp), or " + _REVERSE
+    return ConfigError(
+        f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product: {product}; "
+        f"expected operators that are differentiable twice. {remedy.format(problem=problem)}."
+    )
 
 
 @contextmanager
@@ -188,10 +95,9 @@ def explained(problem: str, product: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = explain(error, problem, product)
-        if found is None:
-            raise
-        raise found from error
+        if explanation := explain(error, problem, product):
+            raise explanation from error
+        raise
 
 
 def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:
@@ -399,13 +305,6 @@ _NODES = (
     *("EmbeddingBag", ".*LinearCrossEntropy.*", *ONCE_IN_OLDER_TORCH),
 )
 _REPLACEABLE = re.compile(f"({'|'.join(_NODES)})Backward")
-
-_ONCE = (
-    "problems.{problem}.loss: found {name}, an autograd.Function whose backward is marked once_differentiable, so that "
-    "double backward takes its derivatives for constants; expected functions that are differentiable twice. Write "
-    "hypergradient: finite_difference (product: finite_difference, report_every: 0) for '{problem}', or write that "
-    "backward in differentiable operations and remove the mark."
-)
 
 
 def twice_differentiable(

@@ -77,7 +77,7 @@ class BlockCall:
         tensors = [*given, *[holder[name] for holder, name in parameters]]
         tensors += [lazy_copy(holder[name].detach()) for holder, name in call._buffers]
         call._devices = tuple({each.device for each in tensors if each.is_cuda})
-        call._autocasts = [_Autocast.now(kind) for kind in sorted({each.device.type for each in tensors})]
+        call._autocasts = [_autocast_on(kind) for kind in sorted({each.device.type for each in tensors})]
         return call, tensors
 
     def __init__(self, block: Callable[..., Any], inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class BlockCall:
         self._modes = [(each, each.training) for each in modules]
         self._function_modes = _get_current_function_mode_stack()
         self._devices: tuple[torch.device, ...] = ()
-        self._autocasts: list[_Autocast] = []
+        self._autocasts: list[dict[str, Any]] = []
         self._attention = _attention_kernels()
         # After the first evaluation: what it was given and has computed, random state, values behind `stop_gradient`,
         # and what it returned.
@@ -112,8 +112,8 @@ class BlockCall:
         self._handed.check_again()
         kept = Kept(self._block, [module for module, _ in self._modes], is_whole=self._evaluation.is_whole)
         with ExitStack() as stack:
-            for autocast in self._autocasts:
-                stack.enter_context(autocast.again())
+            for settings in self._autocasts:
+                stack.enter_context(torch.autocast(**settings))
             if self._attention != _attention_kernels():
                 stack.enter_context(sdpa_kernel(self._attention))
             stack.enter_context(_modes(self._modes))
@@ -223,21 +223,15 @@ class BlockCall:
                 holder[name] = tensor
 
 
-class _Autocast(NamedTuple):
-    """The settings of autocast on one kind of device."""
-
-    kind: str
-    is_on: bool
-    dtype: torch.dtype
-    is_cached: bool
-
-    @classmethod
-    def now(cls, kind: str) -> "_Autocast":
-        dtype = torch.get_autocast_dtype(kind)
-        return cls(kind, torch.is_autocast_enabled(kind), dtype, torch.is_autocast_cache_enabled())
-
-    def again(self) -> torch.autocast:
-        return torch.autocast(self.kind, dtype=self.dtype, enabled=self.is_on, cache_enabled=self.is_cached)
+def _autocast_on(kind: str) -> dict[str, Any]:
+    """Return the settings of autocast on one kind of device."""
+    is_on, is_cached = torch.is_autocast_enabled(kind), torch.is_autocast_cache_enabled()
+    return {
+        "device_type": kind,
+        "dtype": torch.get_autocast_dtype(kind),
+        "enabled": is_on,
+        "cache_enabled": is_cached,
+    }
 
 
 _ATTENTION = {

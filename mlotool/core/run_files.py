@@ -9,7 +9,6 @@ import math
 import os
 import re
 import stat
-import struct
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -241,22 +240,10 @@ def _is_wandb_link(root: Path, path: Path) -> bool:
     return is_named_so and _WANDB_LOG.fullmatch(path.readlink().as_posix()) is not None
 
 
-def _check_regular(status: os.stat_result, shown: str) -> None:
+def _check_regular(status: os.stat_result, path: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        what = next(
-            (
-                word
-                for kind, word in (
-                    (stat.S_ISDIR, "a folder"),
-                    (stat.S_ISFIFO, "a pipe"),
-                    (stat.S_ISSOCK, "a socket"),
-                    (stat.S_ISLNK, "a link"),
-                )
-                if kind(status.st_mode)
-            ),
-            "a device",
-        )
-        raise RunFileError(f"{shown}: found {what}; expected a regular file. Remove it.")
+        kind = stat.filemode(status.st_mode)
+        raise RunFileError(f"{path}: found no regular file ({kind}); expected one. Remove it.")
 
 
 def _is_deep(text: str) -> bool:
@@ -289,13 +276,13 @@ def _shown(path: Path) -> str:
 
 
 def open_zip(file: BinaryIO, max_list_bytes: int) -> zipfile.ZipFile:
-    """Open a zip file for reading.
+    """Open a zip file for reading, one that lists few members: Python makes an object of each as soon as it is opened.
 
     What a member unpacks to is never more than its `file_size` says: zipfile stops there.
 
     Args:
         file: the open file.
-        max_list_bytes: of its list of members, of which Python makes an object each as soon as it is opened.
+        max_list_bytes: of its list of members.
 
     Raises:
         zipfile.BadZipFile: it is none, or lists more.
@@ -307,21 +294,7 @@ def open_zip(file: BinaryIO, max_list_bytes: int) -> zipfile.ZipFile:
     list_bytes = record[zipfile._ECD_SIZE]  # type: ignore[attr-defined]
     if list_bytes > max_list_bytes:
         raise zipfile.BadZipFile(f"its list of members has {list_bytes} bytes, and at most {max_list_bytes} are read")
-    if _end(file, record) != (record[zipfile._ECD_LOCATION], b""):  # type: ignore[attr-defined]
-        raise zipfile.BadZipFile("its list of members is not where its end says, or has a comment behind it")
     return zipfile.ZipFile(file)
-
-
-def _end(file: BinaryIO, record: Any) -> tuple[int, bytes]:
-    """Return where the list of members ends as the file has it, and its comment: parsers differ where they are odd."""
-    end = record[zipfile._ECD_OFFSET] + record[zipfile._ECD_SIZE]  # type: ignore[attr-defined]
-    if record[zipfile._ECD_SIGNATURE] == zipfile.stringEndArchive64:  # type: ignore[attr-defined]
-        file.seek(end + zipfile.sizeEndCentDir64)  # type: ignore[attr-defined]
-        locator = file.read(zipfile.sizeEndCentDir64Locator)  # type: ignore[attr-defined]
-        if len(locator) < 20 or struct.unpack("<4sLQL", locator)[2] != end:
-            return -1, b""
-        end += zipfile.sizeEndCentDir64 + zipfile.sizeEndCentDir64Locator  # type: ignore[attr-defined]
-    return end, record[zipfile._ECD_COMMENT]  # type: ignore[attr-defined]
 
 
 def check_members(archive: zipfile.ZipFile, num_bytes: int) -> None:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,9 +43,8 @@ class ImplicitState(NamedTuple):
         starts: by reader, the last solution, where solves begin there.
 
     Example:
-        >>> state = ImplicitState(None, last=SolveResult([], Status.CONVERGED, 3, 1e-7))
-        >>> state.saved()
-        {'last': ['converged', 3, 1e-07]}
+        >>> ImplicitState(None).num_pullbacks
+        0
     """
 
     solver: Any
@@ -53,28 +52,6 @@ class ImplicitState(NamedTuple):
     quality: Quality | None = None
     num_pullbacks: int = 0
     starts: Mapping[str, Vector] | None = None
-
-    def saved(self) -> dict[str, Any]:
-        """Return what is reported, in plain containers, where there is any."""
-        saved: dict[str, Any] = {}
-        if self.last is not None and self.last.residual is not None:
-            saved["last"] = [self.last.status.value, self.last.num_products, float(self.last.residual)]
-        if self.quality is not None:
-            saved["quality"] = [self.quality.residual, self.quality.cosine]
-        return saved
-
-    @classmethod
-    def loaded(cls, saved: Mapping[str, Any], solver: Any) -> "ImplicitState":
-        """Return the state that was saved, with that of the solver."""
-        # Older checkpoints have the starts by "<problem> for <reader>".
-        starts = {key.rpartition(" for ")[2]: copies(start) for key, start in saved.get("starts", {}).items()}
-        last = None
-        if "last" in saved:
-            # Its status was said when it happened, in words that may be others now.
-            _, num_products, residual = saved["last"]
-            last = SolveResult([], Status.FIXED, num_products, residual)
-        quality = Quality(*saved["quality"]) if "quality" in saved else None
-        return cls(solver, last, quality, saved.get("num_pullbacks", 0), starts or None)
 
 
 @dataclass(frozen=True)
@@ -199,19 +176,27 @@ class Implicit(AbstractHypergradient):
 
     def state_dict(self, state: ImplicitState) -> dict[str, Any]:
         """Return the starts, the count of pullbacks, the solver's state and what is reported, where there is any."""
+        last, quality, of_solver = state.last, state.quality, self.solver.state_dict(state.solver)
         saved: dict[str, Any] = {}
         if self.warm_start:
             saved["starts"] = {reader: list(start) for reader, start in (state.starts or {}).items()}
         if self.report_every:
             saved["num_pullbacks"] = state.num_pullbacks
-        saved |= state.saved()
-        of_solver = self.solver.state_dict(state.solver)
+        if last is not None and last.residual is not None:
+            saved["last"] = [last.status.value, last.num_products, float(last.residual)]
+        if quality is not None:
+            saved["quality"] = [quality.residual, quality.cosine]
         return {**saved, "solver": of_solver} if of_solver else saved
 
     def load_state(self, saved: dict[str, Any]) -> ImplicitState:
         """Return the state that was saved."""
         solver = self.solver.load_state(saved["solver"]) if "solver" in saved else self.solver.initial_state()
-        return ImplicitState.loaded(saved, solver)
+        # Older checkpoints have the starts by "<problem> for <reader>".
+        starts = {key.rpartition(" for ")[2]: copies(start) for key, start in saved.get("starts", {}).items()}
+        # The last status was said when it happened, in words that may be others now.
+        last = SolveResult([], Status.FIXED, *saved["last"][1:]) if "last" in saved else None
+        quality = Quality(*saved["quality"]) if "quality" in saved else None
+        return ImplicitState(solver, last, quality, saved.get("num_pullbacks", 0), starts or None)
 
 
 class _ImplicitPullback:
@@ -261,8 +246,24 @@ class _ImplicitPullback:
         return found
 
     def differentiable(self, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector) -> list[Tensor]:
-        """Return the same as functions of theta, the inputs and the cotangent."""
-        return differentiable_pullback(self, theta, inputs, wanted, cotangent)
+        """Return the same as functions of theta, the inputs and the cotangent, for problems that are nested above.
+
+        So that it is exact to any order, the solution's node saves its OUTPUTS: differentiating the pullback with
+        respect to theta leads back into the node. Partial derivatives are taken at aliases of theta*_l and of x, so
+        that one with respect to x does not run through theta*_l again. The solve is a node of its own.
+        """
+        points, values = aliases(theta), aliases(inputs)
+        gradient = _stationarity(self.view, points, values)
+        if self.solver.is_polynomial:
+            matvec = self.view.mean_of(lambda vector: vector_jacobian(gradient, points, vector, create_graph=True))
+            result = self.solver.solve(matvec, cotangent, view=self.view)
+            self.record(result)
+            solution: Vector = result.solution
+        else:
+            solution = _LinearSolve.apply(self, len(theta), *cotangent, *theta, *inputs)
+        sources = [value for value, flag in zip(values, wanted, strict=True) if flag]
+        solution = self.view.problem.rank_mean.shared(solution)
+        return [-slope for slope in vector_jacobian(gradient, sources, solution, create_graph=True)]
 
     def push(self, theta: Vector, inputs: Vector, directions: Vector) -> list[Tensor]:
         """Return `-H^-1 M d`."""
@@ -388,58 +389,15 @@ def keep_start(problem: LowerProblem, solution: Vector) -> None:
         problem.memory.value = state._replace(starts={**(state.starts or {}), problem.reader: tuple(solution)})
 
 
-class LinearPullback(Protocol):
-    """What an implicit one offers beside.
-
-    Example:
-        >>> import torch
-        >>> from mlotool.hypergradient.solvers import Exact
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs: (theta[0] ** 4 / 12 - theta[0] * inputs[0]).sum()  # H = theta ** 2, M = -1
-        >>> class Solving:
-        ...     view, solver = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss), Exact()
-        ...     def solve(self, theta, inputs, vector): return [v / theta[0] ** 2 for v in vector]
-        ...     def record(self, result): pass
-        >>> pullback: LinearPullback = Solving()
-        >>> pullback.solve([torch.tensor([2.0])], [torch.zeros(1)], [torch.ones(1)])
-        [tensor([0.2500])]
-    """
-
-    solver: AbstractSolver
-
-    @property
-    def view(self) -> LowerView:
-        """The loss, with the same random numbers in all evaluations."""
-
-    def solve(self, theta: Vector, inputs: Vector, vector: Vector) -> list[Tensor]:
-        """Return `H^-1 v`, without a graph."""
-
-    def record(self, result: SolveResult) -> None:
-        """Keep how a solve ended, and warn of a failure."""
-
-
-class LinearSolve(torch.autograd.Function):
+class _LinearSolve(torch.autograd.Function):
     """`q = H(theta, x)^-1 v`, differentiated as the exact solution.
 
     For a cotangent w: p = H^-1 w is the cotangent of v, and `-d<p, H q>/d(theta, x)` that of theta and x.
 
-    Example:
-        >>> import torch
-        >>> from mlotool.hypergradient.solvers import Exact
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs: (theta[0] ** 4 / 12 - theta[0] * inputs[0]).sum()  # H = theta ** 2, M = -1
-        >>> class Solving:
-        ...     view, solver = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss), Exact()
-        ...     def solve(self, theta, inputs, vector): return [v / theta[0] ** 2 for v in vector]
-        ...     def record(self, result): pass
-        >>> v, theta, x = torch.ones(1), torch.tensor([2.0], requires_grad=True), torch.zeros(1)
-        >>> [q] = LinearSolve.apply(Solving(), 1, v, theta, x)
-        >>> torch.autograd.grad(q, theta)  # of v / theta ** 2
-        (tensor([-0.2500]),)
     """
 
     @staticmethod
-    def forward(ctx: Any, pullback: LinearPullback, num_parameters: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, pullback: _ImplicitPullback, num_parameters: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Solve; `tensors` are v, theta and x."""
         vector, theta, inputs = _split(tensors, num_parameters)
         outputs = tuple(pullback.solve(theta, inputs, vector))
@@ -457,7 +415,7 @@ class LinearSolve(torch.autograd.Function):
         is_differentiable = torch.is_grad_enabled()
         with pullback.view.problem.random:
             if is_differentiable:
-                adjoint = list(LinearSolve.apply(pullback, count, *cotangent, *theta, *inputs))
+                adjoint = list(_LinearSolve.apply(pullback, count, *cotangent, *theta, *inputs))
             else:
                 adjoint = pullback.solve(theta, inputs, cotangent)
         wanted = ctx.needs_input_grad[2 + count :]
@@ -469,7 +427,7 @@ class LinearSolve(torch.autograd.Function):
                     tensor.detach().requires_grad_(flag) for tensor, flag in zip(inputs, wanted[count:], strict=True)
                 ]
             theta, inputs = aliases(theta), aliases(inputs)
-            gradient = stationarity(pullback.view, theta, inputs)
+            gradient = _stationarity(pullback.view, theta, inputs)
             # Both solutions are the same on all ranks; what is found for theta and x is this rank's part.
             shared = pullback.view.problem.rank_mean.shared
             product = vector_jacobian(gradient, theta, shared(solution), create_graph=True)
@@ -479,51 +437,8 @@ class LinearSolve(torch.autograd.Function):
         return (None, None, *adjoint, *(-next(values) if flag else None for flag in wanted))
 
 
-def differentiable_pullback(
-    pullback: LinearPullback, theta: Vector, inputs: Vector, wanted: Sequence[bool], cotangent: Vector
-) -> list[Tensor]:
-    """Return the cotangents of the wanted inputs as functions of theta, x and the cotangent.
-
-    Example:
-        >>> import torch
-        >>> from mlotool.hypergradient.solvers import Exact
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs: (theta[0] ** 4 / 12 - theta[0] * inputs[0]).sum()  # H = theta ** 2, M = -1
-        >>> class Solving:
-        ...     view, solver = LowerView(LowerProblem("w"), (torch.tensor([2.0]),), loss), Exact()
-        ...     def solve(self, theta, inputs, vector): return [v / theta[0] ** 2 for v in vector]
-        ...     def record(self, result): pass
-        >>> theta, x = torch.tensor([2.0], requires_grad=True), torch.zeros(1, requires_grad=True)
-        >>> [found] = differentiable_pullback(Solving(), [theta], [x], [True], [torch.ones(1)])
-        >>> found.tolist(), torch.autograd.grad(found, theta)
-        ([0.25], (tensor([-0.2500]),))
-    """
-    points, values = aliases(theta), aliases(inputs)
-    gradient = stationarity(pullback.view, points, values)
-    if pullback.solver.is_polynomial:
-        matvec = pullback.view.mean_of(lambda vector: vector_jacobian(gradient, points, vector, create_graph=True))
-        result = pullback.solver.solve(matvec, cotangent, view=pullback.view)
-        pullback.record(result)
-        solution: Vector = result.solution
-    else:
-        solution = LinearSolve.apply(pullback, len(theta), *cotangent, *theta, *inputs)
-    sources = [value for value, flag in zip(values, wanted, strict=True) if flag]
-    solution = pullback.view.problem.rank_mean.shared(solution)
-    return [-found for found in vector_jacobian(gradient, sources, solution, create_graph=True)]
-
-
-def stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
-    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor a parameter.
-
-    Example:
-        >>> import torch
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
-        >>> theta, inputs = [torch.tensor([2.0], requires_grad=True)], [torch.tensor([1.0])]
-        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
-        >>> [each.tolist() for each in stationarity(view, theta, inputs)]
-        [[2.0]]
-    """
+def _stationarity(view: LowerView, theta: Vector, inputs: Vector) -> list[Tensor]:
+    """Return `F = dC_l/dtheta` on this rank's part of the batch, with its graph, one tensor a parameter."""
     problem, devices = view.problem, view.devices
     loss = twice_differentiable(problem.name, problem.traits, devices, lambda: view.own_loss(theta, inputs))
     return vector_jacobian([loss], theta, [torch.ones_like(loss)], create_graph=True)

@@ -274,7 +274,8 @@ def fit(unroll: Unroll, inputs: Vector, view: LowerView, budget: int) -> bool:
         # Transforms of torch.func refuse the hooks. An error of the loss itself returns when the step is taken again.
         fits, why = False, f"what their graphs take cannot be measured ({str(error).partition(chr(10))[0]})"
     else:
-        fits, why = count * size <= budget and is_exact, _figures(count, count * size, budget)
+        fits = count * size <= budget and is_exact
+        why = f"{count} of them take {count * size / 2**20:.4g} MiB, of a graph_budget of {budget / 2**20:.4g} MiB"
         if not is_exact:
             why = "their gradient is rounded otherwise with a graph, or depends on buffers; remat=false keeps it anyway"
     is_kept = not ranks.any([not fits], view.theta[0].device)[0]
@@ -403,16 +404,11 @@ def _disturbed_buffers(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def _of_each_shape(records: Sequence[StepRecord]) -> list[StepRecord]:
     """Return the last record for each combination of shapes that its batches have."""
-    return list({_shapes(record): record for record in records}.values())
 
+    def shapes(record: StepRecord) -> tuple[Any, ...]:
+        return tuple(getattr(part, "shape", None) for part in tree_leaves([batch for batch, _ in record.draws]))
 
-def _shapes(record: StepRecord) -> tuple[Any, ...]:
-    parts = tree_leaves([batch for batch, _ in record.draws])
-    return tuple(each.shape if isinstance(each, Tensor) else None for each in parts)
-
-
-def _figures(count: int, size: int, budget: int) -> str:
-    return f"{count} of them take {size / 2**20:.4g} MiB, of a graph_budget of {budget / 2**20:.4g} MiB"
+    return list({shapes(record): record for record in records}.values())
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mlotool.config.names import MAX_NAME, is_plain_name
 from mlotool.core.bound_module import BoundModule
-from mlotool.core.equal_weights import are_equal
 from mlotool.core.errors import ConfigError
 from mlotool.core.files import replacing, write_text
 from mlotool.core.messages import kind_of
@@ -124,7 +123,7 @@ def _check(key: Any, value: Any) -> None:
 
 def _warn_of_equal(name: str, weight: Any) -> None:
     """Warn where all weights are about the same: that the learning rate is another one looks like a gain."""
-    if are_equal(weight):
+    if len(weight) > 1 and numpy.ptp(weight) <= 0.01 * abs(weight).max():
         warnings.warn(
             f"analyses.{name}: all {len(weight)} weights are between {weight.min():.4g} and {weight.max():.4g}, within "
             "1% of each other, so all samples count the same; expected weights that differ. Nothing was gained by "

@@ -335,17 +335,14 @@ def test_functions_that_are_once_differentiable_have_products_here(way: Way):
 
 OUTSIDE = torch.zeros(3, dtype=torch.float64)
 REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "old function": (r"an autograd\.Function whose forward takes ctx.*setup_context", OldSine.apply),
-    "function without jvp": (r"an autograd\.Function without jvp.*Add a staticmethod jvp", NoTangent.apply),
-    "checkpoint": (
-        r"(hooks on saved tensors.*mlotool\.remat|an autograd.Function without jvp)",
-        lambda x: checkpoint(torch.sin, x, use_reentrant=False),
-    ),
-    "jvp inside": ("torch.func.jvp, jacfwd", lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]),
-    "outside in place": ("copy_, which changes a tensor from outside", lambda x: OUTSIDE.copy_(x) * x),
-    "requires_grad_": (r"\.data or requires_grad", lambda x: x.detach().requires_grad_() * x),
-    "copy": ("the memory of a tensor", lambda x: copy(x) * x),
-    "operator": ("special_zeta, an operator without forward mode", lambda x: torch.special.zeta(x.abs() + 2, x)),
+    "old function": ("setup_context", OldSine.apply),
+    "function without jvp": ("jvp function.*a staticmethod jvp", NoTangent.apply),
+    "checkpoint": (r"mlotool\.remat", lambda x: checkpoint(torch.sin, x, use_reentrant=False)),
+    "jvp inside": ("Nested forward mode", lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1]),
+    "outside in place": ("copy_", lambda x: OUTSIDE.copy_(x) * x),
+    "requires_grad_": (r"requires_grad_\(\)", lambda x: x.detach().requires_grad_() * x),
+    "copy": ("Cannot access", lambda x: copy(x) * x),
+    "operator": ("special_zeta", lambda x: torch.special.zeta(x.abs() + 2, x)),
 }
 
 
@@ -353,7 +350,7 @@ REFUSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 def test_what_cannot_be_had_is_said_with_what_to_write(name: str):
     message, function = REFUSED[name]
     pattern = rf"problems\.w\.loss: found .*{message}.*product: reverse in the hypergradient of 'w'"
-    with pytest.raises(ConfigError, match=pattern.replace("setup_context", ".*setup_context")):
+    with pytest.raises(ConfigError, match=pattern):
         product(forward, function)
 
 

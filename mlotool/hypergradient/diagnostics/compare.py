@@ -4,7 +4,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -321,61 +321,52 @@ def solved_slope(program: Program, upper: str, batches: Batches, max_parameters:
     """
     below = [name for name in program.problems if name in program.graph.below(upper)]
     below.sort(key=program.graph.level)
-    if any(sees_steps(program, name) for name in below):
-        return _unrolled_slope(program, upper, below, batches)
-    reason = _cannot_solve(program, below, max_parameters)
-    if reason:
-        return Slope(note=reason)
-    before = _stationarity(program, below, batches)
+    are_unrolled = [sees_steps(program, name) for name in below]
+    if any(are_unrolled):
+        if not all(are_unrolled):
+            return Slope(note="some of the problems below are unrolled, and others are not")
+        solved: Sequence[str] = ()
+    else:
+        if reason := _cannot_solve(program, below, max_parameters):
+            return Slope(note=reason)
+        solved = below
+    before = _stationarity(program, solved, batches)
     saved = {
-        name: [tensor.clone() for tensor in program.problems[name].constants().values()] for name in (*below, upper)
+        name: [tensor.clone() for tensor in program.problems[name].constants().values()] for name in (*solved, upper)
     }
+
+    def value() -> float:
+        if solved:
+            _solve(program, solved, batches)
+            return float(program.loss(upper, batches.get(upper)).loss)
+        with same_numbers(program):
+            return float(program.unrolled_loss(upper, batches))
+
+    def gradient(program: Program) -> Tensor:
+        with nullcontext() if solved else same_numbers(program):
+            return flat(program.gradient(upper, batches))
+
+    residual = None
     try:
-        _solve(program, below, batches)
-        residual = _stationarity(program, below, batches) / max(before, torch.finfo(torch.float64).tiny)
-        if residual > SOLVED:
-            return Slope(residual, note=f"the lower problems' gradients only go down to {residual:.1e} of before")
-        exact = flat(most_exact(program).gradient(upper, batches))
-        own = flat(program.gradient(upper, batches))
+        if solved:
+            _solve(program, solved, batches)
+            residual = _stationarity(program, solved, batches) / max(before, torch.finfo(torch.float64).tiny)
+            if residual > SOLVED:
+                return Slope(residual, note=f"the lower problems' gradients only go down to {residual:.1e} of before")
+        exact, own = gradient(most_exact(program)), gradient(program)
         length = float(exact.norm())
         if length == 0.0:
-            return Slope(residual, note="the hypergradient is zero at the solved program")
+            return Slope(residual, note="the hypergradient is zero here")
         direction = exact / length
         step = STEP * max(1.0, float(flat(program.problems[upper].constants()).norm()))
         values = []
         for sign in (1.0, -1.0):
             _put(program, upper, saved[upper], sign * step * direction)
-            _solve(program, below, batches)
-            values.append(float(program.loss(upper, batches.get(upper)).loss))
-        difference = (values[0] - values[1]) / (2 * step)
-        return Slope(residual, difference, length, float(own @ direction))
+            values.append(value())
+        return Slope(residual, (values[0] - values[1]) / (2 * step), length, float(own @ direction))
     finally:
         for name, tensors in saved.items():
             _put(program, name, tensors, None)
-
-
-def _unrolled_slope(program: Program, upper: str, below: Sequence[str], batches: Batches) -> Slope:
-    if not all(sees_steps(program, name) for name in below):
-        return Slope(note="some of the problems below are unrolled, and others are not")
-    saved = [tensor.clone() for tensor in program.problems[upper].constants().values()]
-    try:
-        with same_numbers(program):
-            exact = flat(most_exact(program).gradient(upper, batches))
-        with same_numbers(program):
-            own = flat(program.gradient(upper, batches))
-        length = float(exact.norm())
-        if length == 0.0:
-            return Slope(note="the hypergradient is zero here")
-        direction = exact / length
-        step = STEP * max(1.0, float(flat(program.problems[upper].constants()).norm()))
-        values = []
-        for sign in (1.0, -1.0):
-            _put(program, upper, saved, sign * step * direction)
-            with same_numbers(program):
-                values.append(float(program.unrolled_loss(upper, batches)))
-        return Slope(None, (values[0] - values[1]) / (2 * step), length, float(own @ direction))
-    finally:
-        _put(program, upper, saved, None)
 
 
 def _cannot_solve(program: Program, below: Sequence[str], max_parameters: int) -> str:

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy
-
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
-from mlotool.hypergradient.solvers.systems import begin_system, check_krylov, count_if, larger, may_hold, where
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
+from mlotool.hypergradient.solvers.systems import begin_system, count_if, larger, may_hold, where
 from mlotool.hypergradient.vector import add, choose, scaled
 from mlotool.problem.interface import LowerView, Vector
 
@@ -57,9 +55,12 @@ class ConjugateGradient(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        check_krylov(self, self.max_iterations, self.tolerance, self.damping)
+        require_settings(
+            self,
+            lambda: self.max_iterations >= 1 and self.tolerance >= 0 and self.damping >= 0,
+            "a whole max_iterations >= 1, tolerance >= 0 and damping >= 0",
+        )
 
-    @numpy.errstate(all="ignore")
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:

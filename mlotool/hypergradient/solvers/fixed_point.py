@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     OVERFLOW,
@@ -16,6 +14,7 @@ from mlotool.hypergradient.solvers.base import (
     Matvec,
     SolveResult,
     Status,
+    require_settings,
     tasks_of,
 )
 from mlotool.hypergradient.solvers.systems import Number, Progress, growth, measured, norms, relative, where
@@ -70,13 +69,11 @@ class FixedPoint(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if self.num_iterations < 1 or not self.step_size > 0 or not self.tolerance >= 0:
-            raise ConfigError(
-                f"FixedPoint: found num_iterations={self.num_iterations}, step_size={self.step_size}, "
-                f"tolerance={self.tolerance}; expected a whole num_iterations >= 1, step_size > 0 and tolerance >= 0. "
-                "Correct hypergradient.solver."
-            )
+        require_settings(
+            self,
+            lambda: self.num_iterations >= 1 and self.step_size > 0 and self.tolerance >= 0,
+            "a whole num_iterations >= 1, step_size > 0 and tolerance >= 0",
+        )
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status
+from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
 from mlotool.hypergradient.solvers.conjugate_gradient import ConjugateGradient
 from mlotool.hypergradient.solvers.systems import Progress, norms
 from mlotool.hypergradient.vector import scaled, vector_jacobian
@@ -67,12 +66,7 @@ class KFAC(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if not self.damping > 0:
-            raise ConfigError(
-                f"KFAC: found damping={self.damping}; expected damping > 0, since G may be singular. "
-                "Correct hypergradient.solver.damping."
-            )
+        require_settings(self, lambda: self.damping > 0, "damping > 0, since G may be singular")
 
     def check(self, problem: str, num_tasks: int | None) -> None:
         """Refuse a task axis, and kinds whose extra is missing."""

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.solvers.base import (
     NOT_FINITE,
     OVERFLOW,
@@ -13,6 +11,7 @@ from mlotool.hypergradient.solvers.base import (
     Matvec,
     SolveResult,
     Status,
+    require_settings,
     tasks_of,
 )
 from mlotool.hypergradient.solvers.systems import Progress, growth, measured, norms
@@ -58,12 +57,9 @@ class Neumann(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        if self.num_terms < 1 or not self.step_size > 0:
-            raise ConfigError(
-                f"Neumann: found num_terms={self.num_terms}, step_size={self.step_size}; expected a whole num_terms "
-                ">= 1 and step_size > 0. Correct hypergradient.solver."
-            )
+        require_settings(
+            self, lambda: self.num_terms >= 1 and self.step_size > 0, "a whole num_terms >= 1 and step_size > 0"
+        )
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

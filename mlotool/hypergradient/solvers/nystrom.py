@@ -8,10 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.core.process import memory_of
-from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, tasks_of
+from mlotool.hypergradient.solvers.base import (
+    NOT_FINITE,
+    AbstractSolver,
+    Matvec,
+    SolveResult,
+    Status,
+    require_settings,
+    tasks_of,
+)
 from mlotool.hypergradient.solvers.systems import Progress, norms, relative
 from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
@@ -66,13 +73,11 @@ class Nystrom(AbstractSolver):
     }
 
     def __post_init__(self) -> None:
-        require_fields("hypergradient.solver", self, names_class=True)
-        has_rank = isinstance(self.rank, int) and 1 <= self.rank <= MAX_RANK
-        if not (has_rank and isinstance(self.seed, int) and self.seed >= 0 and self.rho > 0):
-            raise ConfigError(
-                f"Nystrom: found rank={self.rank}, rho={self.rho}, seed={self.seed}; expected a whole rank from 1 "
-                f"to {MAX_RANK}, rho > 0 and a whole seed >= 0. Correct hypergradient.solver."
-            )
+        require_settings(
+            self,
+            lambda: 1 <= self.rank <= MAX_RANK and self.rho > 0 and self.seed >= 0,
+            f"a whole rank from 1 to {MAX_RANK}, rho > 0 and a whole seed >= 0",
+        )
 
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None

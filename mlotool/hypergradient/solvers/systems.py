@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-from mlotool.core.arguments import require_fields
-from mlotool.core.errors import ConfigError
 from mlotool.core.tracing import assume, decided, is_joint, is_tracing
 from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResult, Status, tasks_of
 from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
@@ -237,17 +235,6 @@ class LinearSystem:
     def result(self, solution: list[Tensor], squared: Number) -> SolveResult:
         """Return the result, by the squared norms of the residuals."""
         return self.progress.result(solution, self.num_products, root(relative(squared, self.size)))
-
-
-def check_krylov(solver: AbstractSolver, max_iterations: int, tolerance: float, damping: float) -> None:
-    """Refuse settings that are of a wrong kind or out of range."""
-    require_fields("hypergradient.solver", solver, names_class=True)
-    if max_iterations < 1 or not tolerance >= 0 or not damping >= 0:
-        raise ConfigError(
-            f"{type(solver).__name__}: found max_iterations={max_iterations}, tolerance={tolerance}, "
-            f"damping={damping}; expected a whole max_iterations >= 1, tolerance >= 0 and damping >= 0. "
-            "Correct hypergradient.solver."
-        )
 
 
 def begin_system(

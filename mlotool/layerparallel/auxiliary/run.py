@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import Places
+from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError
 from mlotool.core.loss_output import LossOutput
 from mlotool.layerparallel.auxiliary.divergence import Divergence
@@ -110,7 +110,7 @@ class StageRun:
             chain = Chain(module, key)
             if not may_be_finer(chain):
                 resolved(chain, self.settings.num_stages, cut)
-        self._places = Places(module)
+        self._places = Slots(module)
         self._divergence = Divergence(key, self.settings.betas)
 
     def join(self, transport: AbstractTransport) -> None:

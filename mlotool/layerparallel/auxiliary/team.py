@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlotool.core.bound_module import Places
+from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError
 from mlotool.layerparallel.auxiliary.auxnet import AuxNet, matching_parts, thinned_parts
 from mlotool.layerparallel.auxiliary.checks import check_networks, check_rows
@@ -45,7 +45,7 @@ class StagePlan:
     Example:
         >>> from mlotool.layerparallel.partition.cut import partition
         >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-        >>> plan = StagePlan("parallel", net, partition(net, 2, ["2"]), ["2"], (torch.zeros(1, 2),), Places(net))
+        >>> plan = StagePlan("parallel", net, partition(net, 2, ["2"]), ["2"], (torch.zeros(1, 2),), Slots(net))
         >>> len(plan.stages)
         2
     """
@@ -55,7 +55,7 @@ class StagePlan:
     stages: Sequence[Stage]
     cut: Sequence[str]
     inputs: Inputs
-    places: Places
+    places: Slots
 
 
 class Team:
@@ -80,7 +80,7 @@ class Team:
         >>> from mlotool.layerparallel import Auxiliary
         >>> from mlotool.layerparallel.partition.cut import partition
         >>> net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
-        >>> plan = StagePlan("parallel", net, partition(net, 2, ["2"]), ["2"], (torch.zeros(1, 2),), Places(net))
+        >>> plan = StagePlan("parallel", net, partition(net, 2, ["2"]), ["2"], (torch.zeros(1, 2),), Slots(net))
         >>> team = Team(plan, Auxiliary(stages=2).settings, LocalTransport(), Timeline(0), seed=0)
         >>> sorted(team.workers), team.shapes((torch.zeros(8, 2),))
         ([0, 1], [torch.Size([4])])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlotool.core.bound_module import Places
+from mlotool.core.bound_module import Slots
 from mlotool.layerparallel.auxiliary.curvature import DECAY, EVERY, largest_curvature
 from mlotool.layerparallel.auxiliary.equations import local_loss, variable_slope, violations
 from mlotool.layerparallel.auxiliary.step import StageStep
@@ -44,7 +44,7 @@ class Worker:
         >>> net = torch.nn.Linear(2, 1)
         >>> transport, settings = LocalTransport(), Auxiliary(stages=1).settings
         >>> variables = StoredVariables(0, 1, settings, transport, seed=0)
-        >>> worker = Worker(partition(net, 1)[0], variables, transport, Timeline(0), Places(net))
+        >>> worker = Worker(partition(net, 1)[0], variables, transport, Timeline(0), Slots(net))
         >>> step = StageStep((torch.ones(4, 2),), 4, [], torch.float32, torch.device("cpu"), [10.0], "mean")
         >>> worker.prepare(step)
         >>> loss = worker.forward(step).sum()
@@ -58,7 +58,7 @@ class Worker:
         variables: AbstractVariables,
         transport: AbstractTransport,
         timeline: Timeline,
-        places: Places,
+        places: Slots,
     ) -> None:
         self.stage = stage
         self.variables = variables

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlotool.core.arguments import require
-from mlotool.core.bound_module import Places
+from mlotool.core.bound_module import Slots
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.layerparallel.multigrid.call import CallArguments
@@ -101,7 +101,7 @@ class MultigridResidual(nn.Module):
         self.is_evaluating = False
         self.draws = draws_numbers(self.layers)
         self._is_checked = False
-        self._places = Places(self.layers)
+        self._places = Slots(self.layers)
 
     def serial(self, is_serial: bool = True) -> Self:
         """Run the layers one after the other from now on, in plain autograd; with False, by multigrid again."""
