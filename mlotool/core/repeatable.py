@@ -123,7 +123,7 @@ class FirstEvaluation:
     def _numbers_of(self, results: Sequence[Tensor]) -> list[Tensor | None]:
         return [_numbers(each, self.is_whole) for each in results]
 
-    def _is_same_leaf(self, before: Tensor, now: Tensor, result: Tensor) -> bool:
+    def _is_same(self, before: Tensor, now: Tensor, result: Tensor) -> bool:
         if before.shape != now.shape or not now.numel():
             return True
         loose = tolerance(result.dtype)

@@ -1,7 +1,7 @@
 """What a loss may do besides calling operators: under forward over reverse it means what it means to gradients."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any
 
@@ -204,24 +204,6 @@ def test_our_own_switching_of_gradients_leaves_tangents():
     torch.testing.assert_close(product(forward, function), expected, rtol=1e-12, atol=1e-12)
 
 
-@ways
-@pytest.mark.parametrize("name", ["no_grad and enable_grad", "set_grad_enabled as a context"])
-def test_below_and_above_other_modes(name: str, way: Way):
-    def function(x: Tensor) -> Tensor:
-        # A device is a mode of its own.
-        with torch.device("cpu"):
-            return HIDDEN[name](x) + HIDDEN[name](x)
-
-    @contextmanager
-    def nested() -> Iterator[None]:
-        with forward_mode("w"), torch.device("cpu"), forward_mode("w"):
-            yield
-
-    expected = 2 * reverse(lambda x: (HIDDEN[name](x) * WEIGHTS).sum(), [POINT], [VECTOR])[0]
-    for mode in (None, nested):
-        torch.testing.assert_close(product(way, function, mode=mode), expected, rtol=1e-12, atol=1e-12)
-
-
 def test_gradients_that_are_switched_in_a_backward_pass():
     # There gradients are off, and tangents live.
     class Recomputed(Sine):
@@ -235,13 +217,6 @@ def test_gradients_that_are_switched_in_a_backward_pass():
 
     found = product(forward, lambda x: Recomputed.apply(x.exp()) ** 2)
     torch.testing.assert_close(found, product(forward, lambda x: x.exp().sin() ** 2), rtol=1e-12, atol=1e-12)
-
-
-def test_switches_that_stay_off_do_not_last():
-    with forward_mode("w"):
-        torch.set_grad_enabled(False)
-    assert torch._C._is_fwd_grad_enabled()
-    torch.set_grad_enabled(True)
 
 
 class Sine(torch.autograd.Function):

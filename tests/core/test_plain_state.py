@@ -153,9 +153,3 @@ def test_a_circle_is_told() -> None:
     fault = Plain().fault(itself(1))
     assert fault is not None
     assert "levels" in fault.found
-
-
-def test_all_that_goes_into_one_checkpoint_is_counted() -> None:
-    plain, half = Plain(), [0] * (MAX_PLAIN // 2 + 1)
-    assert plain.fault(half) is None
-    assert plain.fault(half) is not None

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.hypergradient.product_choice import check_forward_product, chosen_product
-from mlotool.hypergradient.products import ForwardProduct
-from mlotool.problem.interface import LowerProblem, LowerView, Vector
+from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.rank_mean import RankMean
 from tests.hypergradient.test_forward import Doubled, quadratic, view_of
-from tests.live_storage import LiveStorage
 
 
 class OldStyle(torch.autograd.Function):
@@ -77,36 +75,3 @@ def test_all_fall_back_with_auto(name: str | None, other: float) -> None:
     there = Pair([other, 0.0, 0.0]).of(view)
     assert chosen_product("auto", there, theta, inputs, (True,)) == "reverse"
     assert there.problem.traits.lacks_tangents
-
-
-@pytest.mark.parametrize(
-    ("other", "is_done"), [([0.0, 0.0, 0.0], True), ([0.0, 0.0, 1.0], False), ([0.0, 1.0, 1.0], True)]
-)
-def test_ranks_compare_again_alike(other: list[float], is_done: bool) -> None:
-    """Another comparison has exchanges, of which none may be left out on one rank."""
-    view, theta, inputs = view_of(quadratic)
-    check_forward_product(Pair(other).of(view), theta, inputs, (True,))
-    assert view.problem.traits.has_compared_forward is is_done
-
-
-def test_the_comparison_takes_little_more_memory_than_a_product() -> None:
-    weights = [torch.eye(8, dtype=torch.float64) / 2 for _ in range(12)]
-
-    def loss(theta: Vector, inputs: Vector) -> Tensor:
-        x = torch.ones(64, 8, dtype=torch.float64) * inputs[0].sum()
-        for weight in theta:
-            x = torch.softmax(x @ weight, dim=1)
-        return x.square().sum()
-
-    inputs, peaks = [torch.ones(2, dtype=torch.float64)], []
-    view = LowerView(LowerProblem("w"), tuple(weights), loss)
-    for take in (
-        lambda: check_forward_product(view, weights, inputs, (True,)),
-        lambda: ForwardProduct(view, weights, inputs, [True]).pull(weights),
-    ):
-        take()
-        view.problem.traits.has_compared_forward = False
-        with LiveStorage() as live:
-            take()
-        peaks.append(live.peak)
-    assert peaks[0] < 1.4 * peaks[1]

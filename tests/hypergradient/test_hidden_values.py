@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mlotool.core import LossOutput, stop_gradient
 from mlotool.core.replay import LossTraits
-from mlotool.hypergradient import ConjugateGradient, Identity, Implicit, Neumann, Penalty
+from mlotool.hypergradient import Identity, Implicit, Neumann, Penalty
 from mlotool.program import AbstractHypergradient, Program, Schedule
 from tests.hypergradient.every_algorithm import Batch, program, sample_losses, weighted
-from tests.program.reweighting import relative_error
 from tests.program.small import Mlp, assert_identical
 
 Constant = Callable[[Tensor], Any]
@@ -175,19 +173,6 @@ def test_correct_losses_are_let_alone(name: str, loss: str, dtype: torch.dtype) 
     assert traits_of(built, "model").has_searched_hidden_values
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("product_radius", [None, 1.0])
-def test_kinks_are_none_of_its_business(seed: int, product_radius: float | None) -> None:
-    """A step that crosses kinks of a rectifier makes both differences wrong alike."""
-    model = Mlp(nn.ReLU(), seed=seed)
-    built = program(
-        lambda: Implicit(ConjugateGradient(3, 1e-8, damping=10.0), "finite_difference", radius=product_radius), model
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*at a quarter of it differ")
-        to_float32(built).gradient("weigher")
-
-
 @pytest.mark.parametrize("constant", [stop_gradient, torch.detach], ids=["stop_gradient", "detach"])
 def test_looking_changes_nothing(constant: Constant) -> None:
     """The first pullback is the one that looks; random numbers, buffers and results are those of a second one."""
@@ -216,19 +201,3 @@ def test_a_loss_without_a_second_derivative_is_judged_as_well() -> None:
 
     with pytest.warns(UserWarning, match=r"problems.model.loss: \d\d% of a finite difference"):
         program(FD, lower=hidden).gradient("weigher")
-
-
-def test_it_looks_again_where_the_cotangent_was_zero() -> None:
-    built = program(FD, lower=weighted_by(torch.detach), upper=lambda batch, *, model, weigher: 0 * model(
-        batch["input"]).sum() + sum(tensor.sum() for tensor in weigher.parameters()))  # fmt: skip
-    built.gradient("weigher")
-    built.problems["weigher"].loss = lambda batch, *, model, weigher: sample_losses(batch, model).mean()
-    with pytest.warns(UserWarning, match=r"problems.model.loss"):
-        built.gradient("weigher")
-
-
-def test_stop_gradient_agrees_with_double_backward() -> None:
-    for make in (FD, DIFFERENCE["neumann"]):
-        reverse = replace(make(), product="reverse")
-        expected = program(lambda reverse=reverse: reverse).gradient("weigher")  # type: ignore[misc]
-        assert relative_error(program(make).gradient("weigher"), expected) < 1e-4

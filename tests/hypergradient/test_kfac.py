@@ -138,13 +138,6 @@ def test_an_unknown_kind_of_layer_is_named() -> None:
     assert solve(KFAC(kind="ggn"), module, batch(3))[0].status in (Status.CONVERGED, Status.MAX_ITERATIONS)
 
 
-@needs_curvlinops
-@pytest.mark.parametrize("data", [None, {"x": torch.ones(2, 3)}, {"input": torch.ones(2, 3)}])
-def test_a_batch_without_the_keys(data: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.w.stream: KFAC found a batch with .*input_key='input'"):
-        solve(KFAC(), network(), data)
-
-
 def regression(solver: KFAC, tasks: int | None = None) -> Program:
     """Return a linear regression whose targets an upper problem shifts."""
     data = batch()
@@ -165,29 +158,11 @@ def regression(solver: KFAC, tasks: int | None = None) -> Program:
     return Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
 
 
-@pytest.mark.parametrize("kind", ["kfac", "ggn"])
-def test_a_task_axis_is_refused_when_the_program_is_built(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=r"problems.w.hypergradient.solver: found KFAC with tasks=6; expected"):
-        regression(KFAC(kind=kind, loss="mean_squared_error"), tasks=6)
-
-
 def test_without_the_extra_the_program_is_refused_when_it_is_built(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "curvlinops", None)
     with pytest.raises(ConfigError, match=r"importing curvlinops failed.*pip install 'mlotool\[curvature\]'"):
         regression(KFAC(loss="mean_squared_error"))
     regression(KFAC(kind="ggn", loss="mean_squared_error"))
-
-
-@needs_curvlinops
-@pytest.mark.parametrize("kind", ["kfac", "ekfac"])
-def test_targets_without_an_axis_of_outputs_are_named(kind: Any) -> None:
-    data = batch()
-    data["target"] = data["target"][:, 0]
-    module = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double()
-    match = r"problems.w.stream: KFAC\(kind='e?kfac'\) found targets of shape \(6,\).*expected one row.*kind: ggn"
-    with pytest.raises(ConfigError, match=match):
-        solve(KFAC(DAMPING, kind, "mean_squared_error"), module, data)
-    assert solve(KFAC(DAMPING, "ggn", "mean_squared_error"), module, data)[0].status is Status.CONVERGED
 
 
 @needs_curvlinops

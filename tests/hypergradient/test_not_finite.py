@@ -25,10 +25,8 @@ from mlotool.hypergradient import (
     Status,
     Unrolled,
 )
-from mlotool.hypergradient.vector import apart
 from mlotool.problem.interface import LowerProblem, LowerView
-from mlotool.problem.loss_scale import LossScale
-from mlotool.problem.update import adam, clipped
+from mlotool.problem.update import clipped
 from mlotool.program import AbstractHypergradient, Schedule
 from tests import programs
 from tests.hypergradient import every_algorithm
@@ -204,23 +202,3 @@ def test_clipping_leaves_no_part_of_a_gradient_whole(bad: float, num_tasks: int 
     assert not bool(found[1][1].isfinite().any())
     if num_tasks:
         assert math.isclose(float(torch.cat([found[0][0], found[1][0]]).norm()), 1.0, rel_tol=1e-5)
-
-
-def test_a_step_of_adam_with_a_second_moment_of_nan_is_nan() -> None:
-    settings = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "maximize": False, "amsgrad": False}
-    one, nothing = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    state = {"step": torch.tensor(1.0), "exp_avg": nothing, "exp_avg_sq": one * math.nan}
-    assert bool(adam(one, one, state, settings)[0].isnan())
-
-
-def test_a_loss_scale_lets_a_nan_pass_in_the_end() -> None:
-    """It looks for an overflow first."""
-    scale, bad = LossScale(), [torch.tensor([1.0, math.nan])]
-    assert [scale.accepts(bad) for _ in range(42)] == [False] * 40 + [True] * 2
-    assert scale.accepts([torch.ones(1)])
-
-
-@pytest.mark.parametrize(("a", "b", "expected"), [(1.0, math.nan, math.nan), (math.nan, math.nan, math.nan), (0, 0, 0)])
-def test_how_far_apart_nan_is(a: float, b: float, expected: float) -> None:
-    found = apart([torch.tensor([float(a)])], [torch.tensor([float(b)])])
-    assert found == expected or (math.isnan(found) and math.isnan(expected))

@@ -12,7 +12,7 @@ from mlotool.core.errors import ConfigError
 from mlotool.hypergradient import EvolutionStrategies
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient.test_evolution import linear, program, quadratic
-from tests.program.small import assert_identical, assert_resumes, momentum, numbers, parameters, web
+from tests.program.small import assert_identical, assert_resumes, momentum, numbers, web
 from tests.programs import Point
 
 SLOPE, STEPS = numbers(1.0, -2.0, 3.0), 3
@@ -83,18 +83,6 @@ def test_a_schedule_equals_a_plain_loop_of_particles() -> None:
         schedule.tick()
         schedule.tick()
         assert torch.allclose(built.problems["u"].module.x, u, rtol=1e-9), number
-
-
-def test_a_restart_in_every_round_is_the_truncated_estimate() -> None:
-    make = partial(EvolutionStrategies, 3, 0.3, seed=2)
-    found = []
-    for algorithm in (make(), make(persistent=True, restart_every=1)):
-        built = program(algorithm, quadratic)
-        schedule = Schedule(built)
-        for _ in range(4 * STEPS):
-            schedule.tick()
-        found.append(parameters(built))
-    assert_identical(*found)
 
 
 @pytest.mark.parametrize("restart_every", [None, 2])
@@ -191,9 +179,3 @@ def test_what_would_bring_a_bias_back_is_refused(name: str) -> None:
     build, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message):
         build(EvolutionStrategies(2, persistent=True))
-
-
-@pytest.mark.parametrize("settings", [{"restart_every": 2}, {"restart_every": 0, "persistent": True}], ids=str)
-def test_bad_settings(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"hypergradient.restart_every: found"):
-        EvolutionStrategies(**settings)

@@ -212,29 +212,6 @@ def test_fp16_is_refused_where_steps_are_differentiated(algorithm: Any) -> None:
         program(algorithm, "fp16")
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        Implicit(Identity(), "finite_difference"),
-        Implicit(ConjugateGradient(3)),
-        Implicit(Neumann(3, 0.1), "forward"),
-        Penalty(0.1),
-        Unrolled(),
-    ],
-    ids=repr,
-)
-def test_a_compiled_module_gives_the_same_hypergradient(algorithm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = program(algorithm)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    found = program(algorithm, compile=True)
-    for _ in range(3):
-        for each in (expected, found):
-            Schedule(each).tick()
-    for name, problem in found.problems.items():
-        for key, tensor in problem.theta.items():
-            assert torch.allclose(tensor, expected.problems[name].theta[key], atol=1e-5)
-
-
 @pytest.mark.filterwarnings("ignore:The .* solve at problem")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
@@ -265,8 +242,3 @@ def test_dense_solves_of_parameters_in_half_precision(algorithm: Any, dtype: tor
     # Differences divide rounding by their radius.
     near = 0.3 if algorithm.product == "finite_difference" else 0.03
     assert error(gradient(dtype), gradient(torch.float32)) < near
-
-
-def test_an_unknown_precision_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"problems.model.precision: found 'fp8'; expected one of fp32, bf16, fp16"):
-        program(Implicit(Exact()), "fp8")

@@ -303,9 +303,3 @@ def test_a_key_that_is_no_number_is_refused(entry: Any) -> None:
 def test_a_differentiated_pullback_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"found SABA; expected .* a problem above"):
         nested().program(lambda: SABA(step_size=0.1))
-
-
-@pytest.mark.parametrize("step_size", [0.0, -1.0, float("nan")])
-def test_bad_settings(step_size: float) -> None:
-    with pytest.raises(ConfigError, match="step_size"):
-        SABA(step_size=step_size)
