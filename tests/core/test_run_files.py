@@ -54,16 +54,14 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize(("make", "word"), [(_pipe, r"\(p"), (Path.mkdir, r"\(d")])
-def test_only_files_are_opened(
-    run: Path, make: Callable[[Path], None], word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("make", [_pipe, Path.mkdir])
+def test_only_files_are_opened(run: Path, make: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run)
     make(Path("strange"))
-    with pytest.raises(RunFileError, match=f"found {word}; expected a regular file"):
+    with pytest.raises(RunFileError, match="found no regular file"):
         run_files.read_text(run, "strange")
-    if word != "a folder":
-        with pytest.raises(RunFileError, match=f"found {word}"):
+    if make is _pipe:
+        with pytest.raises(RunFileError, match="found no regular file"):
             run_files.check_tree(run)
 
 
