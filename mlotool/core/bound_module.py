@@ -20,8 +20,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from mlotool.core.tracing import is_tracing
 from mlotool.core.unchanged import is_same
 
+# Below this a copy costs nothing, and the addresses of small buffers stay as they are.
 _LEAST_BYTES = 1 << 14
-"""Below this a copy costs nothing, and the addresses of small buffers stay as they are."""
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -82,8 +82,8 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
     return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
+# A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it.
 Slot = tuple[dict[str, Any], str]
-"""A dictionary of a submodule (`_parameters` or `_buffers`) and the key in it."""
 
 
 class Slots:
@@ -388,8 +388,8 @@ class BoundModule:
             slots.put_buffers(own)
 
 
+# For `BoundModule.in_slots`: the module's own buffers stay in their places, and move.
 MOVING_BUFFERS: list[Tensor] = []
-"""For `BoundModule.in_slots`: the module's own buffers stay in their places, and move."""
 
 
 def tell_of_attribute(error: BaseException) -> None:

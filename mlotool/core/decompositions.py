@@ -32,8 +32,8 @@ Table = dict[Callable[..., Any], Callable[..., Any]]
 
 _SHORT = (torch.float16, torch.bfloat16)
 _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+# Above this, torch takes matrix products for Euclidean distances.
 _MOST_ROWS = 25
-"""Above this, torch takes matrix products for Euclidean distances."""
 
 _RANDOM = (
     "scaled_dot_product_attention: found dropout_p: {dropout} on a GPU; expected 0, since the kernel of a training "
@@ -479,11 +479,7 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 @_in_float32("cpu", "cuda")
 def grid_sample(
-    input: Tensor,
-    grid: Tensor,
-    mode: str = "bilinear",
-    padding_mode: str = "zeros",
-    align_corners: bool | None = None,
+    input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Tensor:
     """Return pictures at the points of a grid, by the weights of the pixels around each."""
     if input.dim() != 4:
@@ -582,6 +578,7 @@ def _table(**functions: Callable[..., Any]) -> Table:
     return {getattr(home, name): other for name, other in functions.items() for home in homes if hasattr(home, name)}
 
 
+# What fails in double backward, or is silently wrong (weight normalization, linear_cross_entropy).
 TWICE: Table = {
     F.scaled_dot_product_attention: scaled_dot_product_attention,
     torch._weight_norm: weight_norm,
@@ -590,20 +587,20 @@ TWICE: Table = {
     F.multilabel_margin_loss: multilabel_margin_loss,
     F.embedding_bag: embedding_bag,
 }
-"""What fails in double backward, or is silently wrong (weight normalization, linear_cross_entropy)."""
 
 # Since torch 2.15.
 if hasattr(F, "linear_cross_entropy"):
     TWICE[F.linear_cross_entropy] = linear_cross_entropy
 
+# Nodes of operators that this torch differentiates once and a newer one twice; `TWICE` has the operators.
 ONCE_IN_OLDER_TORCH: tuple[str, ...] = ()
-"""Nodes of operators that this torch differentiates once and a newer one twice; `TWICE` has the operators."""
 
 # 2.9 lacks them, 2.15 has them; in between they do no harm.
 if torch.__version__ < "2.15":
     ONCE_IN_OLDER_TORCH = ("Cdist", "Pdist", "GridSampler2D")
     TWICE |= {F.pdist: pdist, F.grid_sample: grid_sample_twice, **_table(cdist=cdist, pdist=pdist)}
 
+# Those of `TWICE`, what lacks forward mode, and what is silently wrong in it (linear systems, products of zeros).
 FORWARD: Table = {
     **TWICE,
     F.embedding: embedding,
@@ -646,4 +643,3 @@ FORWARD: Table = {
         triangular_solve=triangular_solve,
     ),
 }
-"""Those of `TWICE`, what lacks forward mode, and what is silently wrong in it (linear systems, products of zeros)."""

@@ -45,8 +45,8 @@ _FORWARD = re.compile(
     r"forward AD|forward gradient|forward mode AD|ZeroTensors|saved tensor hooks|setup_context|the jvp function"
     r"|functorch transform|Tensor\.requires_grad_\(\)|mutate a captured|Cannot access (?:data pointer|storage)"
 )
+# Words of operators that double backward does not have either.
 _NOT_TWICE = re.compile("_ctc_loss|segment_reduce|_cudnn_rnn|derivative for")
-"""Words of operators that double backward does not have either."""
 
 
 def explain(error: BaseException, problem: str, product: str = "forward") -> ConfigError | None:
@@ -121,6 +121,7 @@ def refuse_scripted(modules: Iterable[nn.Module], problem: str) -> None:
                 raise ConfigError(_SCRIPTED.format(problem=problem, name=name or type(each).__name__))
 
 
+# Modules whose switching of gradients says nothing about tangents.
 _OWN = (
     "mlotool.core.",
     "mlotool.hypergradient.",
@@ -130,7 +131,6 @@ _OWN = (
     # A backward that is marked once_differentiable: tangents pass it well.
     "torch.autograd.function",
 )
-"""Modules whose switching of gradients says nothing about tangents."""
 
 
 class GradientSwitches:
@@ -170,8 +170,8 @@ class GradientSwitches:
             torch._C._set_fwd_grad_enabled(self._before.pop(context))
 
 
+# Functions of torch in Python that call operators of the tables, at once or in a backward pass.
 _OPENED = frozenset({F.multi_head_attention_forward, torch.autograd.grad, torch.autograd.backward, Tensor.backward})
-"""Functions of torch in Python that call operators of the tables, at once or in a backward pass."""
 
 
 @contextmanager

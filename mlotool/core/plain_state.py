@@ -18,13 +18,13 @@ from mlotool.core.arguments import is_number, is_whole, require
 from mlotool.core.errors import MlotoolError, RunError
 from mlotool.core.messages import shown
 
+# Values and keys that are no tensors: in all, and more for each tensor; one that stands there again counts as some.
 MAX_PLAIN, PLAIN_A_TENSOR, WEIGHT_OF_TENSOR = 100_000, 40, 8
-"""Values and keys that are no tensors: in all, and more for each tensor; one that stands there again counts as some."""
 
 MAX_DEPTH = 50
 MAX_LETTERS = 1_000_000
+# Of whole numbers. Keys with more may all have the same hash, so that a dict of them takes hours.
 MAX_BITS, MAX_KEY_BITS = 512, 63
-"""Of whole numbers. Keys with more may all have the same hash, so that a dict of them takes hours."""
 
 _NUMBERS = (bool, int, float)
 _PLAIN = (type(None), *_NUMBERS, str, torch.device, torch.dtype)

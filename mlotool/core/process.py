@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 
+# How long threads may go on once all is done.
 SECONDS_TO_END = 5.0
-"""How long threads may go on once all is done."""
 
 
 def end_with_threads(exit_code: int) -> None:

@@ -226,12 +226,7 @@ class BlockCall:
 def _autocast_on(kind: str) -> dict[str, Any]:
     """Return the settings of autocast on one kind of device."""
     is_on, is_cached = torch.is_autocast_enabled(kind), torch.is_autocast_cache_enabled()
-    return {
-        "device_type": kind,
-        "dtype": torch.get_autocast_dtype(kind),
-        "enabled": is_on,
-        "cache_enabled": is_cached,
-    }
+    return {"device_type": kind, "dtype": torch.get_autocast_dtype(kind), "enabled": is_on, "cache_enabled": is_cached}
 
 
 _ATTENTION = {
@@ -291,8 +286,8 @@ def _modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
             module.training = training
 
 
+# Tensors in, tensors out, the same ones each time; of an argument that is unused, the cotangent is None.
 _Evaluation = Callable[..., Sequence[Tensor | None]]
-"""Tensors in, tensors out, the same ones each time; of an argument that is unused, the cotangent is None."""
 
 _REVERSE_OVER_FORWARD = (
     "remat: found a gradient of a tangent (reverse over forward mode); expected tangents of a gradient (forward over "
@@ -527,11 +522,7 @@ class _Pullback:
             if not pairs or not sources:
                 return [None] * len(sources)
             return torch.autograd.grad(
-                [y for y, _ in pairs],
-                sources,
-                [v for _, v in pairs],
-                create_graph=create_graph,
-                allow_unused=True,
+                [y for y, _ in pairs], sources, [v for _, v in pairs], create_graph=create_graph, allow_unused=True
             )
 
     def _by_transform(self, points: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Sequence[Tensor]:

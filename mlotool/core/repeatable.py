@@ -46,14 +46,14 @@ _KEPT = (
     "models)."
 )
 
+# Of a result, that are compared always.
 _NUM_ENTRIES = 64
-"""Of a result, that are compared always."""
 
+# Of the norm: what the same kernels on a CPU may differ by, with a graph and without.
 _STRICT = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 2e-5, torch.complex64: 2e-5}
-"""Of the norm: what the same kernels on a CPU may differ by, with a graph and without."""
 
+# By block.
 _calls: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
-"""By block."""
 
 
 class FirstEvaluation:

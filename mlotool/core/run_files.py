@@ -19,24 +19,24 @@ from mlotool.core import files
 from mlotool.core.errors import RunFileError
 from mlotool.core.messages import escape
 
+# Of recipe.yaml, overrides.txt, and the error's text in a summary.
 MAX_TEXT_BYTES = 100_000
-"""Of recipe.yaml, overrides.txt, and the error's text in a summary."""
 
+# Of config.yaml: a recipe with all that it inherits written out.
 MAX_CONFIG_BYTES = 400_000
-"""Of config.yaml: a recipe with all that it inherits written out."""
 
 MAX_JSON_BYTES = 2_000_000
+# Of metrics.csv, which is read line by line, and not all of it.
 MAX_METRICS_BYTES = 2_000_000_000
-"""Of metrics.csv, which is read line by line, and not all of it."""
 
+# Files and folders below a folder that is written to.
 MAX_ENTRIES = 200_000
-"""Files and folders below a folder that is written to."""
 
+# Age of a temporary file that no process writes any more: it was killed.
 _LEFT_BEHIND_S = 60.0
-"""Age of a temporary file that no process writes any more: it was killed."""
 
+# Of lists and mappings inside each other in a JSON file; a run writes fewer than ten.
 MAX_LEVELS = 60
-"""Of lists and mappings inside each other in a JSON file; a run writes fewer than ten."""
 
 # A text to its end, that of the file where it has none, so that each letter is looked at once.
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{}]', re.DOTALL)

@@ -179,10 +179,7 @@ def _smoothed(
     return plain + label_smoothing * (spread - plain)
 
 
-_OTHERS: Mapping[Any, Callable[..., Tensor]] = {
-    functional.one_hot: _one_hot,
-    functional.cross_entropy: _smoothed,
-}
+_OTHERS: Mapping[Any, Callable[..., Tensor]] = {functional.one_hot: _one_hot, functional.cross_entropy: _smoothed}
 
 _EXITS = frozenset(
     {

@@ -74,13 +74,13 @@ def restore_torch_settings(settings: dict[str, Any]) -> list[str]:
     return changed
 
 
+# Entries that are taken in float64 at once: 2 MiB, whatever the tensor's size is.
 _CHUNK = 1 << 18
-"""Entries that are taken in float64 at once: 2 MiB, whatever the tensor's size is."""
 
 # Some kernels of torch have constants of fp32 in float64 too (hardsigmoid), which two ways to a value meet differently.
 _TOLERANCES = {torch.float64: 1e-7, torch.complex128: 1e-7, torch.float32: 2e-3, torch.complex64: 2e-3}
+# Of bf16 and fp16; above what kernels differ by that add up in any order.
 _TOLERANCE_IN_SHORT = 3e-2
-"""Of bf16 and fp16; above what kernels differ by that add up in any order."""
 
 
 def fingerprint(tensor: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from mlotool.core.messages import described
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")
 MORE_MEMORY = "Expected room for it in the memory: lower batch sizes, data.sizes or the model, or end other programs."
 NO_EXIT = "Expected that the code there returns; nothing has finished. Raise an error there that says why."
+# What to do, by words of an error of torch's; the first that fits counts.
 _ADVICE = {
     "shapes cannot be multiplied": "Set the layer's first number to the last one of the first shape.",
     "modified by an inplace operation": "Write x = x + y in place of x.add_(y), in the loss and in the modules.",
@@ -44,7 +45,6 @@ _ADVICE = {
     "Target .* out of bounds": "A target counts from 0: let the module give one output for each class.",
     "target.*(dtype|Float)|(dtype|Float).*target": "Classes are whole numbers: give the targets as torch.long.",
 }
-"""What to do, by words of an error of torch's; the first that fits counts."""
 
 
 def advice_for(error: BaseException, batch: Any = None) -> str:

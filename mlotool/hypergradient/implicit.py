@@ -108,16 +108,9 @@ class Implicit(AbstractHypergradient):
         is_solver, expected = isinstance(self.solver, AbstractSolver), "a solver that is built"
         require(is_solver, "hypergradient.solver", self.solver, expected, advice)
         require_fields("hypergradient", self)
-        if self.radius is not None and not self.radius > 0:
-            raise ConfigError(
-                f"hypergradient.radius: found {self.radius}; expected a positive norm or null. "
-                "Leave it out to take a share of the parameters' size."
-            )
-        if self.report_every < 0:
-            raise ConfigError(
-                f"hypergradient.report_every: found {self.report_every!r}; expected a whole number of pullbacks, or 0 "
-                "for never. Correct hypergradient.report_every."
-            )
+        radius, every = self.radius, self.report_every
+        require(radius is None or radius > 0, "hypergradient.radius", radius, "a positive norm or null")
+        require(every >= 0, "hypergradient.report_every", every, "a whole number of pullbacks, or 0 for never")
         if self.warm_start and not self.solver.uses_start:
             warnings.warn(
                 f"hypergradient.warm_start: found true with {type(self.solver).__name__}, which has no use for a "

@@ -75,13 +75,7 @@ def simulate(
 
 
 def step_gradients(
-    unroll: Unroll,
-    record: StepRecord,
-    theta: Vector,
-    inputs: Vector,
-    view: LowerView,
-    *,
-    create_graph: bool,
+    unroll: Unroll, record: StepRecord, theta: Vector, inputs: Vector, view: LowerView, *, create_graph: bool
 ) -> list[Tensor | None]:
     """Return the gradient of a step, the mean over its batches and over ranks, as are all derivatives of it.
 
@@ -141,8 +135,8 @@ def batch_gradient(
             return dense(torch.autograd.grad(loss, list(theta), create_graph=create_graph, allow_unused=True))
 
 
+# One for each tensor; None is zero, of which nothing is allocated.
 Cotangents = Sequence[Tensor | None]
-"""One for each tensor; None is zero, of which nothing is allocated."""
 
 
 @dataclass(frozen=True)
@@ -372,8 +366,8 @@ def plus(a: Cotangents, b: Cotangents, factor: float = 1.0) -> list[Tensor | Non
     return [y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)]
 
 
+# Parameters and optimizer state before a step.
 Point = tuple[Vector, Sequence[State]]
-"""Parameters and optimizer state before a step."""
 
 
 class StoredSteps:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mlotool.core.arguments import require_fields
+from mlotool.core.arguments import require, require_fields
 from mlotool.core.bound_module import Slots
-from mlotool.core.errors import ConfigError
 from mlotool.core.gradient import pulled_back
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
@@ -483,26 +482,13 @@ class Unrolled(AbstractHypergradient):
 
     def __post_init__(self) -> None:
         require_fields("hypergradient", self)
-        if self.horizon is not None and self.horizon < 1:
-            raise ConfigError(
-                f"hypergradient.horizon: found {self.horizon!r}; expected a whole number of at least 1, or null "
-                "for all steps. Correct hypergradient.horizon."
-            )
-        if self.product == "forward" and self.remat is not True:
-            raise ConfigError(
-                f"hypergradient.remat: found {self.remat!r} with product: forward; expected true, since forward mode "
-                "keeps no graph of a step. Set hypergradient.remat=true, or hypergradient.product=reverse."
-            )
-        if not self.trajectory.is_whole and self.remat is not True:
-            raise ConfigError(
-                f"hypergradient.remat: found {self.remat!r} with a trajectory that does not keep all steps; expected "
-                "true: the graph of a step holds its parameters. Set hypergradient.remat=true."
-            )
-        if self.graph_budget < 0:
-            raise ConfigError(
-                f"hypergradient.graph_budget: found {self.graph_budget!r}; expected a number of bytes of at least 0. "
-                "Correct hypergradient.graph_budget."
-            )
+        horizon, remat, budget = self.horizon, self.remat, self.graph_budget
+        expected = "a whole number of at least 1, or null for all steps"
+        require(horizon is None or horizon >= 1, "hypergradient.horizon", horizon, expected)
+        require(budget >= 0, "hypergradient.graph_budget", budget, "a number of bytes of at least 0")
+        keeps_none = self.product == "forward" or not self.trajectory.is_whole
+        expected = "true with product: forward, or a trajectory that does not keep all steps: no graph is kept then"
+        require(remat is True or not keeps_none, "hypergradient.remat", remat, expected)
 
     @property
     def keeps_graphs(self) -> bool:  # type: ignore[override]

@@ -1,6 +1,6 @@
 """A module bound to parameters: whose parameters, whose buffers, whose mode."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -8,6 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlotool.core import BoundModule
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 class Net(nn.Module):
@@ -153,9 +161,7 @@ def test_an_eval_role_normalises_by_the_running_statistics_and_restores_every_mo
 
 @pytest.mark.parametrize("is_given", [False, True])
 @pytest.mark.parametrize(
-    "call",
-    [lambda bound: bound(torch.randn(4, 7)), lambda bound: bound.method("fail")],
-    ids=["forward", "method"],
+    "call", [lambda bound: bound(torch.randn(4, 7)), lambda bound: bound.method("fail")], ids=["forward", "method"]
 )
 def test_mode_and_parameters_come_back_when_a_call_fails(call: Callable[[BoundModule], object], is_given: bool) -> None:
     net = Net()

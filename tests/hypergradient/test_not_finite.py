@@ -50,10 +50,7 @@ def solved(solver: AbstractSolver, vectors: Tensor, matrices: Tensor | None = No
     matrices = HESSIAN.expand(len(vectors), -1, -1) if matrices is None else matrices
     view = LowerView(LowerProblem("w", num_tasks=len(vectors)), (vectors,), lambda theta, _: theta[0].sum())
     return solver.solve(
-        lambda u: [(matrices @ u[0][..., None])[..., 0]],
-        [vectors],
-        start=None if start is None else [start],
-        view=view,
+        lambda u: [(matrices @ u[0][..., None])[..., 0]], [vectors], start=None if start is None else [start], view=view
     )
 
 

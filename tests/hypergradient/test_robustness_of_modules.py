@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 import mlotool.hypergradient
 from mlotool.core import stop_gradient
-from mlotool.hypergradient import (
-    KFAC,
-    EvolutionStrategies,
-    Implicit,
-    Unrolled,
-)
+from mlotool.hypergradient import KFAC, EvolutionStrategies, Implicit, Unrolled
 from mlotool.program import AbstractHypergradient, Program, Schedule
 from tests.hypergradient.every_algorithm import (
     DIFFERENTIATED,

@@ -72,11 +72,7 @@ def scheduled(loss: Any, hypergradient: Unrolled) -> Schedule:
         hypergradient=hypergradient,
     )
     top = Problem(
-        "u",
-        Point(numbers(0.1, 0.2, -0.4)),
-        upper_loss,
-        roles={"w": "w"},
-        optimizer=partial(torch.optim.SGD, lr=0.01),
+        "u", Point(numbers(0.1, 0.2, -0.4)), upper_loss, roles={"w": "w"}, optimizer=partial(torch.optim.SGD, lr=0.01)
     )
     return Schedule(Program([lower, top], Graph({"u": ["w"]}, {"w": ["u"]})))
 

@@ -121,12 +121,7 @@ def linear(algorithm: EvolutionStrategies, tasks: int | None, slopes: Tensor) ->
     problems = [
         Problem("w", start, pull, roles=roles, optimizer=sgd, unroll_steps=3, hypergradient=algorithm, tasks=tasks),
         Problem(
-            "u",
-            Point(numbers(0.5, -0.3)),
-            slope_along_w,
-            roles=roles,
-            stream=Stream(slopes, 3, shuffle=False),
-            tasks=3,
+            "u", Point(numbers(0.5, -0.3)), slope_along_w, roles=roles, stream=Stream(slopes, 3, shuffle=False), tasks=3
         ),
     ]
     return Program(problems, Graph({"u": ["w"]}, {"w": ["u"]}))

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,27 +20,22 @@ from mlotool.core.replay import LossTraits, RandomState, outside_replay
 from mlotool.core.tracing import is_tracing
 from mlotool.hypergradient.products import FiniteDifferenceProduct, ReverseProduct, default_radius
 from mlotool.hypergradient.solvers import ConjugateGradient, Exact, NormalEquationConjugateGradient, SolveResult, Status
-from mlotool.hypergradient.solvers.base import Matvec
+from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, tasks_of
 from mlotool.hypergradient.vector import add, apart, dot, leaves, norm
 from mlotool.problem.interface import LowerView, Vector
 
+# Relative difference of two products from which on there is a warning.
 TOLERANCE = 0.1
-"""Relative difference of two products from which on there is a warning."""
 
+# Of ten: the radii, over the one in use, among which a better one is looked for; as long as the parameters at most.
 _POWERS = range(-7, 8)
-"""Of ten: the radii, over the one in use, among which a better one is looked for; as long as the parameters at most."""
 
+# The shortest radius that is proposed, over the rounding of the parameters' norm (their norm times the type's eps).
 _ROUNDINGS = 10
-"""The shortest radius that is proposed, over the rounding of the parameters' norm (their norm times the type's eps)."""
 
 
 def warn_of_radius(
-    view: LowerView,
-    theta: Vector,
-    inputs: Vector,
-    wanted: Sequence[bool],
-    direction: Vector,
-    radius: float | None,
+    view: LowerView, theta: Vector, inputs: Vector, wanted: Sequence[bool], direction: Vector, radius: float | None
 ) -> None:
     """Warn where `M^T q` by finite differences is another one at a quarter of the radius; once a problem.
 
@@ -100,21 +95,21 @@ def warn_of_radius(
     )
 
 
+# The first solves of a problem, whose products are judged: a short radius meets a kink now and then.
 NUM_SOLVES = 3
-"""The first solves of a problem, whose products are judged: a short radius meets a kink now and then."""
 
+# Of the gradient (its norm times the type's eps): a difference below it may be nothing else.
 _KINK_ROUNDINGS = 100
-"""Of the gradient (its norm times the type's eps): a difference below it may be nothing else."""
 
+# What a quarter of a radius leaves of an error of truncation is between these: about a sixteenth.
 _SMOOTH = 1 / 4, 1 / 64
-"""What a quarter of a radius leaves of an error of truncation is between these: about a sixteenth."""
 
 _KINKS = (
     "the gradient of its loss jumps within the radius, as at the kinks of ReLU, abs, max-pooling, clamp or a hinge; "
     "the jump is divided by the radius, and the curvature of the loss is not at fault where a solve breaks down"
 )
+# Of the parameters' norm: the shorter radius where the other one is longer than that.
 _SHARE = 0.03
-"""Of the parameters' norm: the shorter radius where the other one is longer than that."""
 
 _BENDS = "the gradient of its loss bends within the radius, which is too long"
 _PAST = "the radius is {ratio:.0f} times the norm of the parameters ({norm:.1e}): it leads past all that they are"
@@ -353,11 +348,11 @@ def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
+# Up to here, of each task, the reference is the dense solve.
 MAX_DENSE_PARAMETERS = 2000
-"""Up to here, of each task, the reference is the dense solve."""
 
+# Of the reference's conjugate gradients beyond.
 MAX_ITERATIONS = 500
-"""Of the reference's conjugate gradients beyond."""
 
 
 @dataclass(frozen=True)
@@ -413,12 +408,13 @@ def assess(
     lengths = norm(vector, num_tasks)
     errors = norm(add(product.hessian(solution), vector, -1.0), num_tasks)
     residual = torch.where(errors == 0, 0.0, errors / lengths)
-    reference = list(torch._foreach_neg(product.cross(converged(product.hessian, vector, view).solution)))
+    reference = list(torch._foreach_neg(product.cross(Converged().solve(product.hessian, vector, view=view).solution)))
     return Quality(float(residual.max()), _cosine(found, reference))
 
 
-def converged(matvec: Matvec, vector: Vector, view: LowerView) -> SolveResult:
-    """Return the most exact solve that fits: a dense one, else conjugate gradients, on the normal equations at need.
+@dataclass(frozen=True)
+class Converged(AbstractSolver):
+    """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H.
 
     Example:
         >>> import torch
@@ -426,18 +422,24 @@ def converged(matvec: Matvec, vector: Vector, view: LowerView) -> SolveResult:
         >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
         >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
         >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
-        >>> converged(lambda u: [2.0 * u[0]], [torch.ones(1)], view).solution
+        >>> Converged().solve(lambda u: [2.0 * u[0]], [torch.ones(1)], view=view).solution
         [tensor([0.5000])]
     """
-    size = sum(tensor.numel() for tensor in vector) // (view.problem.num_tasks or 1)
-    if size <= MAX_DENSE_PARAMETERS:
-        return Exact(max_parameters=MAX_DENSE_PARAMETERS).solve(matvec, vector, view=view)
-    tolerance = torch.finfo(vector[0].dtype).eps ** 0.75
-    result = ConjugateGradient(MAX_ITERATIONS, tolerance).solve(matvec, vector, view=view)
-    if result.status is Status.NEGATIVE_CURVATURE:
-        solver = NormalEquationConjugateGradient(MAX_ITERATIONS, tolerance)
-        result = solver.solve(matvec, vector, view=view)
-    return result
+
+    failures: ClassVar[Mapping[Status, str]] = {**ConjugateGradient.failures, **Exact.failures}
+
+    def solve(
+        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
+    ) -> SolveResult:
+        """Return the solution, and how it ended."""
+        size = sum(tensor.numel() for tensor in vector) // (tasks_of(view) or 1)
+        if size <= MAX_DENSE_PARAMETERS:
+            return Exact(max_parameters=MAX_DENSE_PARAMETERS).solve(matvec, vector, view=view)
+        settings = MAX_ITERATIONS, torch.finfo(vector[0].dtype).eps ** 0.75
+        result = ConjugateGradient(*settings).solve(matvec, vector, view=view)
+        if result.status is Status.NEGATIVE_CURVATURE:
+            result = NormalEquationConjugateGradient(*settings).solve(matvec, vector, view=view)
+        return result
 
 
 def _cosine(a: Vector, b: Vector) -> float:

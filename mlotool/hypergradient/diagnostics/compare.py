@@ -6,20 +6,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
-from mlotool.hypergradient.diagnostics.checks import converged
+from mlotool.hypergradient.diagnostics.checks import Converged
 from mlotool.hypergradient.first_order import FirstOrder
 from mlotool.hypergradient.implicit import Implicit
-from mlotool.hypergradient.solvers import AbstractSolver, ConjugateGradient, Exact, SolveResult, Status
-from mlotool.hypergradient.solvers.base import Matvec
+from mlotool.hypergradient.solvers import SolveResult, Status
 from mlotool.hypergradient.unrolled import Unrolled
-from mlotool.problem.interface import LowerView, Vector
 from mlotool.program import AbstractHypergradient, Program
 
 Batches = Mapping[str, Any]
@@ -84,30 +82,6 @@ def with_algorithms(
             other.hypergradient = replace(problem.name, problem.hypergradient)
         problems.append(other)
     return Program(problems, program.graph, program.rank_mean.reduce)
-
-
-@dataclass(frozen=True)
-class Converged(AbstractSolver):
-    """The most exact solve that fits: dense, else conjugate gradients; on the normal equations for an indefinite H.
-
-    Example:
-        >>> import torch
-        >>> from mlotool.problem.interface import LowerProblem
-        >>> loss = lambda theta, inputs: ((theta[0] - inputs[0]) ** 2).sum()
-        >>> theta, inputs = [torch.tensor([2.0])], [torch.tensor([1.0])]
-        >>> view = LowerView(LowerProblem("w"), tuple(theta), loss)
-        >>> Converged().solve(lambda u: [2.0 * u[0]], [torch.ones(1)], view=view).solution
-        [tensor([0.5000])]
-    """
-
-    failures: ClassVar[Mapping[Status, str]] = {**ConjugateGradient.failures, **Exact.failures}
-
-    def solve(
-        self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
-    ) -> SolveResult:
-        """Return the solution, and how it ended."""
-        assert view is not None
-        return converged(matvec, vector, view)
 
 
 def most_exact(program: Program) -> Program:
@@ -263,11 +237,11 @@ def _first_sentence(error: Exception) -> str:
     return text if len(text) <= 160 else f"{text[:157]}..."
 
 
+# Of a finite difference of the solved program, relative to the norm of the upper parameters, in float64.
 STEP = 1e-3
-"""Of a finite difference of the solved program, relative to the norm of the upper parameters, in float64."""
 
+# Largest gradient of the solved lower problems, relative to before.
 SOLVED = 1e-4
-"""Largest gradient of the solved lower problems, relative to before."""
 
 
 @dataclass(frozen=True)

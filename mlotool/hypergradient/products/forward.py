@@ -14,8 +14,8 @@ from mlotool.hypergradient.products.reverse import FP16_LOSS_SCALE
 from mlotool.hypergradient.vector import constants, norm, scaled
 from mlotool.problem.interface import LowerView, Vector
 
+# How tensors move, one for each; None where one stays.
 Tangents = Sequence[Tensor | None]
-"""How tensors move, one for each; None where one stays."""
 
 
 def moving_gradient(

@@ -10,8 +10,8 @@ from mlotool.hypergradient.products.base import AbstractProduct
 from mlotool.hypergradient.vector import leaves, norm, scaled, vector_jacobian
 from mlotool.problem.interface import LowerView, Vector
 
+# Measured: an error of 0.06% with vectors of norm 1; without either, small vectors lose 98%.
 FP16_LOSS_SCALE = 2.0**10
-"""Measured: an error of 0.06% with vectors of norm 1; without either, small vectors lose 98%."""
 
 
 class ReverseProduct(AbstractProduct):

@@ -12,8 +12,8 @@ from mlotool.core.arguments import require_fields
 from mlotool.core.errors import ConfigError
 from mlotool.problem.interface import LowerView, Vector
 
+# `u -> H u`.
 Matvec = Callable[[Vector], Vector]
-"""`u -> H u`."""
 
 
 class Status(Enum):
@@ -62,12 +62,13 @@ class SolveResult:
     ending: Tensor | None = None
 
 
+# What to do about products that are not finite, whatever the solver.
 OVERFLOW = (
     "Look in the problem's loss for second derivatives that are not finite (sqrt, norm, log or a division at zero), or "
     "lower its learning rate if its parameters grow."
 )
-"""What to do about products that are not finite, whatever the solver."""
 
+# The failures of every solver: NaN stays NaN.
 NOT_FINITE: Mapping[Status, str] = {
     Status.NON_FINITE: f"NaN is returned. {OVERFLOW}",
     Status.NON_FINITE_VECTOR: (
@@ -76,7 +77,6 @@ NOT_FINITE: Mapping[Status, str] = {
         "sqrt, norm or a division at zero."
     ),
 }
-"""The failures of every solver: NaN stays NaN."""
 
 
 class AbstractSolver(ABC):

@@ -21,8 +21,8 @@ from mlotool.hypergradient.solvers.systems import Number, Progress, growth, meas
 from mlotool.hypergradient.vector import add, choose, dot, norm, zeros
 from mlotool.problem.interface import LowerView, Vector
 
+# Residual of a start over that of zero, beyond which the last pullbacks have led away.
 _LOST = 1e3
-"""Residual of a start over that of zero, beyond which the last pullbacks have led away."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from mlotool.hypergradient.vector import add, flatten, unflatten
 from mlotool.problem.interface import LowerView, Vector
 
 MAX_RANK = 10_000
+# Share of the solution that is estimated to be wrong, from which on a status says so.
 _WRONG = 0.5
-"""Share of the solution that is estimated to be wrong, from which on a status says so."""
 
 _RETURNED = "v is divided by rho along all that the columns of H do not show, which may be far too long."
 

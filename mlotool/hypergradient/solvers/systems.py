@@ -20,21 +20,21 @@ from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResu
 from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
 from mlotool.problem.interface import LowerView, Vector
 
+# A float of numpy, or a tensor in float64 with one number a system.
 Number = float | Tensor
-"""A float of numpy, or a tensor in float64 with one number a system."""
 
+# A truth, or a tensor with one a system.
 Truth = bool | Tensor
-"""A truth, or a tensor with one a system."""
 
 _ORDER = tuple(Status)
+# Beyond it the inverse of a power of two leaves float32.
 _MAX_EXPONENT = 120
-"""Beyond it the inverse of a power of two leaves float32."""
 
+# Of a series' last term over its first, from which on a step that is too large is the reason.
 GROWTH = 1.01
-"""Of a series' last term over its first, from which on a step that is too large is the reason."""
 
+# The same of negative curvature, which every network has: a short series that grows less is a sound one of steps.
 CURVED_GROWTH = 2.0
-"""The same of negative curvature, which every network has: a short series that grows less is a sound one of steps."""
 
 
 def where(condition: Truth, a: Any, b: Any) -> Any:
@@ -291,12 +291,7 @@ def begin_system(
 
 
 def _solved_in_range(
-    solver: AbstractSolver,
-    size: Number,
-    matvec: Matvec,
-    vector: Vector,
-    start: Vector | None,
-    view: LowerView | None,
+    solver: AbstractSolver, size: Number, matvec: Matvec, vector: Vector, start: Vector | None, view: LowerView | None
 ) -> SolveResult | None:
     """Return the solution by way of `H (q / c) = v / c`, c a power of two; None where v is as it should be.
 
