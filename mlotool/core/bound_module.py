@@ -284,20 +284,7 @@ class BoundModule:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
-        training, slots, tensors = self._training, self._slots, self._tensors
-        # The hot path: the same as `_run`, without a function call more than it needs.
-        is_in_mode = training is None or training is self._module.training
-        if not is_in_mode:
-            return self._run(self._call, args, kwargs)
-        if slots is None or tensors is None:
-            return self._call(*args, **kwargs)
-        if slots.has_buffers:
-            return self._run(self._call, args, kwargs)
-        own = slots.put(tensors)
-        try:
-            return self._call(*args, **kwargs)
-        finally:
-            slots.put_back(own)
+        return self._run(self._call, args, kwargs)
 
     def method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run another method of the module, `name`, with the bound parameters."""

@@ -36,9 +36,9 @@ _MODES, _PADDINGS = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "ref
 _MOST_ROWS = 25
 
 _RANDOM = (
-    "scaled_dot_product_attention: found dropout_p: {dropout} on a GPU; expected 0, since the kernel of a training "
-    "step draws other random numbers there than the one that can be differentiated twice. Set dropout to 0 "
-    "in attention, or call it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH) in training as well."
+    "scaled_dot_product_attention: found dropout_p: {dropout} on a GPU; expected 0, since its kernel draws other "
+    "random numbers there. Set dropout to 0 in attention, or call it under "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
 )
 
 

@@ -25,18 +25,17 @@ from mlotool.core.errors import ConfigError
 from mlotool.core.rematerialization import graph_inside
 from mlotool.core.replay import LossTraits, RandomState
 
-_REVERSE = "write product: reverse in the hypergradient of '{problem}'"
+_REVERSE = "product: reverse in the hypergradient of '{problem}'"
 
 _SCRIPTED = (
     "problems.{problem}.loss: found '{name}', a module of torch.jit, under product: forward; expected modules of "
-    "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or " + _REVERSE + "."
+    "Python, since such a one has no tangents. Leave out torch.jit.script or trace, or write " + _REVERSE + "."
 )
 
 _ONCE = (
-    "problems.{problem}.loss: found {name}, an autograd.Function whose backward is marked once_differentiable, so that "
-    "double backward takes its derivatives for constants; expected functions that are differentiable twice. Write "
-    "hypergradient: finite_difference (product: finite_difference, report_every: 0) for '{problem}', or write that "
-    "backward in differentiable operations and remove the mark."
+    "problems.{problem}.loss: found {name}, an autograd.Function whose backward is marked once_differentiable; "
+    "expected functions that are differentiable twice. Write hypergradient: finite_difference (product: "
+    "finite_difference, report_every: 0) for '{problem}', or remove the mark."
 )
 
 # Words of torch's where it cannot differentiate: in any way of taking a product, and in forward mode.
@@ -70,7 +69,7 @@ def explain(error: BaseException, problem: str, product: str = "forward") -> Con
     if "checkpoint" in text or "saved tensor hooks" in text:
         remedy = "Write mlotool.remat(block, x) in place of torch.utils.checkpoint, or " + _REVERSE
     elif is_forward and not _NOT_TWICE.search(text):
-        remedy = "Write what has tangents (mlotool.stop_gradient, a staticmethod jvp), or " + _REVERSE
+        remedy = f"Write {_REVERSE}, or what has tangents (mlotool.stop_gradient, a staticmethod jvp)"
     return ConfigError(
         f"problems.{problem}.loss: found what torch cannot differentiate ({text[:200]}), under product: {product}; "
         f"expected operators that are differentiable twice. {remedy.format(problem=problem)}."

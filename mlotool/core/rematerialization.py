@@ -29,21 +29,18 @@ from mlotool.core.replay import ConstantsOfPart, RandomState
 from mlotool.core.tangents import any_has_tangent, apart, joined
 
 _CHANGED_INPUT = (
-    "remat: found a block that changes one of its inputs or parameters in place; expected that they stay, since the "
-    "block is evaluated on them again. Write x = x + y for x += y at the beginning of the block; renormalise weights "
-    "(max_norm), or let them follow others, outside of it."
+    "remat: found a block that changes one of its inputs or parameters in place; expected that they stay. Write x = x "
+    "+ y for x += y, and renormalise weights outside of it."
 )
 
 _CAPTURED = (
     "remat: found a block that reads a tensor which requires a gradient and is neither one of its inputs nor one of "
-    "its parameters; expected all such tensors among these, since the gradient of any other would be lost. Hand it to "
-    "the block as an argument, or make it a parameter of the block."
+    "its parameters; expected it among these. Hand it to the block as an argument."
 )
 
 _OPAQUE = (
     "remat: found a block that returns {kind}, which holds tensors; expected tensors in lists, tuples and "
-    "dictionaries, since the gradient of any others would be lost. Return one of these, or register the class with "
-    "torch.utils._pytree.register_pytree_node."
+    "dictionaries. Return these, or register the class with torch.utils._pytree.register_pytree_node."
 )
 
 
@@ -290,8 +287,8 @@ def _modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
 _Evaluation = Callable[..., Sequence[Tensor | None]]
 
 _REVERSE_OVER_FORWARD = (
-    "remat: found a gradient of a tangent (reverse over forward mode); expected tangents of a gradient (forward over "
-    "reverse mode), which are the same product. Take the gradient inside, and the tangent of it outside."
+    "remat: found a gradient of a tangent; expected tangents of a gradient, which are the same product. Take the "
+    "gradient inside, and the tangent of it outside."
 )
 
 _IS_PLAIN: ContextVar[bool] = ContextVar("mlotool_plain_remat", default=False)

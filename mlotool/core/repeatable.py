@@ -34,16 +34,13 @@ from mlotool.core.unchanged import IteratorFoundError, ObjectState, fingerprint,
 
 _CHANGED = (
     "remat: found a block, {block}, that {what} when it was evaluated again; expected the same function each time. "
-    "Draw random numbers from torch's default generators alone (no random, no numpy, no generator= of your own), keep "
-    "what changes from call to call in a buffer, and no cache (use_cache=False of Hugging Face's models); or leave "
-    "this block out of remat."
+    "Draw from torch's default generators alone, keep what changes in buffers, keep no cache; or leave it out of "
+    "remat."
 )
 
 _KEPT = (
-    "remat: found a block whose {module} keeps a tensor that has a derivative in {place}, as of an auxiliary loss or "
-    "of a cache; expected that a block returns what has derivatives, since the gradient of anything else would be "
-    "lost. Return it as well, keep it without one (x.detach()), or keep no cache (use_cache=False of Hugging Face's "
-    "models)."
+    "remat: found a block whose {module} keeps a tensor that has a derivative in {place}; expected that it returns "
+    "what has derivatives. Return it as well, or keep x.detach()."
 )
 
 # Of a result, that are compared always.
@@ -284,9 +281,8 @@ def holds_tensors(value: Any) -> bool:
 
 
 _ARGUMENT = (
-    "remat: found a block, {block}, whose argument {place}, {kind}, {what}; expected arguments that stay as they are, "
-    "since the block is evaluated on them again. Hand over no cache (use_cache=False of Hugging Face's models), and "
-    "let the block return what it would add to an argument."
+    "remat: found a block, {block}, whose argument {place}, {kind}, {what}; expected arguments that stay as they are. "
+    "Hand over no cache (use_cache=False of Hugging Face's models)."
 )
 _CHANGED_BY_BLOCK = "is changed by the evaluation of the block"
 _LATER = "has changed before the block was evaluated again"

@@ -87,16 +87,14 @@ _MOST_COMPARISONS = 8
 
 _DIFFERENT = (
     "problems.{problem}.hypergradient.product: found forward, whose product with {what} differs from that of double "
-    "backward by {error:.2g} of its size, along a random direction; expected the same up to rounding. Something in the "
-    "loss has another derivative in forward mode: look for tensor.data (write tensor.detach()), and for "
-    "autograd.Functions of your own. Or write product: reverse."
+    "backward by {error:.2g} of its size; expected the same up to rounding. Write tensor.detach() for tensor.data, "
+    "correct the jvp of your autograd.Functions, or write product: reverse."
 )
 
 
 _ELSEWHERE = (
-    "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail, or to "
-    "differ from those of double backward; expected the same on all ranks. See the error of that one, or write "
-    "product: reverse."
+    "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail; expected the same on "
+    "all ranks. See the error of that one."
 )
 
 

@@ -289,7 +289,7 @@ def number_of(problem: str, batch: Any, batch_number: int | None, key: str | Non
 
 
 _NO_PARTITION = (
-    "problems.{problem}.hypergradient: found SABA, which keeps a vector for each batch, but the batches of "
-    "'{problem}' are others in each epoch (or were handed to Program.gradient); expected a fixed partition. Write "
-    "problems.{problem}.stream.shuffle: false, or name an entry of the batch that numbers it as hypergradient.key."
+    "problems.{problem}.hypergradient: found SABA, but the batches of '{problem}' are others in each epoch (or were "
+    "handed to Program.gradient); expected a fixed partition. Write problems.{problem}.stream.shuffle: false, or name "
+    "an entry of the batch that numbers it as hypergradient.key."
 )

@@ -192,9 +192,8 @@ _HIDING = frozenset(
 )
 _WARNING = (
     "problems.{problem}.loss: {share:.0%} of a finite difference comes from values that the loss hides from automatic "
-    "differentiation (detach, data, item or torch.no_grad) though they depend on the parameters of '{problem}'; "
-    "expected that both take them for constants. Write mlotool.stop_gradient(x) in place of x.detach(), or choose a "
-    "hypergradient with product: reverse."
+    "differentiation (detach, data, item or torch.no_grad); expected constants. Write mlotool.stop_gradient(x) in "
+    "place of x.detach(), or choose a hypergradient with product: reverse."
 )
 
 
