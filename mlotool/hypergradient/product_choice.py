@@ -93,8 +93,8 @@ _DIFFERENT = (
 
 
 _ELSEWHERE = (
-    "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail; expected the same on "
-    "all ranks. See the error of that one."
+    "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail; expected the same "
+    "on all ranks. See the error of that one."
 )
 
 
