@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the process ends; and what is said where a disk refuses one."""
+"""Files that are there whole or not at all, whenever the process ends; what is said where a disk refuses one; locks."""
 
 import errno
 import os

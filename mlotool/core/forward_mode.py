@@ -1,7 +1,8 @@
 """Second derivatives of losses that were written for gradients alone: forward over reverse mode, and double backward.
 
 Three things in such a loss would otherwise fail, or go wrong without a word: operators without a derivative in forward
-mode; `torch.no_grad()` and `.data`, which stop gradients and let tangents pass; and what cannot be had at all.
+mode, or with one derivative alone; `torch.no_grad()` and `.data`, which stop gradients and let tangents pass; and what
+cannot be had at all, of which torch says so in words of its own, or takes what a backward returns for a constant.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What a checkpoint can hold: one definition, to which its writer and its reader keep.
+"""What a checkpoint can hold, and whether a saved value has the form of what stands in its place now.
 
 Reading a checkpoint must not call anything, and a few bytes of it must not ask for hours or for all memory. So it holds
 plain values alone, as many as its size allows.

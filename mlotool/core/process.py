@@ -1,4 +1,4 @@
-"""Threads that outlast the command: Python waits for them at its exit, for ever where they have no end."""
+"""The process itself: its large imports, SIGTERM as an exception, its memory, and its end, threads or not."""
 
 import atexit
 import gc

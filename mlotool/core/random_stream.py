@@ -1,4 +1,4 @@
-"""Random numbers of a program's own, though losses and modules draw them from torch's global generators."""
+"""Random numbers of one's own, though code of the user's draws them from global generators."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping

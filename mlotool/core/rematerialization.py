@@ -4,6 +4,13 @@
 part of the graph of the gradient, and stay there until that graph is differentiated. Here the backward pass of a block
 is itself a block: it is evaluated without a graph, and again in its own backward pass, at any order. What a
 second-order product holds is then the inputs of the blocks, and the inside of one.
+
+What a call depends on besides its arguments is taken down when it is made (`BlockCall`): parameters and buffers, train
+or eval mode, autocast, kernels of attention, modes of torch's functions, random numbers, and the values behind
+`stop_gradient`. An evaluation without one of them would return something else, and nothing would say so.
+
+In a module (`RematerializedModule`) `remat` stands around a block's `forward`, within its `__call__`: hooks of the
+block run once, as ever, and what they change is kept; hooks of modules inside a block run whenever it is evaluated.
 """
 
 from collections import Counter

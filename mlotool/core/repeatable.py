@@ -4,9 +4,10 @@ A counter, a cache or a running mean in an attribute, Python's or numpy's random
 these makes of the second evaluation another function than the first one was, and its derivative is then that of a
 network that nobody has evaluated. Nothing else would say so.
 
-What is compared is cheap enough to be compared always: the form of all results, a few of their entries, and the tensors
-that modules keep in attributes. For the first call of a block, the second, the fourth and so on (some blocks change
-later) it is all entries, the shapes of all that was computed, and the tensors in any object that the block keeps.
+What is compared is cheap enough to be compared always: the form of all results, a few of their entries, the tensors
+that modules keep in attributes, and what the block is handed besides tensors. For the first call of a block, the
+second, the fourth and so on (some blocks change later) it is all entries, the shapes of all that was computed, and the
+tensors in any object that the block keeps.
 """
 
 from collections import deque

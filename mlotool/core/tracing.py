@@ -1,4 +1,4 @@
-"""Decisions on values while a gradient is traced: the trace holds for one course of them, and says when it does not.
+"""What a trace of a gradient takes down: decisions on values, and functions of torch that look at values.
 
 A solver that ends at negative curvature decides by a number. A trace records the operations of the course that was
 taken, and beside them the conditions that led to it, as outputs: a replay in which one of them differs is not used.

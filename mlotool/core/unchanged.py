@@ -1,4 +1,7 @@
-"""Whether code of the user's has left alone what it was given."""
+"""Whether something is still the same: tensors, up to rounding or in form, trees of them, and what objects hold.
+
+A fingerprint is two numbers of a tensor, by which one can tell later whether another one is the same up to rounding.
+"""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,8 @@
-"""Implicit differentiation: a solver and a kind of product."""
+"""Implicit differentiation: a solver and a kind of product.
+
+theta*_l(x) solves F(theta, x) = dC_l/dtheta = 0, so for a cotangent v
+    q = H^-1 v,   cotangent of x = -M^T q,   with H = dF/dtheta and M = dF/dx.
+"""
 
 import math
 import warnings

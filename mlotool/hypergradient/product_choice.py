@@ -1,4 +1,4 @@
-"""Which second-order product `product: auto` takes: by a table of what was measured, not by a stopwatch.
+"""Which second-order product `product: auto` takes, and whether products by forward mode are those by double backward.
 
 | | double backward | forward mode |
 |---|---|---|
@@ -6,6 +6,10 @@
 | no blocks | taken | less memory, 1.1 to 1.4 times as long |
 
 Memory of transformers of 32 layers, times of 8 layers of width 128 (benchmarks/mixflow, benchmarks/README.md).
+
+Forward mode carries tangents through what double backward takes for a constant (`tensor.data`), and a function of one's
+own may have a formula for one mode that is not that of the other. The results differ then by as much as their size, and
+nothing in a run would say so: they are compared once a problem, on its real batch.
 """
 
 import logging
@@ -93,8 +97,8 @@ _DIFFERENT = (
 
 
 _ELSEWHERE = (
-    "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail; expected the same "
-    "on all ranks. See the error of that one."
+    "problems.{problem}.hypergradient.product: found forward, whose products another rank has found to fail; expected "
+    "the same on all ranks. See the error of that one."
 )
 
 

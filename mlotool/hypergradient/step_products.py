@@ -1,4 +1,4 @@
-"""The gradient of a recorded step, and its second-order products `H u` and `M^T u`, which are taken together."""
+"""Optimizer steps on a copy, recorded steps gone back over, and the second-order products of a step's gradient."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,14 @@
-"""Differentiation through the optimizer's steps."""
+"""Differentiation through the optimizer's steps, in reverse.
+
+With `remat: auto` graphs of recorded steps are kept where they fit into a budget, and where a comparison shows no
+difference in any bit. There are two reasons for a difference:
+
+- Rounding. Some functions of torch (SiLU, GroupNorm) have one backward for gradients with a graph and another one
+  without, which differ in the last bits.
+- Buffers. A graph that is kept has read the buffers as they were at its step. A step that is computed again reads them
+  as they are now, but for those of the problem's own module that moved in the steps before it, which are put back. (All
+  steps of an unroll that a resumed run finds begun are computed again.)
+"""
 
 import logging
 from collections.abc import Iterator, Sequence

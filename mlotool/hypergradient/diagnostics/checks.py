@@ -1,7 +1,14 @@
-"""Whether finite differences depend on their radius.
+"""What is looked at once a problem, or now and then: what finite differences would miss, and how exact a pullback is.
 
-With a radius that is right a quarter of it changes nothing: truncation falls by sixteen and rounding grows by four. It
-is wrong where the scale of the parameters is not that of the loss: all near zero, or one layer far from the others.
+- The radius. With one that is right a quarter of it changes nothing: truncation falls by sixteen and rounding grows by
+  four. It is wrong where the scale of the parameters is not that of the loss.
+- Kinks (ReLU, abs, max-pooling, clamp, a hinge), at which the gradient jumps, by J say. One within the radius e adds
+  J / 2e to a product with H: nothing that double backward sees, and the more the shorter the radius. Cross products are
+  differences of losses, which do not jump.
+- Hidden values: `x.detach()`, `x.data`, `x.item()` and what is computed under `torch.no_grad()` are constants for
+  double backward, but move with the parameters in a finite difference. Each product is taken twice, with those values
+  free and held, at the same radius and on the same random numbers: what sets the two apart can be nothing else.
+- Quality: the residual of a solve, and the cosine to a converged one.
 """
 
 import math

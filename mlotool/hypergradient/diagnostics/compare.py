@@ -1,4 +1,4 @@
-"""A program's hypergradients beside the most exact ones."""
+"""A program's hypergradients beside the most exact ones, and beside finite differences of the solved program."""
 
 import copy
 import time

@@ -1,4 +1,10 @@
-"""Second-order products by forward mode over reverse mode: exact, without a graph of the gradient."""
+"""Second-order products by forward mode over reverse mode: exact, without a graph of the gradient.
+
+    d/de grad C(x + e d)  at e = 0
+
+Double backward keeps the graph of the gradient, and then the graph of its derivative. Here each number of one gradient
+carries its tangent along, and what is kept is what one backward pass needs.
+"""
 
 from collections.abc import Callable, Sequence
 
