@@ -512,7 +512,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
     """Return the same, and zeros: that nothing has gone wrong."""
     zeros = torch.zeros(A.shape[:-2], dtype=torch.int32, device=A.device)
-    return torch.return_types.linalg_solve_ex((solve(A, B, left=left), zeros))
+    return torch.return_types.linalg_solve_ex((solve(A, B, left=left), zeros))  # type: ignore[attr-defined]
 
 
 @_in_float32("cpu", "cuda")
@@ -535,7 +535,8 @@ def slogdet(A: Tensor) -> Any:
     """Return the sign of the determinant, and `sum log |U_ii|`."""
     P, _, U = torch.linalg.lu(A)
     diagonal = U.diagonal(dim1=-2, dim2=-1)
-    return torch.return_types.linalg_slogdet((_parity(P) * diagonal.sgn().prod(-1), diagonal.abs().log().sum(-1)))
+    parts = _parity(P) * diagonal.sgn().prod(-1), diagonal.abs().log().sum(-1)
+    return torch.return_types.linalg_slogdet(parts)  # type: ignore[attr-defined]
 
 
 @_in_float32("cpu", "cuda")
@@ -598,7 +599,8 @@ ONCE_IN_OLDER_TORCH: tuple[str, ...] = ()
 # 2.9 lacks them, 2.15 has them; in between they do no harm.
 if torch.__version__ < "2.15":
     ONCE_IN_OLDER_TORCH = ("Cdist", "Pdist", "GridSampler2D")
-    TWICE |= {F.pdist: pdist, F.grid_sample: grid_sample_twice, **_table(cdist=cdist, pdist=pdist)}
+    TWICE |= _table(cdist=cdist, pdist=pdist)
+    TWICE[F.pdist], TWICE[F.grid_sample] = pdist, grid_sample_twice
 
 # Those of `TWICE`, what lacks forward mode, and what is silently wrong in it (linear systems, products of zeros).
 FORWARD: Table = {

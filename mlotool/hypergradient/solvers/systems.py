@@ -20,11 +20,11 @@ from mlotool.hypergradient.solvers.base import AbstractSolver, Matvec, SolveResu
 from mlotool.hypergradient.vector import add, choose, dot, norm, scaled, zeros
 from mlotool.problem.interface import LowerView, Vector
 
-# A float of numpy, or a tensor in float64 with one number a system.
-Number = float | Tensor
+# A float of numpy, or a tensor in float64 with one number a system: what can be said of either, not as a type.
+Number = Any
 
 # A truth, or a tensor with one a system.
-Truth = bool | Tensor
+Truth = Any
 
 _ORDER = tuple(Status)
 # Beyond it the inverse of a power of two leaves float32.
