@@ -111,7 +111,7 @@ class Slots:
         >>> slots.put_back(own)
     """
 
-    __slots__ = ("_buffers", "_parameters", "_targets", "has_buffers", "module", "names")
+    __slots__ = ("_all", "_buffers", "_parameters", "_targets", "has_buffers", "module", "names")
 
     def __init__(self, module: nn.Module, names: Sequence[str] = ()) -> None:
         self.module = module
@@ -123,6 +123,8 @@ class Slots:
             for position, name in enumerate(self.names)
             for holder, attribute in self._of_parameter(name)
         ]
+        positions = {name: position for position, name in enumerate(self.names)}
+        self._all = [(name, positions.get(name), *slots[0]) for name, slots in self._parameters.items()]
         self.has_buffers = bool(self._buffers)
 
     def put(self, tensors: Sequence[Tensor]) -> list[Any]:
@@ -176,9 +178,8 @@ class Slots:
 
     def named_tensors(self, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield all parameters of the module by name, with `tensors` for those that have a slot here."""
-        others = dict(zip(self.names, tensors, strict=True))
-        for name, slots in self._parameters.items():
-            yield name, others[name] if name in others else slots[0][0][slots[0][1]]
+        for name, position, holder, attribute in self._all:
+            yield name, holder[attribute] if position is None else tensors[position]
 
     def _of_parameter(self, name: str) -> list[Slot]:
         if name not in self._parameters:

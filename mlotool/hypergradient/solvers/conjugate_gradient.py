@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy
+
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
 from mlotool.hypergradient.solvers.systems import begin_system, count_if, larger, may_hold, where
 from mlotool.hypergradient.vector import add, choose, scaled
@@ -61,6 +63,7 @@ class ConjugateGradient(AbstractSolver):
             "a whole max_iterations >= 1, tolerance >= 0 and damping >= 0",
         )
 
+    @numpy.errstate(all="ignore")
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy
+
 from mlotool.hypergradient.solvers.base import NOT_FINITE, AbstractSolver, Matvec, SolveResult, Status, require_settings
 from mlotool.hypergradient.solvers.systems import begin_system, larger, where
 from mlotool.hypergradient.vector import add, scaled
@@ -54,6 +56,7 @@ class NormalEquationConjugateGradient(AbstractSolver):
             "a whole max_iterations >= 1, tolerance >= 0 and damping >= 0",
         )
 
+    @numpy.errstate(all="ignore")
     def solve(
         self, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> SolveResult:

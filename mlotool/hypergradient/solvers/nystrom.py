@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -85,6 +86,7 @@ class Nystrom(AbstractSolver):
         """Return the product of the inverse with `v`, by the first columns."""
         return self.solve_from(0, matvec, vector, start=start, view=view)[0]
 
+    @numpy.errstate(all="ignore")
     def solve_from(
         self, state: int, matvec: Matvec, vector: Vector, *, start: Vector | None = None, view: LowerView | None = None
     ) -> tuple[SolveResult, int]:

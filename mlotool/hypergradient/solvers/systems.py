@@ -54,7 +54,6 @@ def root(a: Number) -> Number:
     return a.sqrt() if isinstance(a, Tensor) else numpy.sqrt(a)
 
 
-@numpy.errstate(all="ignore")
 def relative(lengths: Number, of: Number) -> Number:
     """Return `lengths / of`; zero has no residual relative to zero."""
     return where(lengths == 0, 0.0, lengths / of)
@@ -124,15 +123,15 @@ class Progress:
 
     def end(self, condition: Truth, status: Status) -> Truth:
         """End the running systems for which the condition holds; return which these are."""
-        ended: Truth
+        code = _ORDER.index(status)
         if isinstance(self.running, Tensor):
             ended = self.running & condition
-            self.running = self.running & ~ended
-        else:
-            ended = self.running and decided(condition)
-            self.running = self.running and not ended
-        self._codes = where(ended, _ORDER.index(status), self._codes)
-        return ended
+            self.running, self._codes = self.running & ~ended, torch.where(ended, code, self._codes)
+            return ended
+        if self.running and decided(condition):
+            self.running, self._codes = False, code
+            return True
+        return False
 
     def end_not_finite(self, number: Number, status: Status = Status.NON_FINITE) -> Truth:
         """End the running systems whose number is not finite; return which these are."""
