@@ -42,7 +42,7 @@ def test_training_is_the_same_to_the_bit(store: str, way: str, name: str, produc
     assert_identical(trained(way, name, Unrolled(product=product, trajectory=STORES[store]), 15), whole)
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", ["every 3", "binomial 2"])
 @pytest.mark.parametrize(
     "settings",
     [{"gradient_clip_norm": 0.5}, {"accumulate_batches": 2}, {"warmup_steps": 3}, {"num_steps": 1}],
@@ -53,7 +53,7 @@ def test_with_other_settings(store: str, settings: dict[str, Any]) -> None:
     assert_identical(trained("loss", "adam", Unrolled(trajectory=STORES[store]), 16, **settings), whole)
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", ["every 3", "binomial 2"])
 @pytest.mark.parametrize("horizon", [1, 3, 5, 7])
 def test_with_a_horizon(store: str, horizon: int) -> None:
     whole = trained("loss", "momentum", Unrolled(horizon=horizon), 15)
@@ -61,8 +61,8 @@ def test_with_a_horizon(store: str, horizon: int) -> None:
     assert_identical(trained("loss", "momentum", kept, 15), whole)
 
 
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("num_before", [2, 5, 10])
+@pytest.mark.parametrize("store", ["every 3", "binomial 2"])
+@pytest.mark.parametrize("num_before", [2, 10])
 def test_a_resumed_run_is_bit_identical_in_the_middle_of_an_unroll(store: str, num_before: int) -> None:
     def make() -> Any:
         stream = Stream(samples(12, 1), 4, seed=1)

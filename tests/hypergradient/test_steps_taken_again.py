@@ -149,8 +149,11 @@ def after(program: Program, num_ticks: int = 12) -> Tensor:
     return torch.cat([each.detach().reshape(-1) for each in program.problems["u"].current()])
 
 
-@pytest.mark.parametrize("settings", [{}, {"accumulate_batches": 2}], ids=["", "two batches a step"])
-@pytest.mark.parametrize("way", [each for each in WAYS if each != "first order"])
+@pytest.mark.parametrize(
+    ("way", "settings"),
+    [*[(way, {}) for way in WAYS if way != "first order"], ("every, forward", {"accumulate_batches": 2})],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", MOVING)
 def test_buffers_that_move_are_those_of_each_step(kind: str, way: str, settings: dict[str, Any]) -> None:
     made = []

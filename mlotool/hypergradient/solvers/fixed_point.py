@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy
 from torch import Tensor
 
 from mlotool.hypergradient.solvers.base import (
@@ -29,28 +30,27 @@ _LOST = 1e3
 class FixedPoint(AbstractSolver):
     """Repeats `q <- q - a (H q - v)`, with `a = step_size` (Richardson's iteration).
 
-        From zero, K iterations are the Neumann series of K terms. From the last pullback's q (`warm_start`), a single one
-        is SOBA's step on the linear system, though at the new theta and with the new q in the gradient of x, where SOBA
-        takes all three directions at the old ones: the fixed point is the same, the iterates are not.
+    From zero, K iterations are the Neumann series of K terms. From the last pullback's q (`warm_start`), a single one
+    is SOBA's step on the linear system, though at the new theta and with the new q in the gradient of x, where SOBA
+    takes all three directions at the old ones: the fixed point is the same, the iterates are not.
 
-        Converges for `0 < a < 2 / lambda_max(H)` and a positive definite H; the error shrinks by `norm(I - a H)` an
-        iteration. Where the residual grows, or that of the start is a thousand times that of zero, a status says that it
-        diverges; the last iterate is returned.
+    Converges for `0 < a < 2 / lambda_max(H)` and a positive definite H; the error shrinks by `norm(I - a H)` an
+    iteration. Where the residual grows, or that of the start is a thousand times that of zero, a status says that it
+    diverges; the last iterate is returned.
 
-        Args:
-            num_iterations: of each solve, at most.
-            step_size: `a`.
-            tolerance: stops at `norm(H q - v) <= tolerance * norm(v)`; 0 takes all iterations, and measures nothing.
+    Args:
+        num_iterations: of each solve, at most.
+        step_size: `a`.
+        tolerance: stops at `norm(H q - v) <= tolerance * norm(v)`; 0 takes all iterations, and measures nothing.
 
-        Cost: a product an iteration, but none for the first one from zero; two vectors of memory.
+    Cost: a product an iteration, but none for the first one from zero; two vectors of memory.
 
-        Source: Grazzi et al. 2020 (arXiv 2006.16218); SOBA: Dagreou et al. 2022 (arXiv 2201.13409).
+    Source: Grazzi et al. 2020 (arXiv 2006.16218); SOBA: Dagreou et al. 2022 (arXiv 2201.13409).
 
-        Example:
-            >>> import numpy
-    import torch
-            >>> FixedPoint(60, 0.4).solve(lambda u: [2.0 * u[0]], [torch.ones(1)]).solution
-            [tensor([0.5000])]
+    Example:
+        >>> import torch
+        >>> FixedPoint(60, 0.4).solve(lambda u: [2.0 * u[0]], [torch.ones(1)]).solution
+        [tensor([0.5000])]
     """
 
     num_iterations: int = 10
