@@ -98,7 +98,8 @@ def _replacements() -> str:
     for other, operators in names.items():
         formula = (inspect.getdoc(other) or "").partition("\n")[0].replace("|", "\\|")
         twice = "yes" if other in TWICE.values() else ""
-        rows.append(f"| {', '.join(dict.fromkeys(operators))} | {formula} | {twice} |\n")
+        if formula:
+            rows.append(f"| {', '.join(dict.fromkeys(operators))} | {formula} | {twice} |\n")
     return "".join(rows)
 
 
