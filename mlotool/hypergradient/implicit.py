@@ -26,8 +26,8 @@ from mlotool.hypergradient.diagnostics.checks import (
     warn_of_kinks,
     warn_of_radius,
 )
-from mlotool.hypergradient.product_choice import chosen_product
 from mlotool.hypergradient.products import AbstractProduct, FiniteDifferenceProduct, ForwardProduct, ReverseProduct
+from mlotool.hypergradient.products.forward import chosen_product
 from mlotool.hypergradient.solvers import AbstractSolver, SolveResult, Status
 from mlotool.hypergradient.solvers.base import NOT_FINITE
 from mlotool.hypergradient.solvers.systems import ended_with

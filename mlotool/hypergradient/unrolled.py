@@ -25,7 +25,7 @@ from mlotool.core.bound_module import Slots
 from mlotool.core.gradient import pulled_back
 from mlotool.core.tangents import in_dual_level
 from mlotool.core.tracing import is_tracing
-from mlotool.hypergradient.product_choice import chosen_product, takes_forward
+from mlotool.hypergradient.products.forward import chosen_product, takes_forward
 from mlotool.hypergradient.step_products import (
     AbstractStepProduct,
     Cotangents,

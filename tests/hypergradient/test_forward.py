@@ -22,8 +22,8 @@ from mlotool import (
 from mlotool.core.errors import ConfigError
 from mlotool.core.replay import RandomState
 from mlotool.hypergradient import step_products
-from mlotool.hypergradient.product_choice import check_forward_product
 from mlotool.hypergradient.products import ForwardProduct, ReverseProduct, forward
+from mlotool.hypergradient.products.forward import check_forward_product
 from mlotool.hypergradient.step_products import ForwardStepProduct, RecordedStep
 from mlotool.problem.interface import LowerProblem, LowerView, Vector
 from mlotool.problem.rank_mean import RankMean

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mlotool.core.errors import ConfigError
-from mlotool.hypergradient.product_choice import check_forward_product, chosen_product
+from mlotool.hypergradient.products.forward import check_forward_product, chosen_product
 from mlotool.problem.interface import LowerView, Vector
 from mlotool.problem.rank_mean import RankMean
 from tests.hypergradient.test_forward import Doubled, quadratic, view_of
