@@ -272,7 +272,8 @@ def begin_system(
     if not progress.is_running:
         return progress.result(nothing, 0, relative(size, size))
     vector = choose(progress.running, vector, nothing)
-    solution, residual, is_cold, num_products = nothing, list(vector), True, 0
+    solution, residual, is_cold = nothing, list(vector), True
+    num_products: int | Tensor = 0
     if start is not None:
         num_products = progress.one
         # One that is worse than zero is no start; nor is one with a NaN, which is not less.
