@@ -147,9 +147,3 @@ def test_what_is_not_is_told_with_its_place(name: str) -> None:
     assert fault is not None
     assert words in fault.found
     assert fault.path.startswith("a.1")
-
-
-def test_a_circle_is_told() -> None:
-    fault = Plain().fault(itself(1))
-    assert fault is not None
-    assert "levels" in fault.found

@@ -73,17 +73,6 @@ def test_every_evaluation_sees_the_same_random_numbers_also_after_a_recording() 
         assert all(torch.equal(a, b) for a, b in zip(replay(evaluate), expected, strict=True))
 
 
-def test_random_numbers_go_on_after_a_replay() -> None:
-    torch.manual_seed(1)
-    torch.rand(2)
-    expected = torch.rand(2)
-    torch.manual_seed(1)
-    replay = Replay(list)
-    for _ in range(2):
-        replay(lambda: [torch.rand(2)])
-    assert torch.equal(torch.rand(2), expected)
-
-
 def test_a_bare_loss_is_wrapped_and_an_output_passes_through() -> None:
     loss = values(1.0).sum()
     output = LossOutput(loss, {"a": loss})

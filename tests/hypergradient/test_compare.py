@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlotool.hypergradient import ConjugateGradient, Exact, FirstOrder, Identity, Implicit, Unrolled
+from mlotool.hypergradient import ConjugateGradient, FirstOrder, Identity, Implicit, Unrolled
 from mlotool.hypergradient.diagnostics.compare import compare, solved_slope
 from mlotool.program import AbstractHypergradient, Graph, Problem, Program, Schedule
 from tests.hypergradient import every_algorithm
@@ -57,18 +57,6 @@ def test_the_table_of_a_quadratic() -> None:
     assert named["cg"].error == pytest.approx(0.0, abs=1e-9)
     assert (named["first_order"].norm, named["first_order"].error) == (0.0, 1.0)
     assert named["sgd"].cosine is not None
-
-
-def test_what_is_refused_is_a_row_with_the_reason() -> None:
-    def low(batch: Any, *, w: Any, u: Any) -> Tensor:
-        return 0.5 * (w() - u()).square().sum()
-
-    lower = Problem("w", Point(numbers(0.1)), low, roles={"w": "w", "u": "u"}, hypergradient=Implicit(Exact()))
-    upper = Problem("u", Point(numbers(0.3)), lambda batch, *, w: w().square().sum(), roles={"w": "w"})
-    program = Program([lower, upper], Graph({"u": ["w"]}, {"w": ["u"]}))
-    *_, row = compare(program, "u", {}, {"unrolled": Unrolled})
-    assert row.norm is None
-    assert "found nothing; expected one of torch.optim.SGD" in row.note
 
 
 def test_the_slope_of_a_solved_program() -> None:

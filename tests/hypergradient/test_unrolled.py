@@ -388,13 +388,6 @@ def test_simulated_steps_follow_the_scheduler(remat: bool) -> None:
     assert built.problems["w"].scheduler.state_dict() == before
 
 
-def test_a_cut_start_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"horizon: found 2 with unroll_steps=4; .* the start"):
-        program("start", OPTIMIZERS["sgd"], Unrolled(horizon=2))
-    with pytest.raises(ConfigError, match=r"warmup_steps: found 3; expected 0"):
-        program("start", OPTIMIZERS["sgd"], warmup_steps=3)
-
-
 def test_steps_of_the_warm_up_belong_to_no_unroll() -> None:
     built = program("loss", OPTIMIZERS["sgd"], stream=Stream(BATCHES[0], 4), warmup_steps=3)
     schedule = Schedule(built)
